@@ -1,4 +1,4 @@
-"""Legal values of the data flags; this module imports nothing, so that ``--help`` is fast."""
+"""Legal values of the command-line flags for data; no imports, so that ``--help`` is fast."""
 
 #: Names of the data sets of images.
 IMAGES = (
@@ -20,11 +20,12 @@ IN_MEMORY_IMAGES = tuple(name for name in IMAGES if not name.startswith("imagene
 SCALINGS = ("standardize", "unit", "cifar10", "imagenet")
 AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip")
 PARTITIONS = ("iid", "contiguous", "class", "dirichlet", "file", "positions")
-#: Values of --partition that need the class of each example.
+#: Values of the flag --partition that need the class of each example.
 BY_CLASS = ("class", "dirichlet")
 PARTS = ("train", "test")
-#: Values of --batch: a script's batch size counts for the whole run, or for each single worker.
+#: Values of the flag --batch: a script's batch size is the size for the whole run, or for each
+#: single worker.
 BATCHES = ("global", "worker")
-#: Values of --shard. "auto": the workers of a script split the data that each worker passes to
-#: `fit`. "off": each worker trains on all data that the worker passes to `fit`.
+#: Values of the flag --shard. "auto": the workers of a script split the data that each worker
+#: passes to `fit`. "off": each worker trains on all data that the worker passes to `fit`.
 SHARDS = ("auto", "off")

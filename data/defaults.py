@@ -1,6 +1,6 @@
-"""Defaults and legal values of --scaling and --augment for each data set.
+"""Defaults and legal values of the flags --scaling and --augment for each data set.
 
-Pure Python, so that flags can be checked before TensorFlow or numpy is imported.
+The module is pure Python, so that flags can be checked before TensorFlow or numpy is imported.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 from thinwire.data.choices import AUGMENTATIONS, SCALINGS
 from thinwire.ops.types import ConfigurationError
 
-#: Data set -> its default scaling and augmentation. An unlisted data set has the first
-#: of ``SCALINGS`` and the first of ``AUGMENTATIONS``.
+#: Data set -> its default scaling and augmentation. A data set that is not listed has the first of
+#: ``SCALINGS`` and the first of ``AUGMENTATIONS``.
 DEFAULTS = {
     "cifar10": ("cifar10", "crop_flip"),
     "imagenet": ("imagenet", "resized_crop_flip"),
     "imagenet_synthetic": ("imagenet", "none"),
 }
-#: Data set -> its legal augmentations. An unlisted data set allows the first two ``AUGMENTATIONS``.
+#: Data set -> its legal augmentations. A data set that is not listed permits the first two
+#: ``AUGMENTATIONS``.
 _TAKES = {"imagenet": ("none", "resized_crop_flip"), "imagenet_synthetic": ("none",)}
 #: Data set -> its defaults of --network and --nb_classes. The task defines the defaults for an
 #: unlisted data set.
@@ -40,9 +41,10 @@ def reports_top5(wanted: bool, dataset: str, nb_classes: int | None) -> bool:
     """Return True if evaluations report the top-5 accuracy in addition to the accuracy.
 
     Args:
-        wanted: The value of --top5.
+        wanted: Value of the flag --top5, True to report the top-5 accuracy.
         dataset: Name of the data set; ``REPORTED_WITH_TOP5`` lists the sets with top-5 by default.
-        nb_classes: Number of classes. None if only the user's model defines the number.
+        nb_classes: Number of classes of the model; None if only the user's model defines the
+            number.
 
     Raises:
         ConfigurationError: ``wanted`` is true and the model has five classes or fewer.

@@ -1,6 +1,6 @@
 """The data-sharding file: the contiguous range of the training set that each worker owns.
 
-Pure Python, so that a flag can be checked before TensorFlow or numpy is imported.
+The module is pure Python, so that a flag can be checked before TensorFlow or numpy is imported.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.files import read_bounded
 
 Fractions = Sequence[tuple[float, float]]
-#: Largest accepted distance between the end of one range and the start of the next range: one unit
-#: of the sixth digit, because a third is written as 0.333333.
+#: Largest accepted gap between the end of one worker's range and the start of the next worker's
+#: range: one unit of the sixth digit, because users write a third as 0.333333.
 _TOLERANCE = 1.1e-6
 
 
@@ -27,17 +27,19 @@ class _Line(NamedTuple):
 
 
 def read_fractions(path: str | Path, nb_workers: int) -> tuple[tuple[float, float], ...]:
-    """Read a data-sharding file: the w-th line holds ``start end`` of worker w, within 0 and 1.
+    """Read a data-sharding file: line w contains ``start end``, the fractions (0 to 1) of worker
+    w's range.
 
-    Blank lines and text after a ``#`` are comments; a comment line is not counted. Together the
-    lines must cover 0 to 1 without overlap or gap, in any order.
+    In a data-sharding file, blank lines and text after a ``#`` are comments, and a comment line is
+    not counted. The ranges of all workers in a data-sharding file must together cover 0 to 1
+    without overlap or gap, in any order.
 
     Returns:
         The (start, end) pairs of workers 1, 2, ..., nb_workers.
 
     Raises:
-        ConfigurationError: The file is missing, a line is malformed, the number of lines is not
-            ``nb_workers``, or the fractions are out of range, overlap or leave a gap.
+        ConfigurationError: The data-sharding file is missing, a line is malformed, the number of
+            lines is not ``nb_workers``, or the fractions are out of range, overlap or leave a gap.
 
     Source: Jiang et al., Grouping-SGD, CCGrid 2019, and its published code ("data allocator").
     Differences: lines are in order of worker id, not of descending address. The original does not
@@ -70,8 +72,9 @@ def ranges(total: int, nb_workers: int, fractions: Fractions | None) -> list[ran
 
     Args:
         total: Number of training examples.
-        nb_workers: Number of workers.
-        fractions: (start, end) of each worker's range, from ``read_fractions``. None is an error.
+        nb_workers: Number of workers in the run.
+        fractions: (start, end) of each worker's range as fractions, from ``read_fractions``; None
+            raises an error.
 
     Raises:
         ConfigurationError: The number of fractions is not ``nb_workers``, or a worker would get no
@@ -83,8 +86,8 @@ def ranges(total: int, nb_workers: int, fractions: Fractions | None) -> list[ran
     if fractions is None or len(fractions) != nb_workers:
         num_fractions = "none" if fractions is None else str(len(fractions))
         raise ConfigurationError(
-            f"--partition file needs the fractions of {nb_workers} workers and got "
-            f"{num_fractions}; set --data_sharding_file, or choose --partition iid."
+            f"--partition file needs fractions of the training set for {nb_workers} workers, but "
+            f"has {num_fractions}; set --data_sharding_file, or choose --partition iid."
         )
     # Adjacent workers' ranges share one rounded cut, so that no example is lost or doubled.
     by_start = sorted(range(nb_workers), key=lambda worker: fractions[worker][0])
@@ -94,8 +97,9 @@ def ranges(total: int, nb_workers: int, fractions: Fractions | None) -> list[ran
         if not positions:
             raise ConfigurationError(
                 f"--data_sharding_file gives worker {worker + 1} the fractions "
-                f"{fractions[worker]} of {total} training examples, which is no example; expected "
-                f"at least one. Widen the range on the line of worker {worker + 1}."
+                f"{fractions[worker]} of {total} training examples, which contain no example; "
+                "expected at least one example. Widen the range on the line of worker "
+                f"{worker + 1}."
             )
     return [owned[worker] for worker in range(nb_workers)]
 
@@ -110,8 +114,8 @@ def _parse(path: str | Path, number: int, text: str) -> _Line:
         ) from error
     if not 0 <= start < end <= 1:
         raise ConfigurationError(
-            f"--data_sharding_file {path} line {number} reads {text!r}; expected "
-            "0 <= start < end <= 1. Correct that line."
+            f"--data_sharding_file {path} line {number} reads {text!r}; expected fractions with 0 "
+            "<= start < end <= 1. Correct that line."
         )
     return _Line(start, end, number)
 
@@ -127,13 +131,13 @@ def _check_cover(path: str | Path, lines: Sequence[_Line]) -> None:
             where = f"lines {before.number} and {line.number}" if before else f"line {line.number}"
             raise ConfigurationError(
                 f"--data_sharding_file {path}: the fractions {problem} between {low:g} and "
-                f"{high:g} ({where}); expected each worker to start where another one ends. "
-                f"Let line {line.number} start at {reached:g}."
+                f"{high:g} ({where}); expected each worker's part to start where the part of "
+                f"another worker ends. Let line {line.number} start at {reached:g}."
             )
         before = line
     if before and abs(before.end - 1) > _TOLERANCE:
         raise ConfigurationError(
             f"--data_sharding_file {path}: the fractions leave a gap between {before.end:g} and 1 "
-            f"(line {before.number}); expected the last one to end at 1. Let line "
+            f"(line {before.number}); expected the last fraction to end at 1. Let line "
             f"{before.number} end at 1."
         )

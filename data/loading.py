@@ -24,27 +24,27 @@ from thinwire.runtime.run.settings import DataChoice, ModelChoice, Run
 class TrainingShard:
     """Shard of the training set: the examples on which one worker trains."""
 
-    images: NDArray[Any] | lazy.Lazy  # [n, ...] model inputs, without augmentation
-    labels: NDArray[Any]  # [n, ...] labels in the task's form; [n] int32 for classes
+    images: NDArray[Any] | lazy.Lazy  # model inputs of the shard, [n, ...], without augmentation
+    labels: NDArray[Any]  # labels of the shard, [n, ...], in the task's form; [n] int32 for classes
     cursor: Cursor  # order in which the shard's examples 0..n-1 are used
-    label_counts: dict[int, int]  # label -> number of the shard's examples, for reports
+    label_counts: dict[int, int]  # label -> number of examples in the shard, for reports
     feed: lazy.Feed  # function that returns the augmented images of a training batch
     num_train: int = 0  # number of examples in the whole training set
 
     @property
     def num_examples(self) -> int:
-        """Number of examples in the shard; 0 if the worker has no data."""
+        """Number of examples in a worker's shard; 0 if the worker has no data."""
         return len(self.labels)
 
     def fork(self) -> TrainingShard:
-        """Return a copy of the shard with a separate cursor at the same position."""
+        """Return a copy of the shard with a separate cursor at its present position."""
         return dataclasses.replace(self, cursor=self.cursor.fork())
 
     def next(self) -> tuple[Any, NDArray[Any]]:
         """Return the next mini-batch: images [B, ...] (an array or a tensor) and labels [B, ...].
 
         Raises:
-            ConfigurationError: An image file is damaged.
+            ConfigurationError: An image file of the training set is damaged.
         """
         place = self.cursor.place
         chosen = self.cursor.next()
@@ -58,10 +58,11 @@ def load_dataset(
     seed: int,
     parts: Sequence[str] = PARTS,
 ) -> registry.Dataset:
-    """Load the data set of --dataset, or the data of the user's `load_data()`.
+    """Load the data set that --dataset names, or the data of the user's function `load_data()`.
 
     Raises:
-        ConfigurationError: Files are missing or damaged, or the data does not fit the model.
+        ConfigurationError: Files of the data set are missing or damaged, or the data does not fit
+            the model.
     """
     if user_module is not None and hasattr(user_module, "load_data"):
         if data.augment not in (None, AUGMENTATIONS[0]):
@@ -95,18 +96,19 @@ def load_shard(run: Run, user_module: ModuleType | None, id_worker: int) -> Trai
     """Load the training set and select the examples of one worker (the worker's shard).
 
     Raises:
-        ConfigurationError: Files are missing or damaged, or ``take_shard`` rejects the settings.
+        ConfigurationError: Files of the data set are missing or damaged, or ``take_shard`` rejects
+            the settings.
     """
     whole = load_dataset(run.data, run.model, user_module, run.seed, parts=("train",))
     return take_shard(run, whole, id_worker, run.nb_workers)
 
 
 def take_shard(run: Run, whole: registry.Dataset, id_worker: int, nb_workers: int) -> TrainingShard:
-    """Select one worker's shard of a loaded training set, with a cursor at the start.
+    """Select one worker's shard (examples) of a loaded training set, with a cursor at its start.
 
     Raises:
-        ConfigurationError: The split is impossible, the data-sharding file does not fit the run, or
-            the batch is larger than the shard.
+        ConfigurationError: The training set cannot be split, the data-sharding file does not fit
+            the run, or the batch is larger than the worker's shard.
     """
     rule = split_rule(run, nb_workers)
     positions = partition.shard(whole.classes, id_worker, rule, whole.train_file_offsets)
@@ -114,7 +116,7 @@ def take_shard(run: Run, whole: registry.Dataset, id_worker: int, nb_workers: in
 
 
 def take_shards(run: Run, whole: registry.Dataset) -> list[TrainingShard]:
-    """Return the shards of all workers; the training set is split only once."""
+    """Return the training set's shards (examples) of all workers; split the set only once."""
     rule = split_rule(run, run.nb_workers)
     shards = partition.split(whole.classes, rule, whole.train_file_offsets)
     return [
@@ -126,7 +128,9 @@ def take_shards(run: Run, whole: registry.Dataset) -> list[TrainingShard]:
 def _pick(
     run: Run, whole: registry.Dataset, mine: NDArray[np.int64], id_worker: int
 ) -> TrainingShard:
-    """Return a shard with the examples at given positions, and a cursor at the start."""
+    """Return a shard with the examples at given positions of the training set, and a cursor at its
+    start.
+    """
     if not run.data.whole_epochs:
         check_batch_size(run.batch_size, len(mine), run.data.partition)
     cursor = Cursor(

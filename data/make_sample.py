@@ -1,7 +1,7 @@
 """Makes ``data/fashion_mnist_sample``: a small random sample of Fashion-MNIST, balanced by class.
 
 Run ``python -m thinwire.data.make_sample SOURCE_DIR [OUT_DIR]``; SOURCE_DIR holds the four files of
-the full data set. The same source files, seed and zlib version give a byte-identical sample.
+the full data set. Equal source files, seeds and zlib versions give a byte-identical sample.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def draw_balanced(labels: NDArray[np.uint8], count: int, seed: int) -> NDArray[n
     """Return the positions of ``count`` random examples, equally many of each class.
 
     Args:
-        labels: [N] uint8 class of each example.
+        labels: Class of each example, [N] uint8.
         count: Number of examples to draw; a multiple of the number of classes.
-        seed: Seed of the random draw.
+        seed: Seed of the random draw of examples.
 
     Raises:
         ValueError: ``count`` is not a multiple of the number of classes, or a class has too few
@@ -35,7 +35,9 @@ def draw_balanced(labels: NDArray[np.uint8], count: int, seed: int) -> NDArray[n
     classes, available = np.unique(labels, return_counts=True)
     per_class, remainder = divmod(count, len(classes))
     if remainder or per_class > available.min():
-        raise ValueError(f"cannot draw {count} equally from classes with {available} examples")
+        raise ValueError(
+            f"cannot draw {count} examples in equal parts from classes with {available} examples"
+        )
     rng = np.random.default_rng(seed)
     chosen = [
         rng.choice(np.flatnonzero(labels == value), size=per_class, replace=False)
@@ -58,7 +60,9 @@ def make_sample(source: Path, out: Path) -> None:
 def main() -> None:
     """Parse the command line and write the sample of Fashion-MNIST."""
     parser = argparse.ArgumentParser(description="Make the shipped sample of Fashion-MNIST.")
-    parser.add_argument("source", type=Path, help="folder with the four full files")
+    parser.add_argument(
+        "source", type=Path, help="folder with the four files of the full Fashion-MNIST"
+    )
     parser.add_argument("out", type=Path, nargs="?", default=_HERE / "fashion_mnist_sample")
     arguments = parser.parse_args()
     make_sample(arguments.source, arguments.out)

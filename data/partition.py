@@ -1,9 +1,9 @@
 """Splits the training examples among the workers.
 
-Every worker computes the whole split from the labels, the seed and the flags, without messages.
-The shards of all workers together hold each example exactly once; only "positions" may omit
-examples. `SPLITS` has a function for each --partition. `split_dirichlet` models the label skew of
-federated learning.
+Every worker computes the split of the training set from the labels, the seed and the flags, without
+messages. The shards of all workers together hold each training example exactly once; only the
+partition "positions" may omit examples. The dict `SPLITS` has a function for each value of
+--partition. The function `split_dirichlet` models the label skew of federated learning.
 """
 
 from __future__ import annotations
@@ -30,35 +30,38 @@ DIRICHLET_ALPHA = 0.5
 MOST_LABELS = 200
 #: Size limit of a file of positions, in bytes. The positions of 10 million examples fit.
 _MOST_FILE_BYTES = 1 << 27
-#: Number of Dirichlet draws before `_fill_up` moves examples to workers with too few.
+#: Number of Dirichlet draws before `_fill_up` moves examples to workers with too few examples.
 _MOST_DRAWS = 20
-#: Number added to the seed, so that "dirichlet" and "iid" draw different random numbers.
+#: Number added to the seed, so that the partitions "dirichlet" and "iid" draw different random
+#: numbers.
 _STREAM = 2
 
 
 def split_dirichlet(
     labels: NDArray[Any], nb_workers: int, alpha: float, smallest: int, seed: int
 ) -> list[NDArray[np.int64]]:
-    """Deal out each label's examples in proportions drawn from Dirichlet(alpha, ..., alpha).
+    """Split each label's examples among workers in proportions drawn from Dirichlet(alpha, ...,
+    alpha).
 
-    With a smaller alpha, a worker sees fewer labels and shard sizes differ more; alpha to infinity
-    is "iid". If a worker would get fewer than ``smallest`` examples, the whole table of examples
-    per label and worker is drawn again, up to 20 draws in all. After 20 draws, the best table (the
-    fewest missing examples) is repaired: each shard that is too small takes examples of the most
-    frequent label of the largest shard, until it has ``smallest`` examples.
+    With a smaller alpha, a worker gets fewer labels and the shard sizes differ more; an infinite
+    alpha corresponds to the partition "iid". If a worker would get fewer than ``smallest``
+    examples, the function draws the number of examples for all labels and workers again, up to 20
+    times in all. After 20 draws, the function repairs the draw with the fewest missing examples:
+    each shard that is too small gets examples of the most frequent label of the largest shard,
+    until it has ``smallest`` examples.
 
     Args:
-        labels: [N] class of each training example; must be equal on every worker.
-        nb_workers: Number of workers.
+        labels: Class of each training example, [N]; must be equal on every worker.
+        nb_workers: Number of workers in the run.
         alpha: Concentration of the Dirichlet distribution, above 0.
-        smallest: Least number of examples that a worker may have: one mini-batch.
+        smallest: Least number of examples that a worker may have, one mini-batch.
         seed: Seed of the draws and shuffles; must be equal on every worker.
 
     Returns:
         One array per worker: positions of the worker's examples, [n] int64, ascending.
 
     Raises:
-        ConfigurationError: There are fewer than ``nb_workers * smallest`` examples.
+        ConfigurationError: The training set has fewer than ``nb_workers * smallest`` examples.
 
     Source: Hsu, Qi, Brown, arXiv 1909.06335 (Dirichlet skew); Yurochkin et al., ICML 2019, and Li
     et al., arXiv 2102.02079, for the draw per label and for drawing again.
@@ -66,9 +69,9 @@ def split_dirichlet(
     if nb_workers * smallest > len(labels):
         raise ConfigurationError(
             f"--partition dirichlet: {len(labels)} training examples cannot give each of "
-            f"{nb_workers} workers one batch of {smallest}; expected at least "
-            f"{nb_workers * smallest}. Lower --batch_size or --nb_workers, or take a larger "
-            "--dataset."
+            f"{nb_workers} workers one batch of {smallest} examples; expected at least "
+            f"{nb_workers * smallest} training examples. Lower --batch_size or --nb_workers, or "
+            "take a larger --dataset."
         )
     rng = np.random.default_rng([seed, len(labels), _STREAM])
     sizes = np.unique(labels, return_counts=True)[1]
@@ -92,15 +95,16 @@ def _draw_table(
 ) -> NDArray[np.int64]:
     """Return the number of examples per label and worker: [labels, nb_workers] int64.
 
-    The result is the first draw in which every worker has ``smallest`` examples, or else the draw
-    with the fewest missing examples.
+    The returned table is the first draw in which every worker has ``smallest`` examples, or else
+    the draw with the fewest missing examples.
     """
     best, least = np.zeros((len(sizes), nb_workers), np.int64), None
     for _ in range(_MOST_DRAWS):
         shares = rng.dirichlet(np.full(nb_workers, alpha), size=len(sizes))
-        # Adjacent workers share one rounded cut, so that rounding neither loses nor doubles an
-        # example. The last cut is exactly the label's size, because the cumulative sum of the
-        # shares may round to slightly less or more than 1.
+        # Adjacent workers share one rounded cut of a label's examples, so that rounding neither
+        # loses nor doubles an example. The last cut is exactly the number of the label's examples,
+        # because the cumulative sum of the workers' shares may round to slightly less or more than
+        # 1.
         cuts = np.rint(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
         cuts = np.minimum(cuts, sizes[:, None])
         cuts[:, -1] = sizes
@@ -114,7 +118,9 @@ def _draw_table(
 
 
 def _fill_up(table: NDArray[np.int64], smallest: int) -> None:
-    """Move examples in ``table`` from large shards to shards with less than ``smallest``."""
+    """Move examples in ``table`` from large shards to shards with fewer than ``smallest``
+    examples.
+    """
     totals = table.sum(axis=0)
     for worker in np.flatnonzero(totals < smallest):
         while totals[worker] < smallest:
@@ -141,13 +147,16 @@ class PartitionRule:
             "dirichlet": the examples of each label in proportions of a Dirichlet draw;
             "file": ranges of the stored order by ``fractions``;
             "positions": the listed ``positions``; a worker may have no examples.
-        nb_workers: Number of workers.
-        seed: Seed of the shuffle and the Dirichlet draws.
-        fractions: (start, end) of each worker, from ``read_fractions``; only for "file".
-        dirichlet_alpha: Concentration of the Dirichlet distribution; only for "dirichlet".
-        batch_size: Least number of examples that a worker may have; only for "dirichlet".
-        positions: Positions of each worker's examples, from ``read_positions``; only for
-            "positions".
+        nb_workers: Number of workers in the run.
+        seed: Seed of the random shuffle and of the Dirichlet draws.
+        fractions: (start, end) of each worker's range as fractions, from ``read_fractions``; only
+            for the partition "file".
+        dirichlet_alpha: Concentration of the Dirichlet distribution; only for the partition
+            "dirichlet".
+        batch_size: Least number of examples that a worker may have; only for the partition
+            "dirichlet".
+        positions: Positions of each worker's examples in the training set, from ``read_positions``;
+            only for the partition "positions".
     """
 
     partition: str
@@ -160,17 +169,17 @@ class PartitionRule:
 
 
 def read_positions(path: str | Path, nb_workers: int) -> Shards:
-    """Read a file of positions: line w lists the examples of worker w by position.
+    """Read a file of positions: line w lists the positions of worker w's training examples.
 
-    A position counts from 0 in the training set. An empty line gives a worker no examples. Lines
-    that begin with ``#`` are comments.
+    A position is the index of an example in the training set, from 0. An empty line of the file
+    gives a worker no examples. Lines of the file that begin with ``#`` are comments.
 
     Returns:
         One array per worker: positions of the worker's examples, [n] int64, ascending.
 
     Raises:
-        ConfigurationError: The file cannot be read, does not have one line per worker, holds
-            something else than positions, or lists an example twice.
+        ConfigurationError: The file of positions cannot be read, does not have one line for each
+            worker, contains something else than positions, or lists an example twice.
     """
     flag = f"--partition_file={path}"
     try:
@@ -182,21 +191,21 @@ def read_positions(path: str | Path, nb_workers: int) -> Shards:
         ]
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigurationError(
-            f"{flag} cannot be read: {error}. Expected a text file with the positions of worker "
-            "w's examples in the training set, from 0, on line w."
+            f"the file {flag} cannot be read: {error}. Expected a text file with the positions of "
+            "worker w's examples in the training set, from 0, on line w."
         ) from error
     if len(shards) != nb_workers:
         raise ConfigurationError(
-            f"{flag} has {len(shards)} lines; expected one for each of the {nb_workers} workers "
-            "(--nb_workers). Add or remove lines, or change --nb_workers."
+            f"the file {flag} has {len(shards)} lines; expected one line for each of the "
+            f"{nb_workers} workers (--nb_workers). Add or remove lines, or change --nb_workers."
         )
     dealt = np.sort(np.concatenate(shards))
     twice = dealt[1:][dealt[1:] == dealt[:-1]]
     if (dealt.size and dealt[0] < 0) or twice.size:
         wrong = twice[0] if twice.size else dealt[0]
         raise ConfigurationError(
-            f"{flag}: position {wrong} is negative or listed twice; expected each example at "
-            "most once, for one worker. Correct the file."
+            f"the file {flag} lists position {wrong}, which is negative or listed twice; expected "
+            "each example at most once, for one worker. Correct the file."
         )
     return shards
 
@@ -213,11 +222,11 @@ def split(
     """Return the positions in the training set of every worker's examples.
 
     Args:
-        labels: [N] class of each training example; must be equal on every worker. Without classes,
-            labels of any form [N, ...]; only N is used.
-        rule: The rule that splits the examples among the workers.
-        file_offsets: [files + 1] int64, first example of each file, then N. If given, "contiguous"
-            splits at the borders of files.
+        labels: Class of each training example, [N]; must be equal on every worker. If the labels
+            are not classes, they may have any form [N, ...], and only N is used.
+        rule: Rule that splits the training examples among the workers.
+        file_offsets: First example of each data file, then N, [files + 1] int64. With these
+            offsets, the partition "contiguous" splits at the borders of files.
 
     Returns:
         One array per worker: positions of the worker's examples, [n] int64. The order is by label,
@@ -225,8 +234,8 @@ def split(
         all examples; only "positions" may omit examples.
 
     Raises:
-        ConfigurationError: The partition is unknown, there are more workers than examples, a shard
-            is empty, or "file" has no fractions.
+        ConfigurationError: The partition is unknown, there are more workers than examples, a
+            worker's shard is empty, or the partition "file" has no fractions.
 
     Source: Hardy et al., NCA 2017 (files); the published codes of ESync (contiguous, class) and
     Grouping-SGD (fractions). Differences: the originals lose the last N mod n examples.
@@ -254,7 +263,7 @@ def shard(
 ) -> NDArray[np.int64]:
     """Return the positions in the training set of one worker's examples: [n] int64.
 
-    See `split` for the arguments and the errors.
+    The docstring of `split` describes the arguments and the errors.
     """
     equal_range(len(labels), rule.nb_workers, id_worker, "training examples")
     return split(labels, rule, file_offsets)[id_worker - 1]
@@ -263,19 +272,21 @@ def shard(
 def equal_range(
     total: int, nb_workers: int, id_worker: int, what: str, owners: str = "workers"
 ) -> range:
-    """Return the range of items that one owner gets if ``range(total)`` is split evenly.
+    """Return the range of items (such as examples) that one owner (such as a worker) gets if
+    ``range(total)`` is split evenly.
 
-    The first ``total mod nb_workers`` owners get one item more than the later owners.
+    The first ``total mod nb_workers`` owners (workers) get one item more than the later owners.
 
     Args:
-        total: Number of items.
-        nb_workers: Number of owners.
-        id_worker: Id of the owner, 1..nb_workers.
+        total: Number of items to split, for example training examples.
+        nb_workers: Number of owners of the items, for example workers.
+        id_worker: Id of the owner (worker) whose range is returned, 1..nb_workers.
         what: Name of the items in error messages.
         owners: Name of the owners in error messages.
 
     Raises:
-        ConfigurationError: There are more owners than items, or ``id_worker`` is out of range.
+        ConfigurationError: There are more owners (workers) than items, or ``id_worker`` is out of
+            range.
 
     >>> [len(equal_range(10, 4, number, "items")) for number in (1, 2, 3, 4)]
     [3, 3, 2, 2]
@@ -286,8 +297,8 @@ def equal_range(
         )
     if nb_workers > total:
         raise ConfigurationError(
-            f"{total} {what} cannot be split among {nb_workers} {owners}; expected at "
-            f"least one for each. Use at most {total} {owners}, or a larger data set."
+            f"{total} {what} cannot be split among {nb_workers} {owners}; expected at least one "
+            f"for each of the {owners}. Use at most {total} {owners}, or a larger data set."
         )
     share, remainder = divmod(total, nb_workers)
     start = (id_worker - 1) * share + min(id_worker - 1, remainder)
@@ -302,8 +313,8 @@ def are_classes(labels: NDArray[Any]) -> bool:
 def label_counts(labels: NDArray[Any]) -> dict[int, int]:
     """Return the number of examples per label, in ascending order of labels, for the run's report.
 
-    The result is empty if the labels are not classes. The result is also empty if more than
-    ``MOST_LABELS`` labels occur, because a worker sends the counts in every report.
+    The list of examples per label is empty if the labels are not classes. The result is also empty
+    if more than ``MOST_LABELS`` labels occur, because a worker sends the counts in every report.
 
     >>> label_counts(np.array([3, 0, 3]))
     {0: 1, 3: 2}
@@ -317,7 +328,7 @@ def label_counts(labels: NDArray[Any]) -> dict[int, int]:
 
 
 def _cut_equally(order: NDArray[Any], nb_workers: int) -> Shards:
-    """Cut a sequence of all examples into one contiguous part per worker."""
+    """Cut a sequence of all training examples into one contiguous part for each worker."""
     owned = [
         equal_range(len(order), nb_workers, worker + 1, "training examples")
         for worker in range(nb_workers)
@@ -341,8 +352,8 @@ def _contiguous(
             for worker in range(rule.nb_workers)
         ]
         return [np.arange(file_offsets[run.start], file_offsets[run.stop]) for run in files]
-    # The blocks equal the blocks of ESync's code, which never uses the last N mod n examples (the
-    # tail). Each of the first N mod n workers gets one example of the tail.
+    # The blocks of the n workers are equal to the blocks in ESync's code, which never uses the last
+    # N mod n of N examples. Each of the first N mod n workers gets one of these examples.
     block, num_tail = divmod(len(labels), rule.nb_workers)
     tail = len(labels) - num_tail
     return [

@@ -1,8 +1,9 @@
 """Loads, checks and scales data sets, for workers to train and for Supervisors to evaluate.
 
-`load` loads a data set by name; `from_user_module` loads the data of a user's ``load_data()``. The
-data sets in `LARGE` (ImageNet, and a synthetic substitute without files) do not fit into memory. A
-training batch of ImageNet is decoded when it is needed.
+The function `load` loads a data set by name, and `from_user_module` loads the data of a user's
+function ``load_data()``. The data sets in `LARGE` (ImageNet, and a synthetic substitute without
+files) do not fit into memory. The images of an ImageNet training batch are decoded when the batch
+is needed.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from thinwire.data.readers import imagenet, source_text, synthetic
 from thinwire.models.tasks import CLASSIFICATION, TASKS, Task
 from thinwire.ops.types import ConfigurationError
 
-#: Part of imagenet_synthetic -> its number of images, as in ImageNet. Only ``_NUM_DIFFERENT`` of
-#: the images differ; the set repeats these images.
+#: Part of imagenet_synthetic -> its number of images, as in ImageNet. Only ``_NUM_DIFFERENT``
+#: images of the set differ, and the set repeats these images.
 NUM_SYNTHETIC = {"train": 1_281_167, "test": 1_000}
 _NUM_DIFFERENT = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetRequest:
-    """The arguments of `load`; the data set's defaults replace None."""
+    """The arguments of `load`, with None for the defaults of the data set."""
 
     name: str
     data_dir: str | None
@@ -49,32 +50,41 @@ class DatasetRequest:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetPart:
-    """Training or test part of a data set, scaled for training or evaluation."""
+    """Training or test part of a data set, with inputs scaled for training or evaluation."""
 
-    images: NDArray[Any] | Lazy  # [N, ...] inputs, mostly [N, height, width, channels] float32
-    labels: NDArray[Any]  # [N, ...] labels in the task's form, [N] int32 for classes
-    file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64, first example of each file
-    classes: NDArray[np.int32] | None = None  # [N] int32; None except for autoencoders
+    # Model inputs, [N, ...], mostly images [N, height, width, channels] float32.
+    images: NDArray[Any] | Lazy
+    labels: NDArray[Any]  # labels [N, ...] in the task's form; [N] int32 for classes
+    # Number of the first example of each data file, [files + 1] int64.
+    file_offsets: NDArray[np.int64] | None = None
+    # Classes of the examples, [N] int32; None except for autoencoders.
+    classes: NDArray[np.int32] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Training and test examples; a part that was not requested has no examples.
+    """Training and test examples of a data set; a part that was not requested has no examples.
 
-    Labels of classification are [N] int32 classes; labels of another task have
-    the form that the task defines.
+    The labels for classification are [N] int32 classes; the labels for another task have the form
+    that the task defines.
     """
 
-    train_images: NDArray[Any] | Lazy  # [N, ...], mostly [N, height, width, channels] float32
-    train_labels: NDArray[Any]  # [N, ...] labels: the targets of the loss
-    test_images: NDArray[Any] | Lazy  # [M, ...] inputs, in the form of train_images
-    test_labels: NDArray[Any]  # [M, ...] labels, in the form of train_labels
-    train_file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64; None if unknown
-    train_classes: NDArray[np.int32] | None = None  # [N] int32; None except for autoencoders
+    # Inputs of the training examples, [N, ...], mostly images [N, height, width, channels] float32.
+    train_images: NDArray[Any] | Lazy
+    train_labels: NDArray[Any]  # labels of the training examples, [N, ...], the targets of the loss
+    # Inputs of the test examples, [M, ...], in the form of train_images.
+    test_images: NDArray[Any] | Lazy
+    test_labels: NDArray[Any]  # labels of the test examples, [M, ...], in the form of train_labels
+    # Number of the first training example of each data file, [files + 1] int64; None if unknown.
+    train_file_offsets: NDArray[np.int64] | None = None
+    # Classes of the examples, [N] int32; None except for autoencoders.
+    train_classes: NDArray[np.int32] | None = None
 
     @property
     def classes(self) -> NDArray[Any]:
-        """Classes by which the training set is split; the labels if ``train_classes`` is None."""
+        """Classes by which the training set is split among workers; the labels if ``train_classes``
+        is None.
+        """
         return self.train_labels if self.train_classes is None else self.train_classes
 
 
@@ -98,7 +108,9 @@ def _imagenet(wanted: DatasetRequest, part: str) -> DatasetPart:
 
 
 def _imagenet_synthetic(wanted: DatasetRequest, part: str) -> DatasetPart:
-    """Return 256 images, repeated to ImageNet's size so that an epoch takes equally long."""
+    """Return 256 generated images, repeated to ImageNet's size so that an epoch is as long as on
+    ImageNet.
+    """
     if wanted.data_dir is not None:
         raise ConfigurationError(
             f"--data_dir {wanted.data_dir} was given, but --dataset imagenet_synthetic is "
@@ -113,7 +125,11 @@ def _imagenet_synthetic(wanted: DatasetRequest, part: str) -> DatasetPart:
         num_examples=_NUM_DIFFERENT,
     )
     positions = np.arange(NUM_SYNTHETIC[part])
-    logging.info("data: %d different images repeated as %d images", len(labels), len(positions))
+    logging.info(
+        "data: the data set has %d different images, which are repeated as %d images",
+        len(labels),
+        len(positions),
+    )
     repeated = Repeated(scale(images, wanted.scaling), positions)
     return DatasetPart(repeated, labels[positions % len(labels)])
 
@@ -138,24 +154,25 @@ def load(
     augment: str | None = None,
     task: Task = TASKS[CLASSIFICATION],
 ) -> Dataset:
-    """Load a data set by name.
+    """Load the data set with the given name.
 
     Args:
-        name: One of ``data.DATASETS``.
-        data_dir: Folder of --data_dir; None for the data set's usual places.
+        name: Name of the data set, one of ``data.DATASETS``.
+        data_dir: Folder of the files (--data_dir); None for the data set's usual folders.
         image_size: Height and width of the network's input, in pixels.
         image_depth: Number of channels of the network's input.
         nb_classes: Number of classes of the network; for another task, the number of values,
             labels or words.
-        scaling: One of ``data.SCALINGS``; None for the data set's default.
-        seed: Seed of generated data.
-        parts: Parts to load, for example ("train",) on a worker.
-        augment: One of ``data.AUGMENTATIONS`` for training images; None for the data set's default.
-        task: Task that defines the form of the labels.
+        scaling: Scaling of the pixels, one of ``data.SCALINGS``; None for the data set's default.
+        seed: Seed of the random numbers of generated data.
+        parts: Parts of the data set to load, for example ("train",) on a worker.
+        augment: Augmentation of the training images, one of ``data.AUGMENTATIONS``; None for the
+            data set's default.
+        task: Task of the model, which defines the form of the labels.
 
     Raises:
-        ConfigurationError: The name, scaling or augmentation is unknown, files are missing or
-            damaged, or the images and labels do not fit the requested sizes.
+        ConfigurationError: The name, scaling or augmentation of the data set is unknown, files are
+            missing or damaged, or the images and labels do not fit the requested sizes.
     """
     _check_name(name)
     check_augmentation(name, augment)
@@ -185,7 +202,9 @@ def load(
 
 
 def _in_memory(wanted: DatasetRequest, part: str) -> DatasetPart:
-    """Return one scaled part; images to be augmented stay uint8 until a batch needs them."""
+    """Return the scaled training or test part; images to augment stay uint8 until a batch needs
+    them.
+    """
     raw = load_raw(
         wanted.name,
         wanted.data_dir,
@@ -222,9 +241,10 @@ def load_raw(
     seed: int = 0,
     task: Task = TASKS[CLASSIFICATION],
 ) -> sources.RawPart:
-    """Load one part without scaling: uint8 images need a quarter of scaled images' memory.
+    """Load the training or test part without scaling: uint8 images need a quarter of the memory of
+    scaled images.
 
-    See `load` for the arguments and the errors; ``part`` is "train" or "test".
+    The docstring of `load` describes the arguments and the errors; ``part`` is "train" or "test".
     """
     _check_name(name, part)
     if name in LARGE:
@@ -253,10 +273,10 @@ def from_user_module(module: ModuleType, seed: int, task: Task = TASKS[CLASSIFIC
     """Return the data of a user's ``load_data()`` without scaling: the user scales the images.
 
     Args:
-        module: The module that ``models.load_user_model`` returned.
+        module: User's module, as ``models.load_user_model`` returned it.
         seed: Seed of the global random generators of Python and numpy for the call of
             ``load_data``, so that every process of a run gets equal data.
-        task: Task that defines the form of the labels.
+        task: Task of the model, which defines the form of the labels.
 
     Raises:
         ConfigurationError: ``load_data`` is missing, fails, or does not return
@@ -290,7 +310,9 @@ def from_user_module(module: ModuleType, seed: int, task: Task = TASKS[CLASSIFIC
 
 
 def _classes_of(labels: Any, task: Task) -> NDArray[np.int32] | None:
-    """Return the classes of examples if the labels are the inputs; None if there are no classes."""
+    """Return the classes of examples whose labels are their inputs; None if there are no
+    classes.
+    """
     if not task.labels.are_inputs or labels is None:
         return None
     classes = np.asarray(labels)
@@ -308,7 +330,9 @@ def _check_name(name: str, part: str = PARTS[0]) -> None:
 
 def _check_fit(name: str, raw: sources.RawPart, shape: tuple[int, ...], nb_classes: int) -> None:
     if not len(raw.labels):
-        raise ConfigurationError(f"Data set {name} holds no examples; expected at least one.")
+        raise ConfigurationError(
+            f"Data set {name} holds no examples; expected at least one example."
+        )
     if raw.images.shape[1:] != shape:
         height, width, depth = raw.images.shape[1:]
         raise ConfigurationError(
@@ -342,7 +366,8 @@ def _check_user_part(
         np.issubdtype(examples.dtype, np.integer) and examples.size and examples.min() >= 0
     ):
         raise ConfigurationError(
-            f"{problem}x_{part} is {examples.dtype} {examples.shape}. Expected integers from 0."
+            f"{problem}x_{part} has dtype {examples.dtype} and shape {examples.shape}. Expected "
+            "integers from 0."
         )
     try:
         targets = task.labels.read(labels, inputs)
@@ -355,6 +380,6 @@ def _check_user_part(
         )
     if not np.isfinite(inputs).all():
         raise ConfigurationError(
-            f"{problem}there is a NaN or infinity in x_{part}. Expected finite values."
+            f"{problem}x_{part} has a value that is NaN or infinite. Expected finite values."
         )
     return inputs, targets

@@ -1,8 +1,8 @@
 """Finds the files of a named data set, and downloads files that are missing.
 
-The search order is: the system's package, the Keras cache, a download into the Keras cache. If the
-user names a folder with --data_dir, the search is limited to that folder, so that other data never
-replaces the user's data silently.
+The files of a data set are searched in the system's package, then in the Keras cache, and else
+downloaded into the Keras cache. If the user names a folder with --data_dir, the search is limited
+to that folder, so that other data never replaces the user's data silently.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ _PREFIXES = {"train": "train", "test": "t10k"}
 
 @dataclasses.dataclass(frozen=True)
 class RawPart:
-    """Training or test part of a data set in its stored form, without scaling."""
+    """Training or test part of a data set in its stored form, without scaled pixels."""
 
-    images: NDArray[Any]  # images [N, height, width, channels] uint8, or tokens [N, ...] int32
-    labels: NDArray[Any]  # [N] int32 classes; for generated data and text, the task's form
-    file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64; None: not AdaComp's layout
+    # Stored images [N, height, width, channels] uint8, or tokens [N, ...] int32.
+    images: NDArray[Any]
+    labels: NDArray[Any]  # classes [N] int32; labels in the task's form for generated data and text
+    # Number of the first example of each file, [files + 1] int64; None except in AdaComp's layout.
+    file_offsets: NDArray[np.int64] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """Places at which the files of one data set may be found."""
+    """Folders in which the files of one data set may be found."""
 
     folders: tuple[Path, ...] = ()  # folders in which a system package installs IDX files
-    cache: str | None = None  # folder of IDX files, or .npz, in datasets/ of the Keras cache
-    package: str | None = None  # how to install the system package with the data set
+    # Folder of IDX files, or .npz file, in the folder datasets/ of the Keras cache.
+    cache: str | None = None
+    package: str | None = None  # advice how to install the system package with the data set
 
 
 _SOURCES = {
@@ -66,14 +69,15 @@ def find(name: str, part: str, data_dir: str | None, image_size: int, image_dept
     """Return the training or test part of a stored data set.
 
     Args:
-        name: fashion_mnist_sample, fashion_mnist, mnist or cifar10.
-        part: "train" or "test".
-        data_dir: Folder of --data_dir; None for the data set's usual places.
+        name: Name of the data set: fashion_mnist_sample, fashion_mnist, mnist or cifar10.
+        part: Part of the data set, "train" or "test".
+        data_dir: Folder of the files (--data_dir); None for the data set's usual folders.
         image_size: Height and width of an image in pixels, for files without headers.
         image_depth: Number of channels of an image, for files without headers.
 
     Raises:
-        ConfigurationError: The files are missing or damaged, or the download failed.
+        ConfigurationError: The files of the data set are missing or damaged, or their download
+            failed.
     """
     if name == "cifar10":
         return _cifar10(part, data_dir)
@@ -96,7 +100,7 @@ def _from_data_dir(folder: Path, part: str, image_size: int, image_depth: int) -
         return raw
     if adacomp.holds(folder, part):
         shards = adacomp.read(folder, part, image_size, image_depth)
-        logging.info("data: %s part from AdaComp's files in %s", part, folder)
+        logging.info("data: read the %s part from AdaComp's files in %s", part, folder)
         return RawPart(shards.images, shards.labels.astype(np.int32), shards.offsets)
     images, labels = (_names(part, kind)[0] for kind in ("images", "labels"))
     raise ConfigurationError(
@@ -115,7 +119,9 @@ def _names(part: str, kind: str) -> list[str]:
 
 
 def _from_folder(folder: Path, part: str) -> RawPart | None:
-    """Return a part from its images and labels files; None if the folder has neither file."""
+    """Return the training or test part from its two files (images and labels); None if the folder
+    has neither file.
+    """
     paths = []
     for kind in ("images", "labels"):
         candidates = [folder / name for name in _names(part, kind)]
@@ -126,11 +132,12 @@ def _from_folder(folder: Path, part: str) -> RawPart | None:
     if images_path is None or labels_path is None:
         missing = "images" if images_path is None else "labels"
         raise ConfigurationError(
-            f"{folder} holds {images_path or labels_path} but not the {missing} that belong to it; "
-            f"expected {_names(part, missing)[0]} in the same folder. Copy the file there."
+            f"the folder {folder} contains {images_path or labels_path} but not the {missing} "
+            f"that belong to this file; expected {_names(part, missing)[0]} in the same folder. "
+            "Copy the file there."
         )
     images, labels = idx.read_pair(images_path, labels_path)
-    logging.info("data: %d %s examples from %s", len(labels), part, folder)
+    logging.info("data: read %d %s examples from %s", len(labels), part, folder)
     return RawPart(images if images.ndim == 4 else images[..., None], labels.astype(np.int32))
 
 
@@ -175,7 +182,7 @@ def _cifar10(part: str, data_dir: str | None) -> RawPart:
 def _from_cache(name: str, source: _Source, part: str) -> RawPart:
     cache = _cache()
     if source.cache is None:
-        raise ValueError(f"{name} has no place in the Keras cache")
+        raise ValueError(f"the data set {name} has no file in the cache of Keras")
     place = cache / source.cache
     if place.suffix == ".npz":
         if not place.is_file():
@@ -205,7 +212,7 @@ def _from_archive(path: Path, part: str) -> RawPart:
             f"{labels.shape}; expected uint8 [N, height, width] and [N]. Delete the file; the "
             "next run downloads it again."
         )
-    logging.info("data: %d %s examples from %s", len(labels), part, path)
+    logging.info("data: read %d %s examples from %s", len(labels), part, path)
     return RawPart(images[..., None], labels.astype(np.int32))
 
 
@@ -229,8 +236,8 @@ def _download(name: str, source: _Source, folder: Path, files: list[str]) -> Non
 def _fetch(address: str, target: Path, check: Callable[[Path], None] | None = None) -> None:
     """Download one file of a data set to the path ``target``.
 
-    The download goes to a temporary file, which replaces ``target`` only after the size and
-    ``check`` are correct: another process never reads a partial or damaged file.
+    The function downloads to a temporary file, which replaces ``target`` only if the size and
+    ``check`` are correct, so that another process never reads a partial or damaged file.
     """
     logging.info("data: downloading %s", address)
     descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=".partial-")

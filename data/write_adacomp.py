@@ -1,7 +1,7 @@
 """Command that writes a data set as 1,200 training and 200 test files in AdaComp's layout.
 
 Run ``python -m thinwire.data.write_adacomp SOURCE_DATASET OUT_DIR [--headers] [--data_dir DIR]``.
-`thinwire.data.readers.adacomp` describes the layout.
+The module `thinwire.data.readers.adacomp` describes AdaComp's layout.
 """
 
 from __future__ import annotations

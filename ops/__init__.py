@@ -1,7 +1,8 @@
-"""Policies of training over thin links, and the data types that all roles share.
+"""Policies of training over thin links, and the data types that workers and servers share.
 
-Modules of this package compute on arrays and plain data. The modules use no sockets, threads,
-clocks or flags, so the roles, the Simulator and the tests run the same code. Each policy package
-defines its interface in `base.py` and lists its policies in `registry.py`. The package `methods`
-combines the policies.
+The modules of the package `thinwire.ops` compute on arrays and plain data. The modules of
+`thinwire.ops` use no sockets, threads, clocks or flags, so the workers, the servers, the Simulator
+(simulation of a run) and the tests run the same code. Each policy package of `thinwire.ops` defines
+its interface in `base.py` and lists its policies in `registry.py`. The package
+`thinwire.ops.methods` combines policies to training methods.
 """

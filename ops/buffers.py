@@ -1,10 +1,11 @@
-"""A pool of large buffers, because fresh memory pages cost several times the time to fill them.
+"""Pool of large memory buffers; fresh memory pages cost several times the time to fill them.
 
-Message payloads, and copies of arrays that are about to change, take their memory from the pool.
-A process holds about as many buffers as were ever in use at the same time.
+Message payloads, and copies of arrays that are about to change, get their memory from the buffer
+pool. A process holds about as many pooled buffers as were ever in use at the same time.
 
-The buffers come from `mmap` and not from numpy. Numpy requests huge pages, and the first write to
-huge pages took two to four times as long on virtual machines.
+The memory of pooled buffers comes from `mmap` and not from numpy. For its arrays numpy requests
+huge pages, and the first write to huge pages took two to four times as long as to normal pages on
+virtual machines.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 #: pooled.
 LEAST_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 64
-#: Number of buffer capacities per power of two. A buffer is at most 1/16 larger than the requested
-#: size. Messages of nearly the same size then share buffers.
+#: Number of buffer capacities per power of two. A pooled buffer is at most 1/16 larger than the
+#: requested size. Messages of nearly the same size then share buffers.
 _STEPS = 16
 #: Largest number of free buffers of one capacity in the pool. A free buffer beyond this number is
 #: unmapped.
@@ -32,22 +33,25 @@ _MOST_FREE = 8
 #: Size, in bytes, of the part of a mapped file's array that `pieces` holds in memory at a time.
 PIECE_BYTES = 4 << 20
 
-# Capacity in bytes -> free buffers of the capacity. Threads share the dict without a lock: every
+# Capacity in bytes -> free buffers of this capacity. Threads share the dict without a lock: every
 # access is one operation of a dict or list (`setdefault`, `append`, `pop`, `list`), which no other
 # thread can interrupt.
 _free: dict[int, list[NDArray[Any]]] = {}
 
 
 class _InUse:
-    """Pooled memory in use. It returns to the pool when no array or view of it is left."""
+    """Memory of the buffer pool that is in use.
+
+    Pooled memory returns to the pool when no array or view of it is left.
+    """
 
     def __init__(self, raw: NDArray[Any]) -> None:
         self._raw = raw
         self.__array_interface__ = raw.__array_interface__
 
-    # Every array or view of the memory refers to this object through the array's chain of `base`
-    # attributes. So this method runs only when nothing can read or write the memory, and the next
-    # owner may overwrite it.
+    # Every array or view of the pooled memory refers to this object through the array's chain of
+    # `base` attributes. So `__del__` runs only when nothing can read or write the memory, and the
+    # next owner may overwrite it.
     def __del__(self) -> None:
         free = _free.setdefault(len(self._raw), [])
         if len(free) < _MOST_FREE:
@@ -64,8 +68,8 @@ def buffer(num_bytes: int) -> NDArray[Any]:
         raw = _free[capacity].pop()
     except (KeyError, IndexError):
         # Free buffers of capacities other than the requested one may be left over from an earlier
-        # model. Unmap these buffers: no other code does. `list` takes a snapshot, because another
-        # thread may add a capacity meanwhile.
+        # model. They are unmapped by the loop below, because no other code unmaps them. `list`
+        # takes a snapshot, because another thread may add a capacity meanwhile.
         for size in [size for size in list(_free) if size != capacity]:
             _free.pop(size, None)
         pages = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -89,7 +93,7 @@ def _aligned(num_bytes: int) -> NDArray[Any]:
 class MappedFile:
     """Pages of a memory-mapped file that serve as the memory of an array.
 
-    The function `put_away` finds this object through the `base` of an array or view.
+    The function `put_away` finds the MappedFile object through the `base` of an array or view.
     """
 
     def __init__(self, pages: mmap.mmap) -> None:
@@ -98,7 +102,7 @@ class MappedFile:
         self.__array_interface__ = raw.__array_interface__
 
     def put_away(self, part: NDArray[Any]) -> None:
-        """Remove the pages of an array's part from memory; the contents stay in the file."""
+        """Remove the pages of an array's part from memory; the contents stay in the mapped file."""
         # The first page is removed whole, so neighbors of `part` may leave memory too. A later read
         # of the neighbors loads their page from the file again.
         first = (part.ctypes.data - self._start) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -110,7 +114,8 @@ class MappedFile:
 def put_away(values: NDArray[Any] | memoryview) -> None:
     """Remove a mapped file's array, or a view of one, from this process' memory.
 
-    The next access reads the contents from the file again. An array in memory is left unchanged.
+    The next access to the removed array reads the contents from the file again. An array that is
+    not in a mapped file is left unchanged.
     """
     if (owner := _file_of(values)) is not None:
         owner.put_away(np.asarray(values))
@@ -122,9 +127,9 @@ def is_in_file(values: NDArray[Any]) -> bool:
 
 
 def pieces(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield an array in memory whole, and an array in a file in pieces.
+    """Yield an array in memory whole, and an array in a mapped file in pieces.
 
-    Each piece of a file's array leaves the process' memory before the next piece is yielded.
+    Each piece of a mapped file's array leaves the process' memory before the next piece is yielded.
     """
     if not is_in_file(values):
         yield values

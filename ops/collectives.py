@@ -1,9 +1,13 @@
-"""All-reduce algorithms as data, and one engine that executes them. No IO, no clock.
+"""All-reduce algorithms as data (lists of steps), and one engine that executes the steps.
 
-An algorithm returns a list of steps for each member. A step sends a range of entries to a peer, or
-receives a range from a peer and either adds the entries or overwrites the buffer with them. Each
-entry is summed at one member and then copied to the other members. The schedule alone fixes the
-order of the additions. So all members end with the same bits, and a repeated sum does too.
+The module `collectives` does no input or output and reads no clock.
+
+An all-reduce algorithm returns a list of steps for each worker of the sum. A step of an all-reduce
+sends a range of buffer entries to a peer, or receives a range from a peer and either adds the
+entries or overwrites the buffer with them. Each buffer entry is summed at one member of the
+all-reduce and then copied to the other members. The algorithm's list of steps alone fixes the order
+of the additions. So all members of an all-reduce end with the same bits, and a repeated all-reduce
+gives the same bits too.
 
 Sources: ring, Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", JPDC 69(2), 2009; recursive halving and doubling, and binary blocks, Thakur,
@@ -21,13 +25,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Range of buffer entries ``start:stop``, as (start, stop).
+#: Range of buffer entries ``start:stop``, as the tuple (start, stop).
 Range = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class SendPart:
-    """Step of an all-reduce that sends a range of entries to a peer."""
+    """Step of an all-reduce that sends a range of buffer entries to a peer."""
 
     peer: int
     entries: Range
@@ -43,16 +47,16 @@ class ReceivePart:
 
 
 Step = SendPart | ReceivePart
-#: Function (member 0..p-1, number of members p, entries of the buffer) -> the member's steps, in
-#: order.
+#: Function of (member 0..p-1, number of members p, entries of the buffer) that returns the member's
+#: all-reduce steps, in order.
 Algorithm = Callable[[int, int, int], list[Step]]
 
 
 def ring(member: int, num_members: int, size: int) -> list[Step]:
-    """Return the ring's steps: the p parts of the buffer circulate, first added, then copied.
+    """Return the steps of ring all-reduce: p parts of the buffer circulate, added, then copied.
 
-    Parts are added in p - 1 turns and copied in p - 1 turns. Each member sends 2 (p - 1) / p of the
-    buffer.
+    In ring all-reduce the p parts of the buffer are added in p - 1 turns and copied in p - 1 turns.
+    In ring all-reduce each of p members sends 2 (p - 1) / p of the buffer.
     """
     after, before = (member + 1) % num_members, (member - 1) % num_members
     borders = [part * size // num_members for part in range(num_members + 1)]
@@ -72,12 +76,12 @@ def ring(member: int, num_members: int, size: int) -> list[Step]:
 
 
 def butterfly(member: int, num_members: int, size: int) -> list[Step]:
-    """Return the steps of recursive halving, then doubling.
+    """Return the all-reduce steps of recursive halving, then doubling.
 
-    For p a power of two, a member takes 2 log2 p steps and sends 2 (p - 1) / p of the buffer. For p
-    that is no power of two, let q be the largest power of two below p. Each of the last p - q
-    members first sends its whole buffer to a partner among the first q members, and receives the
-    sum at the end.
+    For p a power of two, a member of recursive halving and doubling takes 2 log2 p steps and sends
+    2 (p - 1) / p of the buffer. For a number p of members that is no power of two, let q be the
+    largest power of two below p. Each of the last p - q members first sends its whole buffer to a
+    partner among the first q members, and receives the sum at the end.
     """
     block = _largest_power(num_members)
     whole = (0, size)
@@ -92,12 +96,13 @@ def butterfly(member: int, num_members: int, size: int) -> list[Step]:
 
 
 def binary_blocks(member: int, num_members: int, size: int) -> list[Step]:
-    """Return the steps of halving and doubling in blocks of 2^k members.
+    """Return the all-reduce steps of halving and doubling in blocks of 2^k members.
 
-    6 members form blocks of 4 and 2. After halving, members of a smaller block hold larger ranges.
-    A member of a smaller block sends the parts of its range to the members of the next larger block
-    that hold the parts, and receives the sums before the doubling. For any p, a member sends
-    slightly more than 2 (p - 1) / p of the buffer.
+    For example, 6 members form blocks of 4 and 2. After halving, members of a smaller block hold
+    larger ranges of the buffer than members of a larger block. A member of a smaller block sends
+    the parts of its buffer range to the members of the next larger block that hold these parts, and
+    receives the sums before the doubling. For any number p of members, a member of binary blocks
+    sends slightly more than 2 (p - 1) / p of the buffer.
     """
     blocks = _blocks(num_members)
     block = max(number for number, (first, _) in enumerate(blocks) if first <= member)
@@ -105,9 +110,9 @@ def binary_blocks(member: int, num_members: int, size: int) -> list[Step]:
     whole = (0, size)
     held = _held(member - first, length, whole)
     steps = _halve(member - first, length, first, whole)
-    up: list[Step] = []  # steps that exchange entries with the next larger block
-    down: list[Step] = []  # steps that receive summands from the next smaller block
-    back: list[Step] = []  # steps that return sums to the next smaller block
+    up: list[Step] = []  # steps that exchange buffer entries with the next larger block of members
+    down: list[Step] = []  # steps that receive summands from the next smaller block of members
+    back: list[Step] = []  # steps that return sums to the next smaller block of members
     if block + 1 < len(blocks):
         small_first, small_length = blocks[block + 1]
         small = small_first + (member - first) * small_length // length
@@ -124,12 +129,12 @@ def binary_blocks(member: int, num_members: int, size: int) -> list[Step]:
     return _without_empty([*steps, *down, *up, *back, *doubling])
 
 
-#: Value of --collective with which the parameter server sums gradients. The value has no all-reduce
-#: algorithm.
+#: Value of the flag --collective with which the parameter server sums gradients. The value has no
+#: all-reduce algorithm.
 THROUGH_PS = "ps"
 
-#: Value of --collective with which workers sum gradients -> function that returns the algorithm's
-#: steps.
+#: Value of the flag --collective with which workers sum gradients -> function that returns the
+#: all-reduce algorithm's steps.
 REGISTRY: dict[str, Algorithm] = {
     "ring": ring,
     "butterfly": butterfly,
@@ -139,11 +144,12 @@ REGISTRY: dict[str, Algorithm] = {
 
 @dataclasses.dataclass(frozen=True)
 class CollectivePart:
-    """Range of buffer entries that one member of a sum sends to a second member.
+    """Part: range of buffer entries that one member of an all-reduce sends to another member.
 
     Attributes:
-        peer: Index of the sending or receiving peer among the members.
-        number: Number of earlier parts that the sender has sent to the same receiver in this sum.
+        peer: Index of the sending or receiving peer among the members of the all-reduce.
+        number: Number of earlier parts that the sender has sent to the same receiver in this
+            all-reduce.
         entries: Range of the buffer's entries in the part.
     """
 
@@ -153,24 +159,30 @@ class CollectivePart:
 
 
 class Reduction:
-    """One member's state in one sum. It lists the parts to send, and merges received parts."""
+    """State of one member in one all-reduce.
+
+    A Reduction lists the buffer parts to send, and merges received parts into the buffer.
+    """
 
     def __init__(self, steps: Sequence[Step], buffer: Float32) -> None:
-        """Start the sum at the first of the given steps.
+        """Start the all-reduce at the first of the given steps.
 
         Args:
-            steps: Steps that an Algorithm returned for this member and this buffer's size.
-            buffer: [n] float32 summand of this member. The sum replaces the summand in place.
+            steps: All-reduce steps that an Algorithm returned for this member and this buffer's
+                size.
+            buffer: [n] float32 summand of this member of the all-reduce. The sum replaces the
+                summand in place.
         """
-        # A caller may send views of the buffer without copying them. The schedules overwrite a sent
-        # range only with a sum that includes the sent entries, so the receiver has read the range.
+        # A caller may send views of the buffer without copying them. The all-reduce steps overwrite
+        # a sent range only with a sum that includes the sent entries, so the receiver has read the
+        # range.
         self.buffer = buffer
         self._steps = collections.deque(steps)
         self._sent: collections.Counter[int] = collections.Counter()
         self._received: collections.Counter[int] = collections.Counter()
 
     def outgoing(self) -> list[CollectivePart]:
-        """Return the parts that this member must send before it receives the next part."""
+        """Return the buffer parts that this member must send before it receives the next part."""
         parts = []
         while self._steps and isinstance(self._steps[0], SendPart):
             step = self._steps.popleft()
@@ -180,29 +192,32 @@ class Reduction:
 
     @property
     def awaited(self) -> CollectivePart | None:
-        """The part that this member must receive next, or None if the buffer holds the sum."""
+        """Buffer part that this member must receive next, or None if the buffer holds the sum."""
         if not self._steps:
             return None
         step = self._steps[0]
         return CollectivePart(step.peer, self._received[step.peer], step.entries)
 
     def take(self, values: Float32) -> None:
-        """Merge the received values of the awaited part into the buffer.
+        """Merge the received values of the awaited buffer part into the buffer.
 
         Args:
-            values: [stop - start] float32 entries of the awaited part.
+            values: [stop - start] float32 entries of the awaited buffer part.
 
         Raises:
-            ValueError: No part is awaited, or `values` has a wrong length.
+            ValueError: No buffer part is awaited, or `values` has a wrong length.
         """
         step = self._steps[0] if self._steps else None
         if not isinstance(step, ReceivePart):
-            raise ValueError("no part is awaited now; send what `outgoing` returns first")
+            raise ValueError(
+                "this worker expects no part of an all-reduce now; send the parts that `outgoing` "
+                "returns first"
+            )
         start, stop = step.entries
         if len(values) != stop - start:
             raise ValueError(
-                f"a part of {len(values)} entries from member {step.peer} where entries "
-                f"{start}..{stop} are awaited; both must use the same algorithm"
+                f"member {step.peer} of the all-reduce sent a part of {len(values)} entries, but "
+                f"entries {start}..{stop} are expected; both members must use the same algorithm"
             )
         if step.adds:
             self.buffer[start:stop] += values
@@ -215,8 +230,8 @@ class Reduction:
 def _halve(place: int, length: int, first: int, entries: Range) -> list[Step]:
     """Return the steps of a reduce-scatter in a block of `length` members, a power of two.
 
-    Each step sends the peer's half of the range to the peer, and adds the peer's entries of the
-    member's half.
+    Each step of the reduce-scatter sends the peer's half of the range to the peer, and adds the
+    received entries to the member's half.
     """
     steps: list[Step] = []
     distance = length // 2
@@ -229,7 +244,7 @@ def _halve(place: int, length: int, first: int, entries: Range) -> list[Step]:
 
 
 def _double(place: int, length: int, first: int, entries: Range) -> list[Step]:
-    """Return an all-gather's steps in a block of members: those of `_halve` reversed."""
+    """Return an all-gather's steps in a block of members: the steps of `_halve` reversed."""
     steps: list[Step] = []
     distance = length // 2
     while distance:
@@ -241,7 +256,7 @@ def _double(place: int, length: int, first: int, entries: Range) -> list[Step]:
 
 
 def _held(place: int, length: int, entries: Range) -> Range:
-    """Return the range of entries that a member has summed after the steps of `_halve`."""
+    """Return the range of buffer entries that a member has summed after the steps of `_halve`."""
     distance = length // 2
     while distance:
         entries, _ = _sides(place, distance, entries)
@@ -274,5 +289,5 @@ def _blocks(num_members: int) -> list[tuple[int, int]]:
 
 
 def _without_empty(steps: Sequence[Step]) -> list[Step]:
-    """Drop steps with an empty range; sender and receiver both drop the same steps."""
+    """Drop all-reduce steps with an empty range; sender and receiver both drop the same steps."""
     return [step for step in steps if step.entries[0] < step.entries[1]]

@@ -1,13 +1,14 @@
-"""Copy-on-write snapshots of arrays, read piece by piece while the owner changes the arrays.
+"""Copy-on-write snapshots of arrays, read in pieces while the owner changes the arrays.
 
-The owner of an array calls its `Freezer` before each change. The freezer then saves only the old
-values of entries that a reader of a snapshot has not read yet. So a reply or a checkpoint copies
-nothing while the weights do not change.
+The owner of an array calls `before_change` of its `Freezer` before each change. The `Freezer` then
+saves only the old values of entries that a reader of a snapshot has not read yet. So a reply or a
+checkpoint that uses snapshots copies nothing while the weights do not change.
 
-One thread owns an array, changes it and freezes it. Other threads may read the snapshots. The
-snapshots need no lock, because owner and reader each keep an order. The owner saves old values
-before it starts a change. A reader copies a piece first, and then looks for saved values of the
-piece. If the reader finds no saved value, the change had not started when the piece was copied.
+One thread owns an array, changes it and takes snapshots of it. Other threads may read the snapshots
+of an array. The snapshots of arrays need no lock, because owner and reader each follow an order of
+operations. The owner of an array saves old values before it starts a change. A reader of a snapshot
+copies a piece first, and then looks for saved old values of the piece. If the reader finds no saved
+old value, the change had not started when the piece was copied.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class StoredCopy(Protocol):
-    """A copy of an array [n] that is stored outside memory, for instance in a file."""
+    """Copy of an array [n] that is stored outside memory, for instance in a file."""
 
     @property
     def nbytes(self) -> int:
         """Size of all stored values, in bytes."""
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
-        """Return a copy of the stored values from `part.start` to `part.stop`."""
+        """Return a copy of the stored array values from `part.start` to `part.stop`."""
 
 
 #: Function that returns the current content of an array, as a copy or as a `FrozenArray`
@@ -41,7 +42,8 @@ Copy = Callable[["NDArray[Any]"], "NDArray[Any] | StoredCopy"]
 #: Function that the owner of an array calls before entries of the array change. Arguments: the
 #: array, and the ascending positions of the entries (None: any entry may change).
 BeforeChange = Callable[["NDArray[Any]", "Int64 | None"], None]
-#: Size of the smallest array that a Freezer freezes, in bytes. Smaller arrays are copied.
+#: Size of the smallest array of which a Freezer takes a snapshot, in bytes. Smaller arrays are
+#: copied.
 _LEAST_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
 #: Largest number of saved changes of one snapshot. At this number, or at half the bytes of the
@@ -62,32 +64,35 @@ _Readers = list["weakref.ref[FrozenArray]"]
 
 
 class FrozenArray:
-    """Snapshot of an array: the content that the array had when it was frozen.
+    """Snapshot of an array: the content that the array had when the snapshot was taken.
 
     Attributes:
-        dtype: Data type of the snapshot's array.
-        shape: Shape of the snapshot's array.
+        dtype: Data type of the array in the snapshot.
+        shape: Shape of the array in the snapshot.
         nbytes: Size of the snapshot's whole content, in bytes.
         first: Position of the first entry that `pieces` has not yielded yet. The freezer need not
             save entries before this position.
     """
 
     def __init__(self, array: NDArray[Any], readers: _Readers) -> None:
-        """Snapshot a contiguous array. Only `Freezer.freeze` calls this constructor.
+        """Take a snapshot of a contiguous array.
+
+        Only `Freezer.freeze` calls the constructor of `FrozenArray`.
 
         Args:
-            array: Array to snapshot; the array's owner announces changes to the freezer.
+            array: Array of which to take a snapshot; the array's owner announces changes to the
+                freezer.
             readers: The freezer's list of snapshots of the array.
         """
         self.dtype, self.shape, self.nbytes = array.dtype, array.shape, array.nbytes
         self._array, self._readers = array, readers
-        # Saved changes, oldest first: (first entry, positions, old values). Positions None: the
-        # change saved all entries from the first entry on.
+        # Saved old values of the snapshot's array, oldest change first: (first entry, positions,
+        # old values). Positions None: the change saved all entries from the first entry on.
         self._aside: list[tuple[int, Int64 | None, NDArray[Any] | StoredCopy]] = []
         self._aside_bytes = 0
         self.first = 0
-        # A weak reference: the owner stops saving values for a snapshot that its reader has
-        # dropped.
+        # A weak reference is stored, so that the owner stops saving values for a snapshot that its
+        # reader has dropped.
         readers.append(weakref.ref(self))
 
     def __len__(self) -> int:
@@ -97,7 +102,8 @@ class FrozenArray:
     def again(self) -> FrozenArray:
         """Return a second snapshot of the same content, for another reader.
 
-        Nothing of this snapshot may have been read yet, because the saved values are shared.
+        Nothing of the original snapshot may have been read yet, because the two snapshots share the
+        saved values.
         """
         other = FrozenArray(self._array, self._readers)
         other._aside, other._aside_bytes = list(self._aside), self._aside_bytes
@@ -114,7 +120,7 @@ class FrozenArray:
         for start in range(0, self._array.size, size):
             stop = min(start + size, self._array.size)
             piece = self._copy(start, stop)
-            # Set `first` only after the copy: the owner saves no entries below `first`. If the
+            # `first` is set only after the copy: the owner saves no entries below `first`. If the
             # owner still reads the old value of `first`, it saves too many entries, which does no
             # harm.
             self.first = stop
@@ -124,13 +130,13 @@ class FrozenArray:
     def put_aside(
         self, first: int, indices: Int64 | None, values: NDArray[Any] | StoredCopy
     ) -> None:
-        """Save the old values of entries that the owner is about to change.
+        """Save the old values of entries that the owner of the array is about to change.
 
         Args:
-            first: First entry that any reader still needs.
+            first: Position of the first entry that any reader of a snapshot still needs.
             indices: [k] int64 ascending positions of `values`; None if `values` holds all entries
                 from `first` on.
-            values: Old values of these entries.
+            values: Old values of the entries that are about to change.
         """
         self._aside.append((first, indices, values))
         self._aside_bytes += values.nbytes + (0 if indices is None else indices.nbytes)
@@ -141,13 +147,13 @@ class FrozenArray:
         return len(self._aside) >= _MOST_ASIDES or self._aside_bytes > self.nbytes // 2
 
     def _copy(self, start: int, stop: int) -> NDArray[Any]:
-        # First copy the piece, then look for saved values. In the opposite order, the owner could
-        # save and change an entry between the look-up and the copy, and the piece would hold the
-        # new value.
+        # The piece is copied first, then saved values are looked up. In the opposite order, the
+        # owner could save and change an entry between the look-up and the copy, and the piece would
+        # hold the new value.
         piece = self._array.reshape(-1)[start:stop].copy()
         # `list` takes a snapshot, because the owner's thread may append meanwhile. The oldest saved
-        # change is written last: it holds the value at the freeze, and newer saved changes hold
-        # changed values.
+        # change is written last: it holds the value at the time of the snapshot, and newer saved
+        # changes hold changed values.
         for first, indices, values in reversed(list(self._aside)):
             if indices is None:
                 piece[:] = values[start - first : stop - first]
@@ -158,7 +164,9 @@ class FrozenArray:
 
 
 class Freezer:
-    """The snapshots of one owner's arrays. The owner calls `before_change` before each change.
+    """Takes and serves copy-on-write snapshots of one owner's arrays.
+
+    The owner of the arrays calls `before_change` before each change.
 
     Attributes:
         is_on: True if `freeze` returns snapshots that other threads may read. False if `freeze`
@@ -194,7 +202,8 @@ class Freezer:
 
         Args:
             array: Array that the owner is about to change.
-            indices: [k] int64 ascending positions of the entries; None: any entry may change.
+            indices: [k] int64 ascending positions of the entries that will change; None: any entry
+                may change.
         """
         if not self._found or (references := self._found.get(id(array))) is None:
             return
@@ -207,7 +216,7 @@ class Freezer:
             flat = array.reshape(-1)
             values: NDArray[Any] | StoredCopy
             if any(reader.has_much_aside for reader in readers):
-                indices = None  # None: save the whole array
+                indices = None  # the value None means to save the whole array
             if indices is None:
                 values = self._copy(flat[first:])
             else:
@@ -215,8 +224,8 @@ class Freezer:
                 values = flat[indices]
             for reader in readers:
                 reader.put_aside(first, indices, values)
-            # The saved copy now holds all entries that the readers have not read, so later changes
-            # do not concern these readers.
+            # The saved copy now holds all entries that the readers of snapshots have not read, so
+            # later changes do not concern these readers.
             if indices is None:
                 readers = []
         references[:] = [weakref.ref(reader) for reader in readers]

@@ -1,8 +1,9 @@
-"""Offer: the JSON document by which a worker describes a script's model to a PS without one.
+"""Offer: JSON document by which a worker describes a script's model to a parameter server.
 
-A PS runs no user code. The PS reads only the offer to know the model's variables, and how to step
-these variables. The PS builds only optimizers and constraints that
-`thinwire.ops.optimizers.described` allows by name.
+A parameter server runs no user code. The parameter server reads only the offer (a worker's
+description of the model) to know the model's variables, and how to step these variables. The
+parameter server builds only optimizers and constraints that `thinwire.ops.optimizers.described`
+allows by name.
 
 Source: design, section 10, "The PS runs no user code".
 """
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 FORMAT = 5
-#: Prefix of the names of rows from an offer (a worker's description of its model) in the run's
+#: Prefix of the names of entries from an offer (a worker's description of its model) in the run's
 #: fingerprint.
 OFFER_PREFIX = "script."
-#: Largest size of an offer that a PS reads, in bytes: an offer must fit into one message of the
-#: wire. A thousand variables take about 100 KiB.
+#: Largest size of an offer (a worker's description of its model) that a parameter server reads, in
+#: bytes: an offer must fit into one message of the wire. A thousand variables take about 100 KiB.
 MAX_DOCUMENT_BYTES = 1000 << 10
-#: Limits of an offer: most variables of a model, most entries along one axis, most characters of a
-#: path or class name.
+#: Limits of an offer (a worker's description of its model): most variables, most entries along one
+#: axis, most characters of a path or class name.
 MAX_VARIABLES, MAX_AXIS, MAX_NAME = 8192, (1 << 31) - 1, 1000
-#: Largest number of optimizers that the offer of a script may list.
+#: Largest number of optimizers that the offer (a worker's description) of a script may list.
 MAX_OPTIMIZERS = 64
 #: Smallest and largest allowed loss scale: the smallest and largest powers of two that are normal
 #: float32 numbers.
@@ -40,10 +41,10 @@ SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
 #: Largest number of the script's batches that a worker's last mini-batch of an epoch may count as.
 MOST_BATCHES = 2
-#: Values of --schedule_clock: counts at which a learning rate schedule is read.
+#: Values of the flag --schedule_clock: counts at which a learning rate schedule is read.
 CLOCKS = ("batches", "steps")
-#: Values of --model_from: the PS takes the model from the node's flags, or from the offer of the
-#: first admitted worker.
+#: Values of the flag --model_from: the parameter server takes the model from its own flags, or from
+#: the offer (description) of the first admitted worker.
 FROM_FLAGS, FROM_WORKER = "flags", "worker"
 
 
@@ -53,7 +54,7 @@ class Described:
 
     Attributes:
         name: Name of the object's Keras class.
-        config: Arguments of the class, as the object's `get_config` returns the arguments.
+        config: Arguments of the Keras class, as the object's `get_config` returns the arguments.
     """
 
     name: str
@@ -62,21 +63,22 @@ class Described:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerOffer:
-    """Description of a script's optimizer with which the PS steps variables.
+    """Description of a script's optimizer with which the parameter server steps variables.
 
     Attributes:
-        optimizer: Class and arguments of the optimizer, without a wrapper for loss scaling.
-        without_decay: Paths of the variables that the weight decay excludes
+        optimizer: Class and arguments of the script's optimizer, without a wrapper for loss
+            scaling.
+        without_decay: Paths of the variables that weight decay excludes
             (`exclude_from_weight_decay`).
-        clock: Count at which the optimizer's schedule is read: "batches" for the script's batches
-            that the run has consumed, "steps" for the optimizer's steps.
+        clock: Count at which the optimizer's learning rate schedule is read: "batches" for the
+            script's batches that the run has consumed, "steps" for the optimizer's steps.
         by_adamw: Paths of the variables that the optimizer, if it is Muon, steps with AdamW's rule.
         iterations: Number of steps that the optimizer took before the phase (the time in which the
             run trains this model).
         paths: Paths of the variables that the optimizer steps. Empty if the only optimizer steps
             all variables.
         has_slots: True if the worker sends the optimizer's slots (state arrays) with the weights.
-            If False, the PS' optimizer starts with the slots of a new optimizer.
+            If False, the parameter server's optimizer starts with the slots of a new optimizer.
     """
 
     optimizer: Described
@@ -90,13 +92,16 @@ class OptimizerOffer:
 
 @dataclasses.dataclass(frozen=True)
 class LossScale:
-    """Initial state of a dynamic loss scale. The PS adjusts the scale during the run.
+    """Initial state of a dynamic loss scale (factor on the loss against float16 underflow).
+
+    The parameter server adjusts the loss scale during the run.
 
     Attributes:
-        initial: Loss scale at the start of the phase.
-        growth_steps: Number of consecutive updates without overflow after which the scale doubles.
+        initial: Loss scale at the start of the phase (the time in which the run trains this model).
+        growth_steps: Number of consecutive updates without overflow after which the loss scale
+            doubles.
         streak: Number of consecutive updates without overflow at the end of the script's steps
-            before the phase.
+            before the phase (the time in which the run trains this model).
     """
 
     initial: float
@@ -109,25 +114,26 @@ class Offer:
     """Description of a script's model, which a worker sends to a PS without a model.
 
     Attributes:
-        spec: Paths, shapes and dtypes of the shared variables, in order.
+        spec: Paths, shapes and dtypes of the shared variables of the model, in order.
         statistics: Number of values of moving statistics that shard 0 averages over the workers.
-        optimizers: Optimizers with which the PS steps. Each variable belongs to exactly one
-            optimizer. Empty if workers step and send changes of weights.
-        constraints: Variable's path -> Keras constraint that the PS applies to the variable.
-        unused: Paths of shared variables without a gradient. No optimizer steps or decays these
-            variables.
+        optimizers: Optimizers with which the parameter server steps. Each variable belongs to
+            exactly one optimizer. Empty if workers step and send changes of weights.
+        constraints: Variable's path -> Keras constraint that the parameter server applies to the
+            variable.
+        unused: Paths of shared variables without a gradient. No optimizer steps or decays the
+            unused variables.
         loss_scale: Initial state of the dynamic loss scale. None if the script does not scale
             losses.
         num_examples: Number of examples of the whole training set; 0 if unknown.
         num_batches: Number of batches per epoch when the script runs without Thinwire; 0 if
             unknown.
-        first_batches: For each optimizer of the script, on the PS or on workers: number of batches
-            that its schedule counted before the phase. Empty if the counts equal the optimizers'
-            steps.
-        weights_digest: SHA-256 of the initial weights, in hexadecimal. Shards compare the digests
-            that they have received.
-        script_optimizer: Names of the script's compiled optimizers, by which the PS compares the
-            workers' scripts.
+        first_batches: For each optimizer of the script, on the parameter server or on workers:
+            number of batches that its learning rate schedule counted before the phase (the time in
+            which the run trains this model). Empty if the counts equal the optimizers' steps.
+        weights_digest: SHA-256 of the initial weights, in hexadecimal. Shard servers compare the
+            digests that they have received.
+        script_optimizer: Names of the script's compiled optimizers, by which the parameter server
+            compares the workers' scripts.
         succession: Number of times that the script replaced the model that it trains by a new
             model.
     """
@@ -146,7 +152,7 @@ class Offer:
     succession: int = 0
 
     def to_json(self) -> str:
-        """Return the offer's document, as JSON text."""
+        """Return the offer's document (the worker's description of its model), as JSON text."""
         rows = dataclasses.asdict(self)
         rows["spec"] = [
             [tensor.path, list(tensor.shape), tensor.dtype] for tensor in self.spec.tensors
@@ -156,9 +162,10 @@ class Offer:
     def fingerprint(self) -> list[tuple[str, str]]:
         """Return (name, value) of each property that must be equal in all scripts of a run.
 
-        The fingerprint leaves out the variables, which a Hello message lists separately. It also
-        leaves out the values that training changes: the initial weights, the optimizers' state, the
-        loss scale, and learning rates that are numbers. The run takes these values from the first
+        The fingerprint of an offer leaves out the variables, which a Hello message lists
+        separately. The fingerprint of an offer also leaves out the values that training changes:
+        the initial weights, the optimizers' state, the loss scale, and learning rates that are
+        numbers. The run takes initial weights, optimizer state and learning rates from the first
         worker, and a worker that rejoins may have other values.
         """
         document = json.loads(self.to_json())
@@ -174,7 +181,7 @@ class Offer:
         return [(f"{OFFER_PREFIX}{name}", json.dumps(document[name])) for name in sorted(document)]
 
     def schedule_starts(self) -> tuple[int, ...]:
-        """Return each optimizer's schedule count (batches or steps) at the start of the phase."""
+        """Return each optimizer's schedule count (batches or steps) at the model's start."""
         return self.first_batches or tuple(optimizer.iterations for optimizer in self.optimizers)
 
     def groups(self) -> list[tuple[int, ...]]:
@@ -194,7 +201,7 @@ def offer_difference(name: str, expected: str, given: str) -> str:
     """
     try:
         expected_value, given_value = json.loads(expected), json.loads(given)
-    except (ValueError, RecursionError):  # not JSON: a client may send any text
+    except (ValueError, RecursionError):  # the text is not JSON: a client may send any text
         return f"{name}: expected {expected:.100}, got {given:.100}"
     place = name
     while isinstance(expected_value, dict | list) and type(expected_value) is type(given_value):
@@ -220,12 +227,13 @@ def weights_digest(flat: Float32) -> str:
 
 
 def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
-    """Read and check an offer's document, which comes from an untrusted worker.
+    """Read and check an offer (description of a model), which comes from an untrusted worker.
 
-    The function builds no Keras object, and allocates no memory for the model.
+    `read_offer` builds no Keras object, and allocates no memory for the model.
 
     Args:
-        document: JSON text of the offer, in the format of `Offer.to_json`.
+        document: JSON text of the offer (a worker's description of its model), in the format of
+            `Offer.to_json`.
         max_model_bytes: Largest size of all shared variables as float32, in bytes.
 
     Raises:
@@ -234,44 +242,56 @@ def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
     """
     if len(document) > MAX_DOCUMENT_BYTES:
         raise ConfigurationError(
-            f"the offer has {len(document)} bytes; expected at most {MAX_DOCUMENT_BYTES}."
+            f"the description of a script's model has {len(document)} bytes; expected at most "
+            f"{MAX_DOCUMENT_BYTES} bytes."
         )
     try:
         return _offer_of(json.loads(document), max_model_bytes)
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         raise ConfigurationError(
-            f"the offer cannot be read ({type(error).__name__}: {error!s:.200}); expected the "
-            "document of a worker with the same version of Thinwire."
+            f"the description of a script's model cannot be read ({type(error).__name__}: "
+            f"{error!s:.200}); expected the description from a worker with the same version of "
+            "Thinwire."
         ) from error
 
 
 def _offer_of(found: Any, max_model_bytes: int) -> Offer:
     if found["format"] != FORMAT:
-        raise ValueError(f"format {found['format']!r}; expected {FORMAT}")
+        raise ValueError(
+            f"the description has format {found['format']!r}; expected format {FORMAT}"
+        )
     if len(found["spec"]) > MAX_VARIABLES:
-        raise ValueError(f"{len(found['spec'])} variables; expected at most {MAX_VARIABLES}")
+        raise ValueError(
+            f"the model has {len(found['spec'])} variables; expected at most {MAX_VARIABLES}"
+        )
     tensors = tuple(_tensor(row) for row in found["spec"])
     paths = {tensor.path for tensor in tensors}
     if not tensors or len(paths) < len(tensors):
-        raise ValueError("expected at least one variable, and each path once")
+        raise ValueError(
+            "the model has no variables, or two variables with the same path; expected at least "
+            "one variable, and each path once"
+        )
     spec = ModelSpec(tensors)
     if not spec.num_parameters:
-        raise ValueError("expected at least one trainable value")
+        raise ValueError(
+            "the model's variables have no values; expected at least one trainable value"
+        )
     num_bytes = 4 * (spec.num_parameters + _count(found["statistics"]))
     if num_bytes > max_model_bytes:
         raise ConfigurationError(
-            f"the offered model takes {num_bytes:,} bytes; expected at most {max_model_bytes:,}. "
-            "Give the PS a larger --max_model_bytes if that is right."
+            f"the model that a worker offers has {num_bytes:,} bytes; expected at most "
+            f"{max_model_bytes:,} bytes. Give the PS a larger --max_model_bytes if this size is "
+            "intended."
         )
     named = {*found["constraints"], *found["unused"]}
     if len(found["optimizers"]) > MAX_OPTIMIZERS:
         count = len(found["optimizers"])
-        raise ValueError(f"{count} optimizers; expected at most {MAX_OPTIMIZERS}")
+        raise ValueError(f"the script has {count} optimizers; expected at most {MAX_OPTIMIZERS}")
     optimizers = tuple(_optimizer(row) for row in found["optimizers"])
     for optimizer in optimizers:
         named |= {*optimizer.without_decay, *optimizer.by_adamw, *optimizer.paths}
     if unknown := sorted(named - paths):
-        raise ValueError(f"{unknown[0]!r:.100} is no variable of the model")
+        raise ValueError(f"the path {unknown[0]!r:.100} is no variable of the model")
     _check_groups(optimizers, paths)
     scale = found["loss_scale"]
     return Offer(
@@ -310,23 +330,28 @@ def _check_groups(optimizers: Sequence[OptimizerOffer], paths: Collection[str]) 
     if not all(optimizer.paths for optimizer in optimizers):
         raise ValueError("an optimizer has no variables; expected at least one for each optimizer")
     if optimizers and (len(set(stepped)) < len(stepped) or len(stepped) < len(paths)):
-        raise ValueError("expected each variable to be stepped by exactly one optimizer")
+        raise ValueError(
+            "a variable belongs to no optimizer or to several optimizers; expected exactly one "
+            "optimizer for each variable"
+        )
 
 
 def _tensor(row: Any) -> TensorSpec:
     path, shape, dtype = row
     if dtype != "float32":
-        raise ValueError(f"{path!r:.100} is {dtype!r:.20}; expected float32")
+        raise ValueError(f"the variable {path!r:.100} has dtype {dtype!r:.20}; expected float32")
     sizes = tuple(_count(size) for size in shape)
     if len(sizes) > 32 or max(sizes, default=0) > MAX_AXIS or math.prod(sizes) > 1 << 40:
-        raise ValueError(f"{path!r:.100} has the shape {sizes!r:.100}")
+        raise ValueError(
+            f"the variable {path!r:.100} has the shape {sizes!r:.100}, which is not valid"
+        )
     return TensorSpec(_name(path), sizes)
 
 
 def _described(row: Any) -> Described:
     config = row["config"]
     if not isinstance(config, dict):
-        raise ValueError(f"config is {config!r:.50}; expected named arguments")
+        raise ValueError(f"the config of an optimizer is {config!r:.50}; expected named arguments")
     return Described(_name(row["name"]), config)
 
 
@@ -335,7 +360,7 @@ def _loss_scale(row: Any) -> LossScale:
     is_number = isinstance(initial, int | float) and not isinstance(initial, bool)
     if not is_number or not SMALLEST_SCALE <= initial <= LARGEST_SCALE or not steps:
         raise ValueError(
-            f"loss_scale {row!r:.100}; expected a number from {SMALLEST_SCALE:g} to "
+            f"the field loss_scale is {row!r:.100}; expected a number from {SMALLEST_SCALE:g} to "
             f"{LARGEST_SCALE:g}, and at least one step"
         )
     return LossScale(float(initial), steps, _count(row["streak"]))
@@ -344,7 +369,9 @@ def _loss_scale(row: Any) -> LossScale:
 def _digest(value: Any) -> str:
     """Check and return a digest of weights, which a PS sends to every client in a Welcome."""
     if not _DIGEST.fullmatch(_word(value)):
-        raise ValueError(f"weights_digest {value!r:.100}; expected 64 hexadecimal digits, or none")
+        raise ValueError(
+            f"the field weights_digest is {value!r:.100}; expected 64 hexadecimal digits, or none"
+        )
     return str(value)
 
 
@@ -352,39 +379,45 @@ def _classes(value: Any) -> str:
     """Check and return the names of a script's optimizers, which error messages quote."""
     text = _word(value)
     if not text.isprintable() or len(text) > MAX_OPTIMIZERS * MAX_NAME:
-        raise ValueError(f"script_optimizer {text!r:.100}; expected names of classes")
+        raise ValueError(f"the field script_optimizer is {text!r:.100}; expected names of classes")
     return text
 
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-        raise ValueError(f"{value!r:.50}; expected a whole number, 0 or more")
+        raise ValueError(f"a count is {value!r:.50}; expected a whole number, 0 or more")
     return value
 
 
 def _counts(values: Any, num_optimizers: int) -> tuple[int, ...]:
-    """Check and return the batch counts in an offer, one count per optimizer.
+    """Check and return the batch counts in an offer (a model description), one per optimizer.
 
-    If the optimizers step on workers, any number of counts is valid, because the offer then lists
-    no optimizers.
+    If the optimizers step on workers, any number of batch counts is valid, because the offer then
+    lists no optimizers.
     """
     if not isinstance(values, list) or len(values) > MAX_OPTIMIZERS:
-        raise ValueError(f"{values!r:.50}; expected at most {MAX_OPTIMIZERS} counts")
+        raise ValueError(
+            f"the counts of batches are {values!r:.50}; expected a list of at most "
+            f"{MAX_OPTIMIZERS} counts"
+        )
     if values and num_optimizers and len(values) != num_optimizers:
-        raise ValueError(f"{len(values)} counts; expected one for each of {num_optimizers}")
+        raise ValueError(
+            f"the description has {len(values)} counts of batches; expected one count for each of "
+            f"the {num_optimizers} optimizers"
+        )
     return tuple(_count(value) for value in values)
 
 
 def _truth(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{value!r:.50}; expected true or false")
+        raise ValueError(f"a field is {value!r:.50}; expected true or false")
     return value
 
 
 def _word(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r:.50}; expected text")
-    value.encode()  # raises an error for half a surrogate pair, which UTF-8 cannot encode
+        raise ValueError(f"a field is {value!r:.50}; expected text")
+    value.encode()  # `encode` raises an error for half a surrogate pair, which UTF-8 cannot encode
     return value
 
 
@@ -392,17 +425,17 @@ def _name(value: Any) -> str:
     """Check and return a path or class name, which logs and messages quote."""
     name = _word(value)
     if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
-        raise ValueError(f"{name!r:.100}; expected 1 to {MAX_NAME} printable characters")
+        raise ValueError(f"a name is {name!r:.100}; expected 1 to {MAX_NAME} printable characters")
     return name
 
 
 def _words(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list):
-        raise ValueError(f"{values!r:.50}; expected a list")
+        raise ValueError(f"a field is {values!r:.50}; expected a list")
     return tuple(_word(value) for value in values)
 
 
 def _one_of(value: Any, legal: tuple[str, ...]) -> str:
     if value not in legal:
-        raise ValueError(f"{value!r:.50}; expected one of {', '.join(legal)}")
+        raise ValueError(f"a field is {value!r:.50}; expected one of {', '.join(legal)}")
     return str(value)

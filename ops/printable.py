@@ -10,8 +10,9 @@ _LONGEST_LINE = 1000
 def printable(text: str, longest: int) -> str:
     r"""Return the first `longest` characters of a text, with unprintable characters escaped.
 
-    A line break would start a forged log line. An escape sequence would control a terminal. Half a
-    surrogate pair cannot be encoded for sending.
+    A line break in another machine's text would start a forged log line. An escape sequence in
+    another machine's text would control a terminal. Half a surrogate pair cannot be encoded for
+    sending.
 
     >>> printable("fine\nERROR", 11)
     'fine\\nERROR'

@@ -1,7 +1,8 @@
 """Data types that all parts of Thinwire use: models, shards, packets, updates.
 
-The types are plain frozen dataclasses. This module imports neither TensorFlow nor numpy at run
-time, so that ``--help`` and the definition of flags do not wait for these imports.
+The data types of `thinwire.ops.types` are plain frozen dataclasses. The module `thinwire.ops.types`
+imports neither TensorFlow nor numpy at run time, so that ``--help`` and the definition of flags do
+not wait for these imports.
 """
 
 from __future__ import annotations
@@ -28,15 +29,21 @@ State = dict[str, Any]
 
 
 class Kind(enum.Enum):
-    """Meaning of the values in an update or a packet."""
+    """Meaning of the values in an update or a packet (coded update)."""
 
-    GRADIENT = "gradient"  # mean gradient of a mini-batch, without the learning rate
-    DELTA = "delta"  # change of weights, in which the learning rate is applied already
-    VALUES = "values"  # weights after a round that the workers summed themselves, or no values
+    # the values are the mean gradient of a mini-batch, without the learning rate
+    GRADIENT = "gradient"
+    # the values are a change of weights, in which the learning rate is applied already
+    DELTA = "delta"
+    # the values are weights after a round that the workers summed themselves, or there are none
+    VALUES = "values"
 
 
 class ConfigurationError(Exception):
-    """Error: the run cannot work as configured. The message names cause and fix. Exit code 2."""
+    """Error: the training run cannot work as configured.
+
+    The message of a ConfigurationError names cause and fix. Exit code 2.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +56,16 @@ class TensorSpec:
 
     @property
     def size(self) -> int:
-        """Number of entries of the variable."""
+        """Number of entries of the shared variable."""
         return math.prod(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """The shared variables in W_global order. "The model" is their flattened concatenation."""
+    """The shared variables of a model in W_global order.
+
+    The flat model is the concatenation of the flattened shared variables.
+    """
 
     tensors: tuple[TensorSpec, ...]
 
@@ -72,7 +82,7 @@ class ModelSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A slice: the entries ``start:stop`` of the flattened tensor with number ``tensor``."""
+    """A variable slice: the entries ``start:stop`` of the flattened tensor number ``tensor``."""
 
     tensor: int
     start: int
@@ -80,36 +90,37 @@ class Slice:
 
     @property
     def size(self) -> int:
-        """Number of entries of the slice."""
+        """Number of entries of the variable slice."""
         return self.stop - self.start
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardLayout:
-    """Layout of one PS shard's flat buffer: a concatenation of slices, in tensor order."""
+    """Layout of one shard server's flat weights: a concatenation of slices, in tensor order."""
 
     slices: tuple[Slice, ...]
 
     @property
     def size(self) -> int:
-        """Number of entries of the shard's flat buffer."""
+        """Number of entries of the shard server's flat weights."""
         return self.offsets[-1]
 
     @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Position of each slice in the shard's flat buffer, and last the total size."""
+        """Position of each variable slice in the shard's flat weights, and last the total size."""
         return (0, *itertools.accumulate(piece.size for piece in self.slices))
 
 
 @dataclasses.dataclass(frozen=True)
 class CodedValues:
-    """Coded values of a block's entries: value = data * scale.
+    """Coded values of a block's entries, which decode to data * scale.
 
     Attributes:
-        dtype: Name of the value format, one of VALUE_DTYPES.
-        data: [k] codes, with numpy dtype float32, uint16 (the bits of a bfloat16), float16 or int8.
-        scale: Factor of all codes: the quantization step of int8. For all formats except int8 it is
-            1, unless the values were multiplied by a number after coding.
+        dtype: Name of the coded values' format, for example float32 or int8 (VALUE_DTYPES).
+        data: [k] codes of the values, with numpy dtype float32, uint16 (the bits of a bfloat16),
+            float16 or int8.
+        scale: Factor on all codes: the quantization step of int8. For all formats except int8 the
+            factor is 1, unless the values were multiplied by a number after coding.
     """
 
     dtype: str
@@ -124,28 +135,31 @@ class CodedValues:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChunkedValues(CodedValues):
-    """Coded values of a few bits, with separate scales for each chunk of entries.
+    """Values quantized to a few bits, with separate scales for each chunk of entries.
 
-    A chunk is a run of consecutive entries of a flattened tensor. ``dtype`` is one of FEW_BITS.
-    ``data`` [k] uint8 holds the sign in the highest bit of the code (set: negative), and the index
-    of the magnitude in the lower bits. `thinwire.ops.kernels.few_bits` defines the magnitudes.
+    A chunk is a range of consecutive entries of a flattened tensor. The value of ``dtype`` is a
+    few-bit format, for example int4 or sign (FEW_BITS). The array ``data`` [k] uint8 has the sign
+    in the highest bit of each code (set: negative), and the index of the magnitude in the lower
+    bits. The module `thinwire.ops.kernels.few_bits` defines the magnitudes of few-bit values.
     """
 
-    scales: Float32  # [c, scales of a chunk] float32, exact in bfloat16, not negative
-    edges: Int64  # [c + 1] chunk i has the values data[edges[i] : edges[i + 1]], at least one
+    # [c, number of scales of a chunk] float32 scales, exact in bfloat16, not negative
+    scales: Float32
+    # [c + 1] edges of chunks: chunk i has the values data[edges[i] : edges[i + 1]], at least one
+    edges: Int64
     chunk: int  # number of entries of a full chunk, at least 1
     first: int = 0  # position of the block's first entry within its chunk
 
     @property
     def num_bytes(self) -> int:
-        """Size of the codes, scales and edges, in bytes."""
+        """Size of the codes, scales and edges of the few-bit values, in bytes."""
         return self.data.nbytes + self.scales.nbytes + self.edges.nbytes
 
     def part(self, values: slice, start: int) -> ChunkedValues:
         """Return a range of consecutive values as the values of a smaller block.
 
         Args:
-            values: Range of `data` to return.
+            values: Range of the array `data` (coded values) to return.
             start: Position of the smaller block's first entry in the present block.
         """
         first_chunk = int(self.edges.searchsorted(values.start, "right")) - 1
@@ -160,14 +174,14 @@ class ChunkedValues(CodedValues):
         )
 
 
-#: Value format with at most one scale per block -> bytes of one value.
+#: Value format with at most one scale per block -> number of bytes of one value.
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 VALUE_DTYPES = tuple(VALUE_BYTES)
-#: Value format with scales for each chunk of entries -> bits of one value.
+#: Few-bit value format, with scales for each chunk of entries -> number of bits of one value.
 FEW_BITS = {"int4": 4, "int2": 2, "means2": 2, "sign": 1}
-#: Name of any value format -> bits of one value.
+#: Name of any value format -> number of bits of one value.
 VALUE_BITS = {name: 8 * width for name, width in VALUE_BYTES.items()} | FEW_BITS
-#: Default number of consecutive entries that share scales (a chunk).
+#: Default number of consecutive entries that share scales (a chunk) in few-bit quantization.
 CHUNK_ENTRIES = 4096
 
 
@@ -178,18 +192,22 @@ def where_of(indices: Int64 | None) -> Int64 | slice:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Values of one tensor in a packet; after routing, values of one or more slices.
+    """Values of one tensor in a packet, or of one or more variable slices after division by shard.
 
-    ``indices`` are ascending, unique positions relative to the block's first entry; ``None`` means
-    every entry (dense). A sparse block may be empty.
+    ``indices`` of a block are ascending, unique positions relative to the block's first entry;
+    ``None`` means every entry (dense). A block with sparse values may be empty.
     """
 
-    slot: int  # tensor number in the ModelSpec; after routing, slice number in the ShardLayout
-    size: int  # number of entries that the block spans
-    indices: Int64 | None  # [k] int64 positions; None: dense
-    values: CodedValues  # [k] values, or [size] values of a dense block
+    # number of the tensor in the ModelSpec; after division among shards, slice number in the
+    # ShardLayout
+    slot: int
+    size: int  # number of entries of the tensor or slices that the block spans
+    indices: Int64 | None  # [k] int64 positions of the block's values; None: dense block
+    values: CodedValues  # [k] coded values, or [size] values of a dense block
     _: dataclasses.KW_ONLY
-    slots: int = 1  # number of slices that the block spans, from `slot` on; 1 before routing
+    # number of variable slices that the block spans, from number `slot` on; 1 before division among
+    # shards
+    slots: int = 1
 
     @property
     def num_bytes(self) -> int:
@@ -207,13 +225,15 @@ class Packet:
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """A decoded push, with positions in one shard's flat buffer.
+    """A decoded update of weights, with positions in one shard server's flat weights.
 
-    ``indices`` are ascending and unique; ``None`` means every entry (dense).
+    The ``indices`` of an update are ascending and unique; ``None`` means every entry (dense).
     """
 
-    indices: Int64 | None  # [k] int64 positions; None: dense
-    values: Float32  # [k] float32 values, or [shard size] values of a dense update
+    # [k] int64 positions of the update's values in the flat weights; None: dense update
+    indices: Int64 | None
+    # [k] float32 values, or [number of weights of the shard server] values of a dense update
+    values: Float32
 
     @property
     def num_bytes(self) -> int:
@@ -225,27 +245,31 @@ class SpareUpdate(Update):
     """A dense update that a merge may overwrite, because no other object uses its values."""
 
 
-#: Class of service of unmarked traffic. It is the last class; the network serves class 0 first.
+#: Network class of service of unmarked traffic. It is the last class; the network serves class 0
+#: first.
 BEST_EFFORT = 7
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """Settings of one worker's emulated link; 0 switches a limit off.
+    """Settings of one worker's emulated network link; 0 switches a limit off.
 
-    `mbps`, `delay_ms` and `loss` apply to both directions. The other settings apply to the uplink
-    only, because all datagrams go up.
+    The settings `mbps`, `delay_ms` and `loss` of an emulated link apply to both directions. All
+    settings of an emulated link except rate, delay and loss apply to the uplink only, because only
+    workers send datagrams.
     """
 
-    mbps: float = 0.0  # rate of the link in megabit per second; 0: no limit
-    delay_ms: float = 0.0  # one-way delay of the link in milliseconds
-    loss: float = 0.0  # probability that a 1,448-byte segment, or a datagram, is lost
-    queue_kb: float = 0.0  # size of each class's queue for datagrams and background, in 1,000 bytes
-    reorder: float = 0.0  # probability that a datagram arrives behind later datagrams
-    duplicate: float = 0.0  # probability that a datagram arrives twice
+    mbps: float = 0.0  # rate of the emulated link in megabit per second; 0: no limit
+    delay_ms: float = 0.0  # one-way delay of the emulated link in milliseconds
+    loss: float = 0.0  # probability that the emulated link loses a 1,448-byte segment or a datagram
+    # size of each class's queue for datagrams and background traffic, in 1,000 bytes
+    queue_kb: float = 0.0
+    # probability that the emulated link delivers a datagram behind later datagrams
+    reorder: float = 0.0
+    duplicate: float = 0.0  # probability that the emulated link delivers a datagram twice
     # Rate of emulated background traffic on the uplink, in megabit per second.
     background_mbps: float = 0.0
-    background_class: int = BEST_EFFORT  # class of service of the background traffic
+    background_class: int = BEST_EFFORT  # network class of service of the background traffic
 
     @property
     def active(self) -> bool:
@@ -263,14 +287,15 @@ class Link:
 class LowRankBlock(Block):
     """A block that holds a product of two thin matrices in factored form.
 
-    Entry i of the block is entry ``first + i``, counted row by row, of ``left @ right.T``.
-    ``values`` hold the left matrix [rows * rank], row by row. ``indices`` is None.
+    Entry i of a low-rank block is entry ``first + i``, counted row by row, of ``left @ right.T``.
+    The ``values`` of a low-rank block are the left matrix [rows * rank], row by row. ``indices`` is
+    None.
     """
 
-    # [columns * rank] right matrix, row by row; its dtype is the dtype of `values`.
+    # [columns * rank] right matrix of the product, row by row; its dtype is the dtype of `values`.
     right: CodedValues
-    rank: int  # rank of the product, at least 1
-    first: int  # column of the block's first entry in its row, below `columns`
+    rank: int  # rank of the matrix product, at least 1
+    first: int  # column of the block's first entry in its row of the product, below `columns`
 
     @property
     def columns(self) -> int:
@@ -282,17 +307,19 @@ class LowRankBlock(Block):
 class RangedBlock(Block):
     """A dense block that was received in part: some ranges of equal length are missing.
 
-    Range i covers entries ``i * block_entries`` up to the next range or the end of the slot.
-    ``values`` concatenate the values of the present ranges. ``indices`` is None. ``size`` counts
-    the entries of the whole slot.
+    Range i of the block covers entries ``i * block_entries`` up to the next range or the end of the
+    variable slice. The ``values`` of a ranged block are the concatenated values of the ranges that
+    have arrived. ``indices`` is None. The ``size`` of a ranged block counts the entries of the
+    whole variable slice.
     """
 
-    block_entries: int  # number of entries of a range, at least 1; the last range may have fewer
-    present: NDArray[np.bool_]  # [ceil(size / block_entries)] True for each present range
+    # number of entries of a range of the block, at least 1; the last range may have fewer
+    block_entries: int
+    present: NDArray[np.bool_]  # [ceil(size / block_entries)] True for each range that has arrived
 
 
-#: Metadata that marks a policy's field that only one node uses. The run's fingerprint leaves the
-#: field out.
+#: Metadata of a dataclass field of a policy that only one node uses. The run's fingerprint leaves
+#: the field out.
 OWN: Mapping[str, bool] = {"own": True}
 
 
@@ -316,8 +343,8 @@ def configured(policy: type[_Policy], choices: object) -> _Policy:
 def describe(policy: Policy) -> Mapping[str, Any]:
     """Return a policy's hyper-parameters by name, for the fingerprint and the summary.
 
-    The hyper-parameters of a wrapped policy follow under the name of its class:
-    ``{"inner": "TopK", "TopK.compression_rate": 0.01, ...}``.
+    The hyper-parameters of a wrapped policy follow under the name of its class: ``{"inner": "TopK",
+    "TopK.compression_rate": 0.01, ...}``.
     """
     fields = (field for field in dataclasses.fields(policy) if not field.metadata.get("own"))
     values = {field.name: getattr(policy, field.name) for field in fields}

@@ -11,12 +11,12 @@ from thinwire.ops.types import ModelSpec, ShardLayout, Slice
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 
-#: Most entries of an array metric that become separate numbered metrics.
+#: Largest number of entries of an array metric that become separate numbered metrics.
 _MOST_ENTRIES = 100
 
 
 def encode_metrics(logs: Mapping[str, Any]) -> list[pb.Metric]:
-    """Return the result of Keras' evaluate as messages; values that are not numeric are left out.
+    """Return the result of Keras' `evaluate` as messages, without values that are not numeric.
 
     Args:
         logs: Value of each metric by name: a number or an array of any shape.
@@ -76,10 +76,10 @@ def encode_layouts(layouts: Iterable[ShardLayout]) -> list[pb.Layout]:
 
 
 def decode_layouts(layouts: Sequence[pb.Layout], spec: ModelSpec) -> tuple[ShardLayout, ...]:
-    """Return the layouts of all shards, checked against the model.
+    """Return the layouts of all shards (the slices each shard stores), checked against the model.
 
     Args:
-        layouts: Layout messages of all shards.
+        layouts: Messages with the layouts (stored slices of variables) of all shards.
         spec: Model whose variables the shards hold.
 
     Raises:
@@ -88,7 +88,9 @@ def decode_layouts(layouts: Sequence[pb.Layout], spec: ModelSpec) -> tuple[Shard
     result, sizes = [], [tensor.size for tensor in spec.tensors]
     for layout in layouts:
         if not len(layout.variables) == len(layout.starts) == len(layout.stops):
-            raise Malformed("the variables, starts and stops of a layout differ in length")
+            raise Malformed(
+                "the lists of variables, starts and stops in a received layout differ in length"
+            )
         rows = zip(layout.variables, layout.starts, layout.stops, strict=True)
         result.append(ShardLayout(tuple(Slice(*row) for row in rows)))
     pieces = sorted(
@@ -98,8 +100,8 @@ def decode_layouts(layouts: Sequence[pb.Layout], spec: ModelSpec) -> tuple[Shard
     ends = [0] * len(sizes)
     for tensor, start, stop in pieces:
         if tensor >= len(sizes) or start != ends[tensor] or stop < start:
-            raise Malformed("the layouts belong to another model")
+            raise Malformed("the received layouts belong to another model")
         ends[tensor] = stop
     if ends != sizes:
-        raise Malformed("the layouts belong to another model")
+        raise Malformed("the received layouts belong to another model")
     return tuple(result)

@@ -1,8 +1,8 @@
 """Cuts messages into frames of at most 1 MiB, and reassembles messages from frames.
 
 A frame is exactly the protobuf bytes of one envelope: ToServer, ToClient, ToPeer or FromPeer.
-Frames with bulk bytes are encoded and decoded by hand, because protobuf's runtime would copy the
-bulk bytes once more on each side.
+The module `framing` encodes and decodes frames with payload bytes itself, because protobuf's
+runtime would copy the payload bytes once more on each side.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ INLINE_BYTES = 64 << 10
 #: bytes. Up to this size, two more copies cost less than one more message.
 MOST_INLINE_BYTES = 256 << 10
 
-_BULK_TAG = b"\x1a"  # Field 3 of each envelope message: push, reply, part or holding.
+# Field 3 of each envelope message (such as ToServer) is push, reply, part or holding.
+_BULK_TAG = b"\x1a"
 _BULK_BODIES = ("push", "reply", "part", "holding")
-_CHUNK_TAG = b"\x22"  # Field 4 of each envelope message: chunk.
-_DATA_TAG = 0x0A  # Tag of field 1 of Chunk: data.
-_PAYLOAD_TAG = b"\x6a"  # Field 13 of each message with bulk bytes: payload.
-_CHUNK_OVERHEAD = 8  # Two tags of one byte and two lengths of three bytes.
+_CHUNK_TAG = b"\x22"  # Field 4 of each envelope message (such as ToServer) is chunk.
+_DATA_TAG = 0x0A  # Encoded tag of the field data, field 1 of the message Chunk.
+_PAYLOAD_TAG = b"\x6a"  # Field 13 of each message with payload bytes is payload.
+_CHUNK_OVERHEAD = 8  # A chunk's header has two tags of one byte and two lengths of three bytes.
 _NO_BYTES = memoryview(b"")
-#: Most and fewest payload bytes of one chunk.
+#: Largest and smallest number of payload bytes of one chunk.
 MAX_CHUNK_BYTES = MAX_MESSAGE_BYTES - _CHUNK_OVERHEAD
 MIN_CHUNK_BYTES = 16 << 10
 
@@ -47,21 +48,22 @@ BytesLike = bytes | bytearray | memoryview
 Piece = BytesLike | FrozenArray
 Envelope = pb.ToServer | pb.ToClient | peers.ToPeer | peers.FromPeer
 Bulk = pb.Push | pb.Reply | peers.Part | peers.Holding
-#: Messages whose payload always follows as chunks. Offer and Slots are rare.
+#: Messages whose payload always follows as chunks. The messages Offer and Slots are rare.
 Chunked = pb.Offer | pb.Slots
 Message = TypeVar("Message", pb.ToServer, pb.ToClient, peers.ToPeer, peers.FromPeer)
 
 
 class Malformed(Exception):
-    """The received bytes are not a message, or not a message that the receiver allows now."""
+    """Error: the received bytes are not a message, or not one that the receiver allows now."""
 
 
 class Chunk:
-    """A frame that continues a payload. Its parts are joined only when the frame is encoded.
+    """A frame that continues the payload of a message. The parts of a payload frame are joined only
+    when the frame is encoded.
 
     Attributes:
-        parts: Views of the payload's bytes, in order.
-        num_bytes: Total number of bytes of all parts.
+        parts: Views of the bytes of the payload, in order.
+        num_bytes: Total number of payload bytes of all parts.
     """
 
     __slots__ = ("_head", "num_bytes", "parts")
@@ -73,22 +75,22 @@ class Chunk:
         self._head = b"".join((_CHUNK_TAG, outer, bytes((_DATA_TAG,)), length))
 
     def __len__(self) -> int:
-        """Return the size of the encoded chunk frame, in bytes."""
+        """Return the size of the encoded frame with the payload bytes, in bytes."""
         return len(self._head) + self.num_bytes
 
     def __bytes__(self) -> bytes:
-        """Return the encoded frame, with a copy of all payload bytes."""
+        """Return the encoded frame with a copy of all its payload bytes."""
         return b"".join((self._head, *self.parts))
 
 
 class Arriving(Protocol):
-    """Received bytes of a payload that are not copied into the payload's memory yet."""
+    """Received bytes of a message's payload that are not copied into the payload's memory yet."""
 
     def __len__(self) -> int:
         """Return the number of payload bytes that the last `read_into` call read."""
 
     def read_into(self, space: memoryview) -> int:
-        """Read the available bytes into `space`; return their number."""
+        """Read the available payload bytes into `space`; return their number."""
 
 
 Frame = bytes | Chunk
@@ -98,13 +100,13 @@ def frame(message: Envelope) -> bytes:
     """Return the single frame of a message without a payload.
 
     Raises:
-        ValueError: The message is larger than MAX_MESSAGE_BYTES.
+        ValueError: The message to frame is larger than MAX_MESSAGE_BYTES.
     """
     data = message.SerializeToString()
     if len(data) > MAX_MESSAGE_BYTES:
         raise ValueError(
             f"a {message.WhichOneof('body')} message of {len(data)} bytes does not fit into one "
-            f"frame of {MAX_MESSAGE_BYTES}: shorten its lists or its document"
+            f"frame of {MAX_MESSAGE_BYTES} bytes: shorten its lists or its document"
         )
     return data
 
@@ -112,8 +114,9 @@ def frame(message: Envelope) -> bytes:
 def chunk_bytes_for(link: Link) -> int:
     """Return how many payload bytes a chunk should carry over a link.
 
-    A receiver notices progress only after a whole chunk. On a slow link a chunk must therefore pass
-    in much less time than a lease: in half a second, but a chunk has at least 16 KiB.
+    The receiver of a payload notices progress only after a whole chunk. A chunk of a payload
+    therefore has the size that passes the link in half a second, much less than a lease, but at
+    least 16 KiB.
     """
     if link.mbps <= 0:
         return MAX_CHUNK_BYTES
@@ -127,14 +130,16 @@ def frames(
 ) -> Iterator[Frame]:
     """Return the frames of a message with its payload.
 
-    The function sets the body's ``payload_bytes``. The frames are made one by one while the result
-    is iterated. The memory of ``pieces`` must not change until the last frame is made, and the
-    memory of a `Chunk` must not change until the chunk is joined or sent.
+    The function `frames` sets the field ``payload_bytes`` of the message's body. The function makes
+    frames one by one while the caller iterates over the result. The memory of the payload's
+    ``pieces`` must not change until the last frame is made, and the memory of a `Chunk` must not
+    change until the chunk is joined or sent.
 
     Args:
-        message: Message whose body has a ``payload`` field, which is unset, or whose payload always
-            follows as chunks.
-        pieces: Parts of the payload in order. Only a FrozenArray may change during the iteration.
+        message: Message whose body has an unset ``payload`` field, or whose payload always follows
+            as chunks.
+        pieces: Parts of the message's payload in order. Only a FrozenArray may change during the
+            iteration.
         chunk_bytes: Most payload bytes of one chunk, or a function that is called before each chunk
             and returns that number.
 
@@ -191,7 +196,9 @@ def _header_and_chunks(
 
 
 def unknown_field_numbers(message: ProtobufMessage) -> list[int]:
-    """Return the numbers of a message's fields that this protocol version lacks, ascending."""
+    """Return the numbers of a message's fields that this protocol version does not have,
+    ascending.
+    """
     unknown = UnknownFieldSet(message)
     return sorted({unknown[index].field_number for index in range(len(unknown))})
 
@@ -201,10 +208,11 @@ class MessageAssembler(Generic[Message]):
 
     Args:
         message_type: Envelope of the received messages: ToServer on a server, ToClient on a client.
-        limit: Called with the header of a message, before memory is allocated for the payload.
-            Returns the largest legal payload of the message, in bytes, or raises Malformed.
-        space: Returns the memory for a chunked payload of the given number of bytes, as `buffer`
-            does.
+        limit: Function called with the header of a message, before memory is allocated for the
+            payload. It returns the largest legal payload of the message, in bytes, or raises
+            Malformed.
+        space: Function that returns the memory for a chunked payload of the given number of bytes,
+            as `buffer` does.
     """
 
     def __init__(
@@ -221,38 +229,44 @@ class MessageAssembler(Generic[Message]):
         self._filled = 0
 
     def feed(self, data: bytes | Arriving) -> tuple[Message, memoryview] | None:
-        """Process one frame, or the received part of a payload piece.
+        """Process one frame of the stream, or the received part of a payload piece.
 
         Returns:
             (message, payload), or None while chunks are missing. The payload is empty if the
             message has none. The caller owns the payload.
 
         Raises:
-            Malformed: The frame, or its place in the stream, is wrong. The stream is unusable
-                after this error.
+            Malformed: The frame is wrong, or is not allowed at this point of the stream. The stream
+                is unusable after this error.
         """
         if not isinstance(data, bytes):
             return self._read(data)
         if len(data) > MAX_MESSAGE_BYTES:
-            raise Malformed(f"a frame of {len(data)} bytes; at most {MAX_MESSAGE_BYTES} is allowed")
+            raise Malformed(
+                f"a received frame has {len(data)} bytes; expected at most {MAX_MESSAGE_BYTES} "
+                "bytes"
+            )
         bulk = _chunk_data(data)
         if bulk is not None:
             return self._continue(bulk)
         try:
             message = self._message_type.FromString(data)
         except DecodeError as error:
-            raise Malformed(f"a frame of {len(data)} bytes does not parse: {error}") from error
+            raise Malformed(
+                f"a received frame of {len(data)} bytes does not parse as a message: {error}"
+            ) from error
         name = message.WhichOneof("body")
         if name is None:
             numbers = unknown_field_numbers(message)
             raise Malformed(
-                f"a frame of {len(data)} bytes holds no known message (fields {numbers}); does the "
-                "other side run another Thinwire version?"
+                f"a received frame of {len(data)} bytes contains no known message (its fields are "
+                f"{numbers}); does the other node run another Thinwire version?"
             )
-        if name == "chunk":  # A valid chunk whose encoding differs from that of `Chunk`.
+        # A valid chunk whose encoding differs from the encoding by the class `Chunk`.
+        if name == "chunk":
             return self._continue(memoryview(message.chunk.data))
         if self._header is not None:
-            raise Malformed(f"a {name} arrived in the middle of a payload")
+            raise Malformed(f"the message {name} arrived in the middle of a payload")
         if name in _BULK_BODIES:
             return self._begin(message, getattr(message, name))
         if isinstance(body := getattr(message, name), Chunked):
@@ -260,20 +274,24 @@ class MessageAssembler(Generic[Message]):
         return message, memoryview(b"")
 
     def _begin(self, message: Message, body: Bulk) -> tuple[Message, memoryview] | None:
-        payload = body.payload  # Each access copies the payload.
+        payload = body.payload  # Each access to the protobuf field copies the payload.
         if not payload:
             return self._expect(message, body.payload_bytes)
         self._check_limit(message, body.payload_bytes)
         if len(payload) != body.payload_bytes:
             raise Malformed(
-                f"payload_bytes is {body.payload_bytes} but the message holds {len(payload)} bytes"
+                f"the field payload_bytes is {body.payload_bytes}, but the message has a payload "
+                f"of {len(payload)} bytes"
             )
         return message, memoryview(payload)
 
     def _check_limit(self, message: Message, size: int) -> None:
         allowed = self._limit(message)
         if size > allowed:
-            raise Malformed(f"a payload of {size} bytes; this message may have at most {allowed}")
+            raise Malformed(
+                f"a message announces a payload of {size} bytes; expected at most {allowed} bytes "
+                "for this message"
+            )
 
     def _expect(self, message: Message, size: int) -> tuple[Message, memoryview] | None:
         """Allocate the memory of a chunked payload and wait for its chunks."""
@@ -281,29 +299,31 @@ class MessageAssembler(Generic[Message]):
         if size == 0:
             return message, memoryview(b"")
         self._header = message
-        self._buffer = self._space(size).data  # Aligned for TensorFlow's zero-copy import.
+        # The memory is aligned for TensorFlow's import without a copy.
+        self._buffer = self._space(size).data
         self._filled = 0
         return None
 
     def _continue(self, bulk: memoryview) -> tuple[Message, memoryview] | None:
         if self._header is None:
-            raise Malformed("a chunk arrived without a header before it")
+            raise Malformed("a chunk of a payload arrived without a header before it")
         end = self._filled + len(bulk)
         if len(bulk) == 0 or end > len(self._buffer):
             raise Malformed(
-                f"a chunk of {len(bulk)} bytes where {len(self._buffer) - self._filled} are missing"
+                f"a payload received a chunk of {len(bulk)} bytes where "
+                f"{len(self._buffer) - self._filled} are missing"
             )
         self._buffer[self._filled : end] = bulk
         return self._filled_to(end)
 
     def _read(self, arriving: Arriving) -> tuple[Message, memoryview] | None:
         if self._header is None:
-            raise Malformed("a chunk arrived without a header before it")
+            raise Malformed("a chunk of a payload arrived without a header before it")
         return self._filled_to(self._filled + arriving.read_into(self._buffer[self._filled :]))
 
     def _filled_to(self, end: int) -> tuple[Message, memoryview] | None:
         # A large payload leaves this process' memory in steps of at least PIECE_BYTES. Earlier
-        # calls have put away all bytes before `done`.
+        # calls have handled all bytes before the position `done`.
         done = self._filled // PIECE_BYTES * PIECE_BYTES
         self._filled = end
         if end - done >= PIECE_BYTES:
@@ -326,7 +346,9 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return (value, position after it), or (-1, position) without a value of at most 4 bytes."""
+    """Read a variable-length integer of up to 4 bytes; return (value, next position), or (-1,
+    position) without one.
+    """
     value = 0
     for count, byte in enumerate(data[position : position + 4]):
         value |= (byte & 0x7F) << (7 * count)

@@ -1,8 +1,9 @@
-"""Converts between the types of `thinwire.ops` and the messages of the wire.
+"""Converts between the types of `thinwire.ops` and the messages of the wire protocol.
 
-Model signatures, fingerprints, blocks, auxiliary values and manifests of datagrams have a function
-for each direction. The functions for received messages check lengths, ranges, order and enum values
-before memory is allocated. An invalid message raises Malformed and no other exception.
+For model signatures, fingerprints of settings, blocks, auxiliary values and manifests of datagrams,
+the module `messages` has a function for each direction of the conversion. The functions that
+convert received messages check lengths, ranges, order and enum values before they allocate memory.
+The conversion of an invalid message raises Malformed and no other exception.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ __all__ = [
 #: Version of the wire protocol, which a client's Hello contains.
 PROTOCOL_VERSION = 2
 
-#: Most entries of one model variable. The limit is far above any real model, and keeps sizes in
-#: bytes far from an integer overflow.
+#: Largest number of entries of one model variable. The limit is far above any real model, and
+#: prevents an integer overflow of sizes in bytes.
 _MAX_ENTRIES = 1 << 40
 _DTYPE_NUMBERS = {
     name: pb.ValueDtype.Value(f"VALUE_DTYPE_{name.upper()}") for name in (*VALUE_DTYPES, *FEW_BITS)
@@ -74,7 +75,7 @@ _MOST_CHANNELS = 7
 
 
 def tensors_of(spec: ModelSpec) -> list[pb.Tensor]:
-    """Return a model's signature for a Hello: path, shape and dtype of each variable."""
+    """Return a model's signature for a Hello message: path, shape and dtype of each variable."""
     return [
         pb.Tensor(path=tensor.path, shape=tensor.shape, dtype=tensor.dtype)
         for tensor in spec.tensors
@@ -85,27 +86,32 @@ def spec_of(tensors: Iterable[pb.Tensor]) -> ModelSpec:
     """Return the model (variables with path, shape and dtype) that a signature describes.
 
     Raises:
-        Malformed: A path is empty or repeated, a dtype is not float32, or a variable is larger than
-            any memory.
+        Malformed: The path of a variable is empty or repeated, its dtype is not float32, or it is
+            larger than any memory.
     """
     result: dict[str, TensorSpec] = {}
     for tensor in tensors:
         if not tensor.path or tensor.path in result:
-            raise Malformed(f"variable path {tensor.path!r} is empty or repeated")
+            raise Malformed(f"the variable path {tensor.path!r} is empty or repeated")
         if tensor.dtype != "float32":
-            raise Malformed(f"{tensor.path}: dtype {tensor.dtype!r}; expected 'float32'")
+            raise Malformed(
+                f"the variable {tensor.path} has dtype {tensor.dtype!r}; expected 'float32'"
+            )
         shape = tuple(tensor.shape)
         if math.prod(shape) > _MAX_ENTRIES:
-            raise Malformed(f"{tensor.path}: shape {shape} is larger than {_MAX_ENTRIES} entries")
+            raise Malformed(
+                f"the variable {tensor.path} has the shape {shape}, which is larger than "
+                f"{_MAX_ENTRIES} entries"
+            )
         result[tensor.path] = TensorSpec(tensor.path, shape, tensor.dtype)
     return ModelSpec(tuple(result.values()))
 
 
 def settings_of(fingerprint: Iterable[tuple[str, str]]) -> list[pb.Setting]:
-    """Return a fingerprint of the training method's settings for a Hello.
+    """Return a fingerprint (names and values) of the training method's settings for a Hello.
 
     Args:
-        fingerprint: Pairs of a setting's name and the canonical text of its value.
+        fingerprint: Pairs of a setting's name and its value as canonical text.
     """
     return [pb.Setting(name=name, value=value) for name, value in fingerprint]
 
@@ -114,7 +120,7 @@ def first_difference(
     expected: Sequence[pb.Tensor] | Sequence[pb.Setting],
     got: Sequence[pb.Tensor] | Sequence[pb.Setting],
 ) -> str | None:
-    """Return the first difference between two model signatures or two fingerprints.
+    """Return the first difference between two model signatures or two fingerprints of settings.
 
     Returns:
         A text with the field's name and both values, or None if the arguments are equal.
@@ -187,8 +193,8 @@ def dense_to_message(sizes: Sequence[int], repeated_field: _RepeatedBlocks) -> N
     """Append the descriptions of dense float32 slots (variable slices) to a message.
 
     Args:
-        sizes: Number of entries of each slot.
-        repeated_field: Repeated Block field of the message.
+        sizes: Number of entries of each slot (variable slice).
+        repeated_field: Repeated Block field of the message, to which the descriptions are appended.
     """
     for slot, size in enumerate(sizes):
         block = WireBlock(slot, size, IndexCoding.DENSE, 0, b"", "float32", 1.0, b"")
@@ -204,15 +210,16 @@ def blocks_from_message(
         blocks: Descriptions of the blocks, in the order of the payload.
         payload: Index bytes and value bytes of all blocks, in block order.
         sizes: Number of entries of each slot (variable slice) of the shard.
-        ranges: True if a block may hold ranges of a dense block, because datagrams carry the
-            missing ranges.
+        ranges: True if a block may hold only ranges of a dense block, because datagrams carry the
+            other ranges.
 
     Returns:
         One block for each description; dense values may be views of ``payload``.
 
     Raises:
-        Malformed: The slots do not ascend or are out of range, the lengths do not add up to the
-            payload, or a block's bytes cannot be decoded.
+        Malformed: The slots (variable slices) of the blocks do not ascend or are out of range, the
+            lengths of the blocks do not add up to the payload, or a block's bytes cannot be
+            decoded.
     """
     free = position = 0
     result = []
@@ -220,8 +227,8 @@ def blocks_from_message(
         end_slot = spanned(block).stop
         if not free <= block.slot < end_slot <= len(sizes):
             raise Malformed(
-                f"block of slots {block.slot} to {end_slot - 1} after slot {free - 1}; expected "
-                f"ascending slots below {len(sizes)}"
+                f"a message has a block of tensor slots {block.slot} to {end_slot - 1} after slot "
+                f"{free - 1}; expected ascending slots below {len(sizes)}"
             )
         size = sum(sizes[block.slot : end_slot])
         free = end_slot
@@ -229,28 +236,36 @@ def blocks_from_message(
         value_dtype = _checked_dtype(block, size)
         if block.coding == pb.INDEX_CODING_RANGES and not ranges:
             raise Malformed(
-                f"slot {block.slot}: ranges of a dense block are legal only with datagrams"
+                f"the block of tensor slot {block.slot} is dense and has ranges, which are legal "
+                "only with datagrams"
             )
         if block.slots > 1 and ranges:
             raise Malformed(
-                f"slot {block.slot}: a block of {block.slots} slots is not legal with datagrams"
+                f"the block of tensor slot {block.slot} spans {block.slots} slots, which is not "
+                "legal with datagrams"
             )
         end = position + _num_bytes(block)
         if end > len(payload):
             raise Malformed(
-                f"the block of slot {block.slot} ends at byte {end} of a payload of {len(payload)}"
+                f"the block of slot {block.slot} ends at byte {end} of a payload of "
+                f"{len(payload)} bytes"
             )
         result.append(
             _decode(block, value_dtype, payload[position:middle], payload[middle:end], size)
         )
         position = end
     if position != len(payload):
-        raise Malformed(f"the blocks use {position} of {len(payload)} bytes of the payload")
+        raise Malformed(
+            f"the blocks of a message use {position} of {len(payload)} bytes of its payload; "
+            "expected equal numbers"
+        )
     return result
 
 
 def spanned(block: pb.Block) -> range:
-    """Return the slots (variable indices) in a block's description, without a range check."""
+    """Return the slots (indices of variable slices) in a block's description, without a range
+    check.
+    """
     return range(block.slot, block.slot + max(1, block.slots))
 
 
@@ -258,7 +273,7 @@ def coded_blocks(blocks: Sequence[pb.Block], payload: memoryview) -> tuple[WireB
     """Return received blocks in coded form, so that a relay can send them unchanged.
 
     Args:
-        blocks: Descriptions that `blocks_from_message` has accepted.
+        blocks: Descriptions of blocks that `blocks_from_message` has accepted.
         payload: Index bytes and value bytes of all blocks, in block order.
     """
     result, position = [], 0
@@ -287,13 +302,13 @@ def coded_blocks(blocks: Sequence[pb.Block], payload: memoryview) -> tuple[WireB
 def rounds_to_message(
     rounds: RelayedRounds, reply: pb.Reply, chooser: IndexChooser
 ) -> list[BytesLike]:
-    """Append relayed rounds (the updates of each finished round) to a reply; code uncoded blocks.
+    """Append relayed rounds (workers' updates of finished rounds) to a reply; code uncoded blocks.
 
     Args:
-        rounds: Rounds for one worker. The worker's own updates are sent without blocks, because
-            the worker has them.
+        rounds: Finished rounds for one worker. The worker's own updates are sent without blocks,
+            because the worker has their values.
         reply: Reply message to the worker, to which the rounds are appended.
-        chooser: Chooses the coding of each block and encodes it.
+        chooser: Object that chooses the coding of each block's indices and encodes the block.
 
     Returns:
         The pieces of the reply's payload, in order.
@@ -329,21 +344,28 @@ def rounds_from_message(
     total = sum(map(sum, counts))
     if not counts or not all(counts) or total != len(reply.blocks):
         raise Malformed(
-            f"{len(counts)} rounds announce {total} blocks, the reply has {len(reply.blocks)} "
-            "blocks; expected equal numbers and at least one update in each round"
+            f"the {len(counts)} rounds of a reply announce {total} blocks, but the reply has "
+            f"{len(reply.blocks)} blocks; expected equal numbers and at least one update in each "
+            "round"
         )
     # A worker adds its own update from its own copy of the last push. An own update in a reply to
     # a pull, or a second own update, would add that push to the weights twice.
     if sum(relayed.own > 0 for relayed in reply.rounds) > (reply.step > 0):
-        raise Malformed(f"more own updates than a reply to the push of step {reply.step} may have")
+        raise Malformed(
+            f"the reply to the push of step {reply.step} has more own updates of the worker than "
+            "it may have"
+        )
     result, first, start = [], 0, 0
     for described, numbers in zip(reply.rounds, counts, strict=True):
         if not math.isfinite(described.rate):
-            raise Malformed(f"the rate of a round is {described.rate}; expected a finite number")
+            raise Malformed(
+                f"in a reply, the learning rate of a round is {described.rate}; expected a finite "
+                "number"
+            )
         if described.own > len(numbers) or (described.own and numbers[described.own - 1]):
             raise Malformed(
-                f"own update {described.own} of a round with the block counts {numbers}; expected "
-                "the place of an update without blocks"
+                f"a reply names own update {described.own} of a round with the block counts "
+                f"{numbers}; expected the place of an update without blocks"
             )
         updates: list[tuple[Block, ...] | None] = []
         for count in numbers:
@@ -355,12 +377,15 @@ def rounds_from_message(
             updates[described.own - 1] = None
         result.append(RepeatedRound(tuple(updates), described.rate))
     if start != len(payload):
-        raise Malformed(f"the rounds use {start} of {len(payload)} bytes of the payload")
+        raise Malformed(
+            f"the rounds of a reply use {start} of {len(payload)} bytes of its payload; expected "
+            "equal numbers"
+        )
     return tuple(result)
 
 
 def _num_bytes(block: pb.Block) -> int:
-    """Return the bytes of a block in a payload; values of an unknown dtype count as 0 bytes."""
+    """Return the size in bytes of a block in a payload; values of an unknown dtype count as 0."""
     if block.value_coding:
         return block.index_bytes + block.value_bytes
     width = VALUE_BYTES.get(_DTYPE_NAMES.get(block.value_dtype, ""), 0)
@@ -370,51 +395,60 @@ def _num_bytes(block: pb.Block) -> int:
 def carve_aux(
     payload: memoryview, count: int, expected: Iterable[int]
 ) -> tuple[memoryview, Float32 | None]:
-    """Split the auxiliary values from the end of a payload.
+    """Split the auxiliary values (`aux`, averaged over workers) from the end of a payload.
 
     Args:
         payload: Payload of a push or a reply.
         count: Number of auxiliary values: ``aux_count`` of the message.
-        expected: Values of `count` that the receiver allows.
+        expected: Numbers of auxiliary values that the receiver allows.
 
     Returns:
         (payload of the blocks, auxiliary values). The values are a copy, [count] float32, or None
         if `count` is 0.
 
     Raises:
-        Malformed: The count is not legal, or the payload has fewer bytes than the values.
+        Malformed: The number of auxiliary values is not legal, or the payload has fewer bytes than
+            these values.
     """
     if count not in expected:
         legal = " or ".join(str(number) for number in sorted(expected))
-        raise Malformed(f"{count} auxiliary values; expected {legal}")
+        raise Malformed(f"a message has {count} auxiliary values; expected {legal}")
     start = len(payload) - 4 * count
     if start < 0:
-        raise Malformed(f"{count} auxiliary values in a payload of {len(payload)} bytes")
+        raise Malformed(
+            f"a message has {count} auxiliary values in a payload of {len(payload)} bytes, which "
+            "is too small"
+        )
     if count == 0:
         return payload, None
     return payload[:start], np.frombuffer(bytes(payload[start:]), "<f4").astype(np.float32)
 
 
 def _checked_dtype(block: pb.Block, size: int) -> str:
-    """Check a block's description against the size of its slots; return the values' dtype."""
+    """Check a block's description against the size of its variables; return its values' dtype."""
     name = _DTYPE_NAMES.get(block.value_dtype)
     if name is None or block.coding not in _CODINGS:
         raise Malformed(
-            f"slot {block.slot}: unknown value dtype {block.value_dtype} or coding {block.coding}"
+            f"the block of tensor slot {block.slot} has the unknown value dtype "
+            f"{block.value_dtype} or coding {block.coding}"
         )
     dense = _CODINGS[block.coding] == IndexCoding.DENSE
     if block.count > size or (dense and (block.count != size or block.index_bytes)):
         raise Malformed(
-            f"slot {block.slot}: {block.count} values and {block.index_bytes} index bytes "
-            f"for {size} entries, coding {_CODINGS[block.coding].name}"
+            f"the block of tensor slot {block.slot} has {block.count} values and "
+            f"{block.index_bytes} index bytes for {size} entries with the coding "
+            f"{_CODINGS[block.coding].name}, which do not match"
         )
     if not block.value_coding and (block.value_bytes or name in FEW_BITS):
         raise Malformed(
-            f"slot {block.slot}: value_bytes is {block.value_bytes} for plain {name} values; "
-            "expected 0 and a dtype of whole bytes"
+            f"the block of tensor slot {block.slot} is malformed: value_bytes is "
+            f"{block.value_bytes} for plain {name} values; expected 0, and a dtype of whole bytes"
         )
     if not math.isfinite(block.scale):
-        raise Malformed(f"slot {block.slot}: the scale is {block.scale}; expected a finite number")
+        raise Malformed(
+            f"the block of tensor slot {block.slot} is malformed: its scale is {block.scale}; "
+            "expected a finite number"
+        )
     return name
 
 
@@ -446,7 +480,7 @@ def _decode(
 
 
 def manifest_to_message(manifest: Manifest) -> pb.Manifest:
-    """Return a manifest of datagrams as the message that a Push contains."""
+    """Return a manifest (list of a step's datagrams) as the message that a Push contains."""
     return pb.Manifest(
         channels=[
             pb.Announced(channel=channel.channel, first=channel.first, count=channel.count)
@@ -464,18 +498,22 @@ def manifest_from_message(message: pb.Manifest) -> Manifest:
     """Check and return a Push's manifest (the list of the step's datagrams).
 
     Raises:
-        Malformed: The channels do not ascend within 1..7, or k is not in 0..1.
+        Malformed: The channels of the manifest do not ascend within 1..7, or k (the fraction of
+            blocks on the reliable stream) is not in 0..1.
     """
     previous = 0
     for announced in message.channels:
         if not previous < announced.channel <= _MOST_CHANNELS:
             raise Malformed(
-                f"datagrams of channel {announced.channel} announced after channel {previous}; "
-                "expected ascending channels from 1 to 7"
+                f"a manifest has datagrams of channel {announced.channel} announced after channel "
+                f"{previous}; expected ascending channels from 1 to 7"
             )
         previous = announced.channel
     if not 0 <= message.k <= 1:  # NaN is rejected too, because NaN fails every comparison.
-        raise Malformed(f"k = {message.k} in a manifest; expected 0 to 1")
+        raise Malformed(
+            f"a manifest of datagrams has k = {message.k}, the fraction of reliable blocks; "
+            "expected 0 to 1"
+        )
     return Manifest(
         tuple(
             AnnouncedDatagrams(channel.channel, channel.first, channel.count)
@@ -494,7 +532,8 @@ def outcome_to_message(assembled: ReassembledStep, came_late: int) -> pb.Datagra
 
     Args:
         assembled: Counts of received and missing datagrams and blocks of the step.
-        came_late: Number of datagrams of earlier steps that arrived since the last push.
+        came_late: Number of datagrams of earlier steps that have arrived since the worker's last
+            push.
     """
     return pb.DatagramOutcome(
         announced=assembled.announced,

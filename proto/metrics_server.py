@@ -1,8 +1,9 @@
-"""HTTP port where Prometheus, or a client of the same text format, reads a node's instruments.
+"""HTTP port where Prometheus or another client of its text format reads a node's metrics.
 
-One time limit covers a whole request, from the connection to the end of the answer. If all places
-are taken, a new client displaces another one (`thinwire.proto.security.fair_places`). Clients that
-send their requests byte by byte therefore cannot keep other clients out.
+One time limit covers a whole HTTP request to the metrics port, from the connection to the end of
+the answer. If too many clients are connected to the metrics port, the port disconnects one of them
+for a new client (`thinwire.proto.security.fair_places`). Clients that send their requests byte by
+byte therefore cannot keep other clients from the metrics port.
 """
 
 from __future__ import annotations
@@ -37,14 +38,19 @@ from thinwire.runtime.telemetry.instruments import Instrument, since
 PREFIX = "thinwire_"
 #: Upper bounds of the buckets in a Prometheus histogram of whole numbers.
 BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_MOST_READERS = 8  # Clients served at the same time; one more client displaces one of them.
-_MOST_THREADS = 32  # Threads of all clients, with displaced clients that are about to end.
-_POLL_SECONDS = 0.1  # Seconds between two checks for a stop; `close` waits for one check.
-_REQUEST_SECONDS = 10.0  # Seconds that a whole request may take, with TLS handshake and answer.
+# Largest number of clients that the metrics port serves together; a further client displaces
+# another client.
+_MOST_READERS = 8
+# Largest number of threads, including those of displaced clients that are about to end.
+_MOST_THREADS = 32
+# Seconds between two checks whether the server must stop; `close` waits for one check.
+_POLL_SECONDS = 0.1
+# Seconds that a whole HTTP request may take, including TLS handshake and answer.
+_REQUEST_SECONDS = 10.0
 #: Largest size of the file with the readers' login, and shortest legal password, in bytes.
 _MOST_LOGIN_BYTES, _SHORTEST_PASSWORD_BYTES = 4096, 16
 
-#: Function that returns a node's instruments. Several threads of the port may call it together.
+#: Function that returns a node's instruments (metrics), which several threads may call together.
 Reader = Callable[[], Sequence[Instrument]]
 
 
@@ -52,7 +58,7 @@ def open_port(run: Run, node: str, read: Reader) -> MetricsPort | None:
     """Open the metrics port of a node; return None if the run has no metrics port.
 
     Args:
-        run: Settings of the run.
+        run: Settings of the training run.
         node: Name of the node, for example worker-3.
         read: Function that returns the node's instruments (counters, gauges, histograms).
     """
@@ -70,13 +76,13 @@ def open_port(run: Run, node: str, read: Reader) -> MetricsPort | None:
 
 
 def read_login(path: str) -> bytes:
-    """Return the login that readers must send, as ``name:password``.
+    """Return the login (``name:password``) that readers of the metrics must send.
 
     Args:
-        path: Path of the file with the readers' login.
+        path: Path of the file with the login, one line ``name:password``.
 
     Raises:
-        ConfigurationError: The file cannot be read, or is not one line of that form.
+        ConfigurationError: The login file cannot be read, or is not one line ``name:password``.
     """
     try:
         login = read_bounded(path, _MOST_LOGIN_BYTES).strip()
@@ -89,9 +95,9 @@ def read_login(path: str) -> bytes:
     is_line = len(login.splitlines()) == 1
     if not (is_line and name and len(password) >= _SHORTEST_PASSWORD_BYTES):
         raise ConfigurationError(
-            f"--metrics_login={path} has {len(login)} bytes that are not a login; expected one "
-            f"line, name:password, with a password of at least {_SHORTEST_PASSWORD_BYTES} bytes, "
-            "for example from `openssl rand -hex 32`."
+            f"--metrics_login={path} contains {len(login)} bytes that are not a login; expected "
+            f"one line, name:password, with a password of at least {_SHORTEST_PASSWORD_BYTES} "
+            "bytes, for example from `openssl rand -hex 32`."
         )
     return login
 
@@ -99,19 +105,19 @@ def read_login(path: str) -> bytes:
 class MetricsPort:
     """HTTP server that answers every GET with the instruments' current values.
 
-    Background threads serve the requests.
+    Background threads of the server answer the HTTP requests.
 
     Attributes:
         port: TCP port at which the server listens.
 
     Args:
-        host: Address to which the server binds.
-        port: TCP port to bind; 0 binds a free port.
+        host: IP address or host name at which the server listens.
+        port: TCP port to listen on; 0 for any free port.
         about: Labels of `thinwire_node_info`, which identify the node.
         read: Function that returns the node's instruments (counters, gauges, histograms).
-        login: ``name:password`` that readers must send; empty if no login is required.
-        credentials: Credentials of the node. On an address other than loopback, the answers are
-            encrypted if the credentials have a certificate.
+        login: Login ``name:password`` that readers must send; empty if no login is required.
+        credentials: Certificate, key and token of the node. At an address other than loopback, the
+            server encrypts its answers if there is a certificate.
 
     Raises:
         ConfigurationError: The port is in use, or prometheus_client is not installed.
@@ -146,8 +152,8 @@ class MetricsPort:
         if not is_loopback(host) and not (login and encrypts):
             lack = "no password (--metrics_login)" if encrypts else "no TLS (--tls_cert)"
             logging.warning(
-                "metrics on %s have %s: anyone on the network may read losses and traffic, but no "
-                "weights and no keys",
+                "the metrics port on %s has %s: anyone on the network may read losses and traffic "
+                "figures, but no weights and no keys",
                 host,
                 lack,
             )
@@ -188,7 +194,8 @@ def _handler(registry: Any, login: bytes) -> type[Any]:
 def _tls(credentials: Credentials) -> ssl.SSLContext:
     """Return the TLS context of a server with a node's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # ssl reads certificates only from files. Only this user can read the temporary folder.
+    # Python's ssl module reads certificates only from files. Only this user can read the temporary
+    # folder.
     with tempfile.TemporaryDirectory() as folder:
         certificate, key = pathlib.Path(folder, "certificate"), pathlib.Path(folder, "key")
         certificate.write_bytes(credentials.certificate)
@@ -209,8 +216,9 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._tls = tls
-        # Duplicates of the readers' sockets. A duplicate stays valid while another thread shuts
-        # the reader down, even if the reader's thread closes its own descriptor at that time.
+        # Duplicates of the sockets of clients that read metrics. A duplicate stays valid while
+        # another thread shuts the reader down, even if the reader's thread closes its own
+        # descriptor at that time.
         self._readers: FairPlaces[socket.socket] = FairPlaces()
         self._lock = threading.Lock()
         self._free_threads = threading.Semaphore(_MOST_THREADS)
@@ -228,14 +236,16 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 if self._tls is not None:
                     request = self._tls.wrap_socket(request, server_side=True)
                 super().process_request_thread(request, client_address)
-        except OSError:  # The TLS handshake failed. Other errors go to handle_error.
+        except OSError:  # The TLS handshake failed. The method handle_error handles other errors.
             self.shutdown_request(request)
         finally:
             self._free_threads.release()
 
     @contextlib.contextmanager
     def _placed(self, request: socket.socket, host: str) -> Iterator[None]:
-        """Give a client one of the bounded places, and shut down the client that it displaces."""
+        """Register a client of the metrics port; disconnect another client if there are too
+        many.
+        """
         reader = request.dup()
         with self._lock:
             self._end(self._readers.take(reader, address_of(host), time.monotonic(), _MOST_READERS))
@@ -247,18 +257,22 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 reader.close()
 
     def service_actions(self) -> None:
-        """Shut down clients past their time limit. The listening thread calls this at each poll."""
+        """Disconnect clients of the metrics port that have exceeded their time limit. The listening
+        thread calls `service_actions` at each poll.
+        """
         with self._lock:
             self._end(self._readers.overdue(time.monotonic() - _REQUEST_SECONDS))
 
     def _end(self, readers: Sequence[socket.socket]) -> None:
         for reader in readers:
-            with contextlib.suppress(OSError):  # The reader has already disconnected.
+            # The client of the metrics port has already disconnected.
+            with contextlib.suppress(OSError):
                 reader.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception()
-        if isinstance(error, OSError):  # The reader has disconnected, or was too slow.
+        # The client of the metrics port has disconnected, or was too slow.
+        if isinstance(error, OSError):
             logging.log_every_n_seconds(
                 logging.INFO,
                 "metrics: the connection to a reader at %s ended before the answer was sent (%s)",
@@ -307,7 +321,7 @@ class _Collector:
 
 
 def _buckets(instrument: Instrument) -> tuple[list[tuple[str, float]], float]:
-    """Return [(upper bound, count of values up to the bound)], and the sum of all values."""
+    """Return a histogram's [(upper bound, count of values up to the bound)] and sum of values."""
     counts = {int(labels[0]): count for labels, count in instrument.values.items()}
     within = [sum(count for value, count in counts.items() if value <= most) for most in BUCKETS]
     bounds = [f"{most:.1f}" for most in BUCKETS]
@@ -326,5 +340,5 @@ def _library() -> Any:
     except ImportError as error:
         raise ConfigurationError(
             "--metrics_port needs the package prometheus-client, which is not installed; install "
-            "it (it is among this project's dependencies), or leave the flag out."
+            "the package (Thinwire's dependencies include it), or leave --metrics_port out."
         ) from error

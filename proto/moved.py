@@ -1,14 +1,14 @@
 """Present addresses of shards that were restarted on another machine.
 
 A node knows shards by the addresses in its command line. Before every attempt to connect, a client
-resolves host names again and looks up the present address in this module. The address has two
-sources:
+resolves host names again and looks up the present address in this module. The present address of a
+shard has two sources:
 
-- An engine that moves shards writes a file for its nodes. The file has one line per moved shard:
-  the original address, a blank, the present address.
-- Shard 0 knows where the other shards listen, because each shard announces its address and
-  generation. A client that cannot reach a shard requests the shard's address from shard 0 and
-  stores the answer in this module.
+- An engine that moves shards writes a file for its nodes. The engine's file has one line for each
+  moved shard: the original address, a blank, the present address.
+- Shard 0 knows where the other shards listen, because each shard announces its address and its
+  number of restarts. A client that cannot reach a shard requests the shard's address from shard 0
+  and stores the answer in this module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _announced: dict[str, str] = {}
 
 
 def present_address(address: str) -> str:
-    """Return the present address of a shard; the original address if no other one is known.
+    """Return the present address of a shard; the original address if no newer address is known.
 
     Args:
         address: Original address of the shard, ``host:port``.
@@ -35,16 +35,16 @@ def present_address(address: str) -> str:
 
 
 def note_announced(address: str, tried: str, present: str) -> None:
-    """Store the address that shard 0 knows for a shard, after a failed attempt to connect.
+    """Store a shard's address that shard 0 has sent after a failed attempt to connect.
 
     If the failed attempt used the address from shard 0, the next attempt uses the original address:
     the host name that a shard announces may be unknown on other machines.
 
     Args:
         address: Original address of the shard, ``host:port``.
-        tried: Address of the failed attempt. Several clients of one process with the same failure
-            store the same result, because each compares the address that it has tried.
-        present: Address that shard 0 has sent for the shard.
+        tried: Address of the failed attempt to connect. Because `tried` is compared with the stored
+            address, several clients of one process with the same failure store the same result.
+        present: Address of the shard that shard 0 has sent.
     """
     if tried == present:
         _announced.pop(address, None)
@@ -58,13 +58,14 @@ def _of_engine() -> dict[str, str]:
         return {}
     try:
         lines = pathlib.Path(path).read_text().splitlines()
-    except OSError:  # The file is missing: no shard has moved yet.
+    except OSError:  # The file of moved shards does not exist, because no shard has moved yet.
         return {}
     return dict(line.split(" ", 1) for line in lines if " " in line)
 
 
 def moved_lines(moved: Mapping[str, str]) -> str:
-    """Return the content of the file in which an engine lists moved shards.
+    """Return the content of the file in which an engine (program that starts nodes) lists moved
+    shards.
 
     Args:
         moved: Original address -> present address of each moved shard.
@@ -73,19 +74,22 @@ def moved_lines(moved: Mapping[str, str]) -> str:
 
 
 class ShardDirectory:
-    """Announced addresses of the shards from 1 on, kept by shard 0. Thread-safe.
+    """Addresses that the shards with ids from 1 on have announced to shard 0. Thread-safe.
 
     Args:
-        num_shards: Number of shards of the run.
+        num_shards: Number of parameter server shards of the run.
     """
 
     def __init__(self, num_shards: int) -> None:
-        self._found = [("", 0)] * (num_shards - 1)  # (address, generation) of each shard from 1.
+        # Address and generation (number of restarts) of each shard from id 1 on.
+        self._found = [("", 0)] * (num_shards - 1)
         self._lock = threading.Lock()
 
     @property
     def addresses(self) -> list[str]:
-        """Address ``host:port`` of each shard from 1 on; empty for a shard without one."""
+        """Address ``host:port`` of each shard from id 1 on; empty for a shard that has announced
+        none.
+        """
         return [address for address, _ in self._found]
 
     def announce(self, shard: int, generation: int, address: str) -> str | None:
@@ -94,7 +98,7 @@ class ShardDirectory:
         Args:
             shard: Index of the shard, from 1.
             generation: Number of restarts of the shard.
-            address: Address ``host:port`` of the shard; empty if the shard announces none.
+            address: Address ``host:port`` of the shard; empty if the shard announces no address.
 
         Returns:
             Text of the refusal if a later generation of the shard listens at another address; None

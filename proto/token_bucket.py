@@ -1,4 +1,6 @@
-"""A token bucket that allows debt. It computes waiting times and reads no clock."""
+"""A token bucket (rate limiter) that allows debt. The token bucket computes waiting times and reads
+no clock.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,16 @@ import threading
 
 
 class TokenBucket:
-    """Limits the average number of tokens taken per second. Thread-safe: senders may share one.
+    """Limits the average number of tokens (for example bytes) taken per second. Several sending
+    threads may share one token bucket.
 
-    A sender first waits until `wait_seconds` is 0 and then takes its tokens, even more than the
-    bucket holds. The next sender waits until the debt is repaid. Over any span of time, at most
-    ``rate * seconds + burst`` tokens and one last amount are taken.
+    A sender first waits until `wait_seconds` is 0 and then takes its tokens, even more tokens than
+    the bucket holds. If the bucket is in debt, the next sender waits until the debt is repaid. In
+    any span of time, senders take at most ``rate * seconds + burst`` tokens and one last amount.
 
     Args:
         rate: Number of tokens that the bucket gains per second; above 0.
-        burst: Largest number of tokens in the bucket, which starts full.
+        burst: Largest number of tokens in the bucket, which is full at the start.
 
     Source: the token bucket of RFC 2697, with debt instead of marking.
 
@@ -26,7 +29,10 @@ class TokenBucket:
 
     def __init__(self, rate: float, burst: float) -> None:
         if rate <= 0 or burst < 0:
-            raise ValueError(f"expected rate > 0 and burst >= 0, got rate={rate}, burst={burst}")
+            raise ValueError(
+                f"a token bucket has rate={rate} and burst={burst}; expected rate > 0 and burst "
+                ">= 0"
+            )
         self.rate = rate
         self.burst = burst
         self._level = burst
@@ -34,12 +40,14 @@ class TokenBucket:
         self._lock = threading.Lock()
 
     def wait_seconds(self, now: float) -> float:
-        """Return the seconds from ``now`` until tokens may be taken; 0 without debt."""
+        """Return the seconds from ``now`` until a sender may take tokens; 0 if there is no debt."""
         with self._lock:
             return max(0.0, -self._fill(now) / self.rate)
 
     def take(self, now: float, amount: float) -> None:
-        """Take `amount` tokens at time `now`, in seconds. The bucket may go into debt."""
+        """Take `amount` tokens from the bucket at the time `now`, in seconds. The token bucket may
+        go into debt.
+        """
         with self._lock:
             self._level = self._fill(now) - amount
 

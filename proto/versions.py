@@ -1,10 +1,11 @@
-"""Compares protocol versions. Only equal versions are compatible.
+"""Compares protocol versions. Only nodes with equal protocol versions are compatible.
 
-A Hello carries the version of its sender. A receiver with another version rejects the Hello with a
-message that both sides log. The fields for this exchange are equal in all versions:
-`Hello.protocol_version` is field 1, `Refusal.reason` is field 1 and `Refusal.message` is field 2. A
-stream always opens with Hello, or with Refusal as the answer. Any other change of the messages
-makes a new version, so a node of the same version never sends unknown fields.
+A Hello message contains the protocol version of its sender. A receiver with another protocol
+version rejects the Hello with a message that both sides log. The fields for the exchange of
+versions are equal in all protocol versions: `Hello.protocol_version` is field 1, `Refusal.reason`
+is field 1 and `Refusal.message` is field 2. The first message of a client is always Hello, and the
+answer to another protocol version is always Refusal. Any other change of the messages makes a new
+protocol version, so a node of the same version never sends unknown fields.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def difference(theirs: int, they: str, we: str) -> str | None:
     """Return the refusal text for a sender of another protocol version; None for equal versions.
 
     Args:
-        theirs: Protocol version in the sender's first message.
+        theirs: Protocol version in the first message of the sender.
         they: Name of the sender in the text, for example "the client".
         we: Name of the receiver in the text, for example "this PS".
     """

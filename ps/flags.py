@@ -19,53 +19,58 @@ TOPICS = (
     Topic(
         "Parameter server",
         (
-            integer("id_ps", 0, "Number of this shard, 0..nb_ps-1.", "number", low=0),
+            integer("id_ps", 0, "Number of this PS shard, from 0 to nb_ps-1.", "number", low=0),
             switch(
                 "insecure",
-                "Allow listening on addresses beyond this machine without authentication.",
+                "Let a node listen on addresses that other machines can reach, without "
+                "authentication.",
             ),
             choice(
                 "journal",
                 "auto",
                 "Write a journal of accepted events, so that no acknowledged update is lost when "
-                "a PS dies; auto: only if a push is smaller than a tenth of the model.",
+                "a PS dies; auto: write a journal only if a push is smaller than a tenth of the "
+                "model.",
                 JOURNAL,
             ),
             *advanced(
                 number(
                     "start_timeout_seconds",
                     600.0,
-                    "Synchronous runs wait this long for all workers, then start with the "
-                    "workers present.",
+                    "Time that a synchronous run waits for all workers before it starts with the "
+                    "workers that are present.",
                     "seconds",
                     low=0.0,
                 ),
                 number(
                     "linger_seconds",
                     15.0,
-                    "Time that a finished PS waits for workers and Supervisor to leave.",
+                    "Time that a PS waits after the end of the run until the workers and the "
+                    "Supervisor have left.",
                     "seconds",
                     low=0.0,
                 ),
                 switch(
                     "resume_only",
-                    "End with an error, rather than begin the run again, if the run directory has "
-                    "no checkpoint of this PS: for a PS that replaces a lost one.",
+                    "End a PS with an error, rather than begin the run again, if the run "
+                    "directory has no checkpoint of this PS: for a PS that replaces a lost PS.",
                 ),
                 switch(
                     "stay",
-                    "After the run, keep the PS port open until a signal, serving nothing: for "
-                    "engines that restart ended processes, and probe whether a process listens.",
+                    "Keep the PS port open, without serving, from the end of the run until a "
+                    "signal: for cluster managers that restart ended processes and probe whether "
+                    "a process listens.",
                 ),
                 switch(
                     "preload_keras",
-                    "With --model_from=worker: import Keras while waiting for the model, for "
+                    "Import Keras while the PS waits for a model (--model_from=worker), for "
                     "optimizers that need Keras.",
                 ),
                 integer(
                     "max_model_bytes",
                     8 << 30,
-                    "Largest model, as float32, that a worker may offer to a PS without a model.",
+                    "Largest model, stored as float32, that a PS without a model accepts from a "
+                    "worker.",
                     "bytes",
                     low=1,
                 ),
@@ -93,17 +98,17 @@ class PsFlags:
 
     @property
     def node(self) -> str:
-        """Name of the shard's folders in the run directory, for example ``ps-0``."""
+        """Name of the PS shard's folders in the run directory, for example ``ps-0``."""
         return f"ps-{self.id_ps}"
 
 
 def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
-    """Reject unusable settings of a PS before heavy modules are imported.
+    """Reject unusable settings of a parameter server before slow imports (TensorFlow, gRPC).
 
     Raises:
-        ConfigurationError: The run has no shard with the id --id_ps; the address to listen on is
-            reachable from other machines, but certificates, token and --insecure are missing; or
-            --checkpoint_dir is unusable.
+        ConfigurationError: The run has no shard with the id --id_ps, or --checkpoint_dir is
+            unusable, or other machines can reach the address to listen on although certificates,
+            token and --insecure are missing.
     """
     from thinwire.proto.grpc import check_bind
 
@@ -111,7 +116,7 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
     if settings.id_ps >= run.nb_ps:
         raise ConfigurationError(
             f"--id_ps={settings.id_ps}: this run has shards 0..{run.nb_ps - 1} (--nb_ps, "
-            "--ps_hosts)."
+            "--ps_hosts); expected one of these numbers."
         )
     check_bind(settings.bind, settings.insecure, run.credentials.protection)
     if run.checkpoint_dir is not None:
@@ -121,11 +126,11 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
 
 
 def read(addresses: tuple[str, ...], given: flags.FlagValues = FLAGS) -> PsFlags:
-    """Return the settings of this PS process from its flags.
+    """Return the settings of this parameter server process from its command-line flags.
 
     Args:
         addresses: ``host:port`` of each shard, in the order of the shards' ids.
-        given: Parsed command-line flags.
+        given: Parsed command-line flags of the process.
     """
     port = int(addresses[given.id_ps].rpartition(":")[2]) if given.id_ps < len(addresses) else 0
     return PsFlags(

@@ -1,6 +1,7 @@
-"""Record of each worker's program, to refuse a worker that reconnects with another program.
+"""Record of each worker's program (script), to refuse a worker that returns with another program.
 
-Workers of one run may run different programs, but a worker id must always run the same program.
+The workers of a run may run different programs, but the processes of one worker id must all run one
+program.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ class Programs:
     """Programs (script and versions) of a run's workers; thread-safe.
 
     Args:
-        known: Worker id -> program, read from a checkpoint; None for a new run.
+        known: Worker id -> program (rows of the script and versions), read from a checkpoint; None
+            for a new run.
         where: Flag and value of the folder or address that holds the run, for error messages.
     """
 
@@ -28,8 +30,9 @@ class Programs:
         """Return an error text if a worker's program differs from its recorded program.
 
         Args:
-            worker: Number of the worker.
-            program: Rows that describe the worker's current program; empty if it is not known.
+            worker: Id of the worker, from 1.
+            program: Text rows that describe the worker's current program (script and versions);
+                empty if the program is not known.
             version: Number of updates that the run has applied.
 
         Returns:
@@ -40,7 +43,9 @@ class Programs:
         return None if change is None else refusal(self._where, change, version)
 
     def record(self, worker: int, program: Rows) -> None:
-        """Record the program of an admitted worker. A program that is already recorded stays."""
+        """Record the program (script and versions) of an admitted worker. A worker's program that
+        is already recorded is not replaced.
+        """
         if program:
             with self._lock:
                 self._known.setdefault(worker, program)

@@ -1,4 +1,4 @@
-"""The PS role: build a shard of the model, serve it, save it, and end with the right exit code."""
+"""The parameter server role: build, serve and save a shard of the model; return an exit code."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ from thinwire.runtime.run.signals import handle_signals
 from thinwire.runtime.run.spill import Spill
 from thinwire.runtime.telemetry import run_status
 
-#: Seconds without sent bytes after which an interrupted PS stops waiting for its clients to leave.
+#: Seconds without sent bytes after which an interrupted PS stops waiting for its clients.
 _INTERRUPTED_LINGER_SECONDS = 1.5
 
 
@@ -88,13 +88,13 @@ class ShardInitials:
         leads: True on shard 0, which leads the run.
         loss_scale: Settings of the loss scale in the worker's script; None if the script has no
             LossScaleOptimizer.
-        kernels: Array operations that the cores use.
+        kernels: Implementation of the array operations that the shard cores use.
         bounds: Limits of the numbers that workers may report in messages, for example batch sizes.
 
     Args:
-        run: The run's settings.
-        id_ps: Id of the shard, from 0.
-        model: Initial model of the shard, before the first update.
+        run: Settings of the training run.
+        id_ps: Id of the parameter server shard, from 0.
+        model: The shard's model before the first update: variables, weights and layout.
     """
 
     def __init__(self, run: Run, id_ps: int, model: InitialModel) -> None:
@@ -111,7 +111,7 @@ class ShardInitials:
         self.kernels = load_kernels(run.kernels)
 
     def averages(self) -> WorkerAverages:
-        """Return the averages over workers that shard 0 computes; empty on all other shards."""
+        """Return the values that shard 0 averages over the workers; empty on all other shards."""
         if not self.leads:
             return WorkerAverages()
         num_averaged = self.model.method.num_averaged(self.model.spec.num_parameters)
@@ -121,12 +121,12 @@ class ShardInitials:
         """Return the settings of a shard's core that continues from the saved state.
 
         Args:
-            saved: Saved files of the shard.
+            saved: Saved files (checkpoints and journals) of the shard.
             start_timeout_seconds: Time for which a new run waits for all its workers, in seconds.
         """
-        # A resumed run waits only as long as workers need to reconnect. A later phase (model) of a
-        # script does not wait for all workers: the first worker must join before the scripts of the
-        # other workers continue.
+        # A resumed run waits for its workers only as long as they need to reconnect. A later phase
+        # (model) of a script does not wait for all workers: the first worker must join before the
+        # scripts of the other workers continue.
         run, patience = self.run, start_timeout_seconds
         if saved.phase:
             patience = 0.0
@@ -154,11 +154,12 @@ def build_core(
     """Return a shard's core at version 0, with a copy of the initial weights.
 
     Args:
-        initials: Initial weights and limits of the shard.
-        config: Settings of the core.
-        lease_seconds: Time without a message after which a worker is expelled, in seconds.
-        is_last: True if no other core needs the initial weights: this core then takes the array of
-            weights without a copy.
+        initials: Initial weights and limits of the shard's core.
+        config: Settings of the shard's core, except the training method.
+        lease_seconds: Time in seconds without a message of a worker, after which the worker is
+            expelled.
+        is_last: True if no other core needs the initial weights, so that this core takes the array
+            of weights without a copy.
     """
     model = initials.model
     method = model.method
@@ -177,7 +178,8 @@ def main(run: Run) -> int:
 
     Raises:
         ConfigurationError: The port is in use, or the run directory holds another run.
-        Unreachable, Refused: A shard with id 1 or higher cannot join shard 0.
+        Unreachable, Refused: A shard with id 1 or higher cannot connect to shard 0, or shard 0
+            refuses it.
     """
     settings = ps_flags.read(run.addresses)
     code = _serve(run, settings)
@@ -187,11 +189,14 @@ def main(run: Run) -> int:
 
 
 def _stay(run: Run, own: PsFlags) -> None:
-    """Keep a finished shard's port open until a signal; close every client's stream."""
+    """Keep a finished shard's port open until a signal arrives, but close every client's stream."""
     ended = threading.Event()
     with handle_signals(lambda number, frame: ended.set()):
         listening = serve(own.bind, own.port, lambda stream: stream.close(), guard=guard_of(run))
-        logging.info("the run is finished; this process stays until a signal ends it (--stay)")
+        logging.info(
+            "the run is finished; because of --stay, this PS process continues until it receives "
+            "a signal"
+        )
         ended.wait()
         listening.stop(0.5)
 
@@ -208,10 +213,11 @@ def _serve(run: Run, own: PsFlags) -> int:
         logging.info("run %s: begins%s", run.run_dir, why)
     if own.resume_only and saved.core is None:
         raise ConfigurationError(
-            f"{own.node} was lost, and {saved.where} on this machine holds no checkpoint of it: "
-            "either it had not written one yet (--checkpoint_interval_seconds), or that folder is "
-            "on the disk of the lost machine. Expected --checkpoint_dir, or --run_dir on a disk "
-            "that all machines share; the same command begins the run again."
+            f"the node {own.node} was lost, but {saved.where} on this machine has no checkpoint "
+            "of the node: either the node had not written a checkpoint yet "
+            "(--checkpoint_interval_seconds), or the checkpoint is on the disk of the lost "
+            "machine. Expected --checkpoint_dir, or --run_dir on a disk that all machines share; "
+            "the same command begins the run again."
         )
     if not run.model_is_offered:
         model = model_of_flags(run, own.id_ps)
@@ -220,16 +226,18 @@ def _serve(run: Run, own: PsFlags) -> int:
     if saved.offer is None:
         if saved.core is not None:
             raise ConfigurationError(
-                f"--run_dir={run.run_dir} holds a run whose model came from flags, but this run "
-                "has --model_from=worker; give it another --run_dir, or --overwrite the old run."
+                f"--run_dir={run.run_dir} contains a run whose model was defined by flags, but "
+                "this run has --model_from=worker; give this run another --run_dir, or "
+                "--overwrite the old run."
             )
         return _serve_offered(run, own, saved)
-    if run.resume and not saved.phase:  # on --resume, workers offer the model of phase 0 again
+    # With --resume, workers offer the model of phase 0 (the script's first model) again.
+    if run.resume and not saved.phase:
         return _serve_offered(run, own, saved)
     if own.preload_keras:
         import_quietly("keras")
     model = saved_model(run, own, saved)
-    logging.info("this shard has the model that a worker offered before")
+    logging.info("this shard loads the model that a worker sent before the shard's restart")
     return ShardProcess(run, own, model, saved).serve()
 
 
@@ -237,16 +245,16 @@ def saved_model(run: Run, own: PsFlags, saved: SavedShard) -> InitialModel:
     """Return the model of a saved offer, without weights, because the checkpoint holds the weights.
 
     Raises:
-        ConfigurationError: This version of Thinwire refuses the saved offer (a script's model that
-            a worker sent), although an earlier version accepted it. No file is deleted.
+        ConfigurationError: This version of Thinwire refuses the saved description of a script's
+            model, although an earlier version accepted the description. No file is deleted.
     """
     try:
         offer = read_offer(saved.offer or "", own.max_model_bytes)
         return model_of_offer(run, own.id_ps, offer, None)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"--run_dir={run.run_dir} holds a model that a worker offered, and this PS cannot "
-            f"serve it: {error} Its checkpoints in {saved.where} are kept. Correct the named "
+            f"--run_dir={run.run_dir} contains a model from a worker, but this PS cannot serve "
+            f"the model: {error} The model's checkpoints in {saved.where} are kept. Correct the "
             "problem in the script or in this command; to train a corrected script, give the run "
             "another --run_dir, or --overwrite this one."
         ) from error
@@ -287,17 +295,18 @@ def start_offered(
     """Wait for a worker that offers its script's model, and start a shard with that model.
 
     Args:
-        run: The run's settings.
-        own: Settings of this shard from its flags.
-        saved: Saved files of the shard; they hold no model to continue.
-        stage: Open port that receives the workers' offers.
+        run: Settings of the training run.
+        own: Settings of this PS shard from its command-line flags.
+        saved: Saved files of the shard, which contain no model to continue.
+        stage: Open port that receives the workers' offers of a model.
 
     Returns:
         The started shard, or None if this process was interrupted first.
 
     Raises:
         NobodyAdmitted: The shard has refused all clients that connected.
-        ConfigurationError, Unreachable, RequestRejected: `ShardProcess.start` failed.
+        ConfigurationError, Unreachable, RequestRejected: The start of the shard failed in
+            `ShardProcess.start`.
     """
     shard: ShardProcess | None = None
     has_started = False
@@ -314,7 +323,7 @@ def start_offered(
 def _shard_of_offer(
     run: Run, own: PsFlags, saved: SavedShard, stage: OfferStage, received: ReceivedOffer
 ) -> ShardProcess | None:
-    """Build the shard for a worker's offered model; on failure refuse it and return None."""
+    """Build the shard for a worker's offered model; on failure refuse the offer and return None."""
     try:
         model = model_of_offer(run, own.id_ps, received.offer, received.payload)
         shard = ShardProcess(run, own, model, saved)
@@ -331,13 +340,13 @@ def _shard_of_offer(
 class ShardProcess:
     """One shard of a run, from its saved state to its end.
 
-    The shard runs in a PS process, or within a worker's script.
+    A shard runs in a PS process of its own, or within a worker's script.
 
     Args:
-        run: Settings of the run.
-        own: Settings of this shard from its flags.
-        model: Initial model of the shard, before the first update.
-        saved: Saved files of the shard; None to read them.
+        run: Settings of the training run.
+        own: Settings of this PS shard from its command-line flags.
+        model: The shard's model before the first update: variables, weights and layout.
+        saved: Saved files of the shard; None to read the files from the run directory.
     """
 
     def __init__(
@@ -347,9 +356,10 @@ class ShardProcess:
         self.leads = own.id_ps == 0
         self._draws = DrawsFile(run.run_dir)
         self.interrupted = False
-        self.fenced: Fenced | None = None  # set when another process has taken over this shard
-        # Bytes sent to all clients, and the time of their last change in seconds after the run's
-        # end.
+        # Event that is set when another process has taken over this shard.
+        self.fenced: Fenced | None = None
+        # Number of bytes sent to all clients, and the time of the number's last change in seconds
+        # after the run's end.
         self._flowed = (0, 0.0)
         self._hold(model)
         self.saved = saved or SavedShard(run, own.node)
@@ -375,17 +385,25 @@ class ShardProcess:
             self.core.load_state_dict(self.saved.core)
 
     def _continue_otherwise(self, state: State) -> None:
-        """Continue a saved core's weights and counters with changed settings (--resume)."""
+        """Continue a saved shard's weights and counters with changed settings (--resume)."""
         begin_again = self.core.continue_from(state, self.saved.has_optimizers_of(self.offer))
         if begin_again:
-            logging.warning("--resume: these parts begin again: %s", ", ".join(begin_again))
+            logging.warning(
+                "--resume: these parts of the PS state do not fit the changed settings and begin "
+                "again: %s",
+                ", ".join(begin_again),
+            )
 
     def _hold(self, model: InitialModel) -> None:
-        """Store a model's variables, offer, shard layout, and slices of each optimizer."""
+        """Store a model's variables, description, shard layout, and the slices of each
+        optimizer.
+        """
         self.spec, self.offer, layouts = model.spec, model.offer, model.layouts
         self.layout = layouts[self.own.id_ps]
         for number, layout in enumerate(layouts if self.leads and self.run.nb_ps > 1 else ()):
-            logging.info("PS %d holds %s", number, placement.describe_shard(self.spec, layout))
+            logging.info(
+                "PS shard %d stores %s", number, placement.describe_shard(self.spec, layout)
+            )
         groups = model.offer.groups() if model.offer else []
         self._groups = [part_of_layout(self.layout, numbers)[1] for numbers in groups]
 
@@ -403,11 +421,11 @@ class ShardProcess:
             return self.run_to_end()
 
     def start(self, stage: OfferStage | None = None) -> bool:
-        """Open the port. A shard with id 1 or higher also joins shard 0.
+        """Open the port. When it starts, a shard with id 1 or higher also connects to shard 0.
 
         Args:
-            stage: Stage that received the model, whose open port the shard takes over; None to open
-                a port.
+            stage: Object that received the model from a worker, whose open port the shard takes
+                over; None to open a port.
 
         Returns:
             False if the run is already finished, so that no client must be served.
@@ -416,12 +434,12 @@ class ShardProcess:
         finished = None if self.run.resume else self.saved.finished
         if finished:
             logging.info(
-                "run %s: this run is finished (%s at version %d)",
+                "run %s: this run is finished (%s, at model version %d)",
                 *(self.run.run_dir, finished, core.version),
             )
             return False
         if self.saved.core:
-            logging.info("run %s: resumes from update %d", self.run.run_dir, core.version)
+            logging.info("run %s: the PS resumes from update %d", self.run.run_dir, core.version)
         self.saved.on_fenced = self._on_fenced
         self.saved.open()
         self._listen(stage)
@@ -449,21 +467,27 @@ class ShardProcess:
             scalars.close()
 
     def interrupt(self) -> None:
-        """End the run early if this is shard 0, else end only this shard (any thread)."""
+        """End the run early if this shard is shard 0, else end only this shard; callable from any
+        thread.
+        """
         if (listening := self.server.server) is not None:
             self.server.queue.put(functools.partial(listening.set_serving, False))
-        self.interrupted = True  # workers that have not joined yet get no reply from now on
+        self.interrupted = True  # from now on, workers that have not joined the run get no reply
         self.server.queue.put(events.Stop("interrupted"))
 
     def _on_fenced(self, error: Fenced) -> None:
-        """End this process, because another process has taken over its shard (any thread)."""
+        """End this process, because another process has taken over its shard; callable from any
+        thread.
+        """
         self.fenced = error
-        self.server.queue.put(lambda: None)  # an empty task wakes the writer thread
+        self.server.queue.put(lambda: None)  # a function that does nothing wakes the writer thread
 
     # -- start of the shard -----------------------------------------------------------------
 
     def _listen(self, stage: OfferStage | None) -> None:
-        """Open the shard's port. The server admits clients only after `_open` is called."""
+        """Open the network port of the shard. The shard's server admits clients only after `_open`
+        is called.
+        """
         core, settings = self.core, self.own
         self.server = ShardServer(
             core,
@@ -480,7 +504,7 @@ class ShardProcess:
             self.port = self.server.listen(
                 settings.bind, settings.port, self.run.transport.dgt_dscp
             )
-            logging.info("PS %d listens on %s:%d", settings.id_ps, settings.bind, self.port)
+            logging.info("PS shard %d listens on %s:%d", settings.id_ps, settings.bind, self.port)
         else:
             self.port = self.server.take_over(stage.listening, stage.guard)
         server = self.server
@@ -552,21 +576,25 @@ class ShardProcess:
         try:
             self._draws.record(draws)
         except OSError as error:  # a full disk must not end the run
-            logging.warning("%s cannot be written: %s", self._draws.path, error)
+            logging.warning("the file %s cannot be written: %s", self._draws.path, error)
 
     def _propose(self, found: events.GroupsChanged) -> None:
         """Write the groups of workers that shard 0 has measured to the run directory.
 
-        A later run can use the groups. This run cannot, because data are split at its start.
+        A later run can use the worker groups that this run has measured. A run cannot use worker
+        groups that it has measured itself, because data are split at its start.
         """
         if len(found.speeds) < self.run.nb_workers:
             return
         try:
             flags = write_groups(self.run.run_dir, found.groups, found.speeds)
         except OSError as error:  # a full disk must not end the run
-            logging.error("cannot write the proposed groups: %s", error)
+            logging.error("cannot write the file with the proposed worker groups: %s", error)
             return
-        logging.info("flags for a later run that splits the data by the workers' speed: %s", flags)
+        logging.info(
+            "flags with which a later run divides the training data by the workers' speed: %s",
+            flags,
+        )
 
     # -- phases (models) of a script --------------------------------------------------------
 
@@ -575,7 +603,7 @@ class ShardProcess:
         return self.layout.size / self.spec.num_parameters
 
     def _stage_of(self, phase: int) -> OfferStage:
-        """Return the stage that receives the model of the script's next phase (reader threads)."""
+        """Return the object that receives the script's next model (called on reader threads)."""
         stages: list[OfferStage] = []
 
         def take(received: ReceivedOffer) -> None:
@@ -586,9 +614,9 @@ class ShardProcess:
         return stages[0]
 
     def _build_phase(self, stage: OfferStage, received: ReceivedOffer) -> None:
-        """Build the model that a worker offers and queue its phase, or refuse the offer.
+        """Build the script's next model, which a worker offers, or refuse the offer.
 
-        Runs on the reader thread of that worker's stream.
+        The model of an offer is built on the thread that reads the worker's stream.
         """
         try:
             model = model_of_offer(self.run, self.own.id_ps, received.offer, received.payload)
@@ -608,9 +636,10 @@ class ShardProcess:
     def _begin_phase(
         self, stage: OfferStage, initials: ShardInitials, core: PsCore, keeping: JournalPolicy
     ) -> None:
-        """Replace the shard's model by the next phase's model.
+        """Replace the shard's model by the script's next model.
 
-        Runs on the writer thread. The workers then join the run again.
+        The shard's model is replaced on the writer thread. After the replacement of the shard's
+        model, the workers join the run again.
         """
         server, journaled = self.server, self.server.journaled
         if self.core.stop_reason is not None or stage.phase <= self.phase:
@@ -641,10 +670,17 @@ class ShardProcess:
         if self.leader is not None:
             self.leader.begin_phase(self._hello_to_leader())
         self.phases.close(stage)
-        logging.info("phase %d begins at version %d", self.phase, self.core.version)
+        logging.info(
+            "phase %d of the run (a new model or optimizer of the script) begins at model version "
+            "%d",
+            self.phase,
+            self.core.version,
+        )
 
     def _keep_ended(self, phase: int) -> None:
-        """Store the final state of the current model before phase `phase` replaces the model."""
+        """Store the final state of the current model before phase `phase` replaces it by another
+        model.
+        """
         ended, whole = self.server.ended_models, self.core.whole()
         whole = dataclasses.replace(whole, update=Update(None, self.core.model.theta.copy()))
         generation = self.core.config.generation
@@ -652,7 +688,9 @@ class ShardProcess:
             ended.add(EndedModel(ended.since, phase - 1, self.layout, generation, whole), phase)
         # the run continues: only a restarted worker would need the saved model
         except OSError as error:
-            logging.error("the final model of phase %d cannot be saved: %s", phase - 1, error)
+            logging.error(
+                "the final model of phase %d of the run cannot be saved: %s", phase - 1, error
+            )
 
     # -- the running shard ------------------------------------------------------------------
 
@@ -665,7 +703,7 @@ class ShardProcess:
         self.saved.put(version, state, self.run_id, sent, reports, received, begun)
 
     def _received(self) -> DatagramCounts | None:
-        """Return the counts of received datagrams; None if the method sends no datagrams."""
+        """Return the counts of received UDP datagrams; None if the method sends no datagrams."""
         port = self.server.datagrams
         return port.counts() if port is not None else None
 
@@ -675,7 +713,9 @@ class ShardProcess:
         self.interrupt()
 
     def _over(self) -> bool:
-        """Return True if every client knows of the run's end, or the wait for clients is over."""
+        """Return True if every client knows of the run's end, or the wait for them has timed
+        out.
+        """
         connections = self.server.connections
         if self.fenced is not None:
             return True
@@ -683,8 +723,8 @@ class ShardProcess:
             return False
         if self.leader is not None and leader_client.figures_are_final(self.server):
             self.leader.report_end()
-        # A signal to a following shard (id 1 and up) does not end the run. Its workers continue and
-        # do not leave, so the shard waits for no client.
+        # A signal to a following shard (id 1 and up) does not end the run. The workers of the run
+        # continue and do not leave, so the shard waits for no client.
         if self.interrupted and not self.leads:
             return True
         since = time.monotonic() - (self.core.ended_at or 0.0)
@@ -698,8 +738,8 @@ class ShardProcess:
     def _nothing_flows(self, since: float) -> bool:
         """Return True if no bytes were sent to any client for `_INTERRUPTED_LINGER_SECONDS`.
 
-        A client that is suspended, or whose host is lost, never leaves, so a longer wait is
-        useless.
+        A client that is suspended, or whose host is lost, never disconnects, so a longer wait for
+        the client is useless.
 
         Args:
             since: Time since the end of the run, in seconds.
@@ -712,7 +752,8 @@ class ShardProcess:
     def _had_supervisor(self) -> bool:
         """Return True if the run's Supervisor has connected.
 
-        If workers offer the model, a Supervisor that only reads the status counts, too.
+        If workers offer the model, a Supervisor that only reads the status also counts as
+        connected.
         """
         connections = self.server.connections
         looked_on = self.run.model_is_offered and connections.had_onlooker
@@ -739,7 +780,9 @@ class ShardProcess:
         return EXIT_CONFIGURATION if unsaved else EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     def _leaves_all_behind(self) -> bool:
-        """Save the run's final state. If that fails, log the reason and return False."""
+        """Save the shard's state at the end of the run. If the final state cannot be saved, the
+        function logs the reason and returns False.
+        """
         try:
             self._leave_behind()
         except (ConfigurationError, OSError) as error:

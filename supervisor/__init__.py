@@ -1,8 +1,9 @@
 """The Supervisor role: follows a run, evaluates the central model and writes the run's records.
 
-`role` is the Supervisor process. It reads one stream (`shard_stream`) per shard and shows progress
-with `dashboard`. `evaluator` fetches and scores the model. `recorder`, `metrics_log` and
-`metrics_hook` write the records; `metrics_hook` passes each record to a user function. `report`
-makes pages of finished runs. Training does not depend on a Supervisor. The modules import numpy and
-TensorFlow, so the package re-exports nothing.
+The module `role` is the Supervisor process. The Supervisor process reads one stream
+(`shard_stream`) from each shard and shows progress with `dashboard`. The module `evaluator` fetches
+the model from the shards and computes its metrics. The modules `recorder` and `metrics_log` write
+the records of a run, and `metrics_hook` passes each record to a user function. The package `report`
+makes pages about finished runs. Training does not depend on a Supervisor. The modules of the
+package `supervisor` import numpy and TensorFlow, so the package re-exports nothing.
 """

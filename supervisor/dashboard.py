@@ -1,6 +1,6 @@
 """The Supervisor's display of a run: a live table on a terminal, otherwise plain log lines.
 
-The render functions are pure: they take a status and an evaluation and return text.
+The render functions of the dashboard are pure: from a status and an evaluation they return text.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from thinwire.ops.routing.counters import BLOCK, rows_of
 from thinwire.runtime.telemetry.evaluation import Evaluation
 from thinwire.runtime.telemetry.run_status import RunStatus, WorkerMetrics
 
-_BAR_CELLS = 20  # width of the progress bar in characters, as in Keras
-_RATE_WINDOW = 20  # number of statuses that the rate for the ETA is computed from
+_BAR_CELLS = 20  # width of the progress bar in characters, as in Keras' progress bar
+_RATE_WINDOW = 20  # number of run statuses from which the update rate for the ETA is computed
 _MOST_WORKERS_SHOWN = 32
 #: A metric is shown in scientific notation if its absolute value is outside these bounds.
 _LEAST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e4
-_MOST_METRICS_SHOWN = 4  # limit of the metrics in a progress line, without the loss
+_MOST_METRICS_SHOWN = 4  # largest number of metrics in a progress line, without the loss
 _COLUMNS = ("id", "state", "clock", "lag", "steps/s", "loss", "up", "down", "waited")
 _DATAGRAM_COLUMNS = ("fresh", "fill")
 _STATE_STYLES = {
@@ -38,7 +38,7 @@ _STATE_STYLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Status of a run at one moment, with the values that the display derives from the status.
+    """Status of a run at one moment, with values that the display derives from the status.
 
     ``evaluation`` is the newest evaluation of the model, None before the first evaluation.
     ``updates_per_second`` is the recent rate of updates, None if the rate is unknown.
@@ -50,7 +50,9 @@ class Progress:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds until update ``iter_max`` at the recent rate; None if either is unknown."""
+        """Seconds until the run's last update at the recent rate; None if rate or ``iter_max`` is
+        unknown.
+        """
         if not self.status.iter_max or not self.updates_per_second:
             return None
         return max(0, self.status.iter_max - self.status.version) / self.updates_per_second
@@ -63,10 +65,13 @@ class RateMeter:
         self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=_RATE_WINDOW)
 
     def rate(self, status: RunStatus) -> float | None:
-        """Record a status; return the recent updates per second, None at second 0 of the run."""
+        """Record a status of the run; return the recent updates per second, None at the run's
+        start.
+        """
         now = (status.seconds, status.version)
         if self._seen and (now[1] < self._seen[-1][1] or now[0] < self._seen[-1][0]):
-            # The PS restarted from an older snapshot. A rate across the restart would be negative.
+            # The PS restarted from an older snapshot, so the update rate across the restart would
+            # be negative.
             self._seen.clear()
         if not self._seen or now != self._seen[-1]:
             self._seen.append(now)
@@ -95,7 +100,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_metric(value: float | None) -> str:
-    """Return a metric as ``0.3125``, or as ``1.23e+05`` if it is very large or small.
+    """Return a metric's value as text: ``0.3125``, or ``1.23e+05`` if it is very large or small.
 
     None stands for a value that is not finite.
 
@@ -109,7 +114,7 @@ def format_metric(value: float | None) -> str:
 
 
 def progress_line(progress: Progress) -> str:
-    """Return a progress line in Keras' format: count, bar, ETA, metrics."""
+    """Return a run's progress line in Keras' format: count of updates, bar, ETA, metrics."""
     status = progress.status
     done, limit = status.version, status.iter_max
     head = f"{done}"
@@ -120,7 +125,7 @@ def progress_line(progress: Progress) -> str:
 
 
 def plain_line(progress: Progress) -> str:
-    """Return a progress line for a log file: without a bar, with the number of workers by state."""
+    """Return a run's progress line for a log file, without a bar, with worker counts by state."""
     status = progress.status
     head = f"update {status.version}" + (f"/{status.iter_max}" if status.iter_max else "")
     states = collections.Counter(worker.state for worker in status.workers)
@@ -133,9 +138,10 @@ def plain_line(progress: Progress) -> str:
 
 
 def worker_rows(status: RunStatus) -> list[tuple[str, ...]]:
-    """Return one row per worker: id, state, clock, lag, rate, loss, up, down, wait.
+    """Return one table row for each worker: id, state, clock, lag, rate, loss, up, down, wait.
 
-    If the run sends datagrams, each row also has the worker's fresh ratio and fill ratio.
+    If the run sends UDP datagrams, each row of the table also has the worker's fresh ratio and fill
+    ratio.
     """
     rows = [_worker_row(worker) for worker in status.workers[:_MOST_WORKERS_SHOWN]]
     if not (block := _datagrams(status)):
@@ -192,10 +198,11 @@ class Dashboard:
     """Shows the progress of a run while it trains; a context manager.
 
     Args:
-        write: Function that receives one plain line per update; None writes to absl's log.
-        live: True to draw a live table. None draws one if standard output is a terminal that can
+        write: Function that receives one plain text line at each refresh of the display; None
+            writes to absl's log.
+        live: True to draw a live table; None to draw it if standard output is a terminal that can
             show the bar's characters.
-        console: rich Console to draw on, for tests; None for standard output.
+        console: Console of the library rich to draw on, for tests; None for standard output.
     """
 
     def __init__(
@@ -209,18 +216,18 @@ class Dashboard:
         """True if a live table on a terminal shows every status."""
         self._console = console
         self._picture: Any = None  # the rich.live.Live table; None before the first status
-        self._log_level = 0  # log handler's level that close() restores
+        self._log_level = 0  # level of the log handler, which close() restores
         self._meter = RateMeter()
 
     def _start(self) -> Any:
         from rich.live import Live
 
-        # No refresh thread is needed: the table changes only with a new status.
+        # The live table needs no refresh thread, because it changes only with a new status.
         picture = Live(console=self._console, auto_refresh=False)
         picture.start()
         handler = logging.get_absl_handler()
         self._log_level = handler.level
-        # Log lines would break up the live table, so only warnings and errors are logged.
+        # Log lines would break up the live table, so the log shows only warnings and errors.
         handler.setLevel(max(handler.level, standard_logging.WARNING))
         return picture
 
@@ -235,7 +242,9 @@ class Dashboard:
         self._picture.update(render(progress), refresh=True)
 
     def close(self) -> None:
-        """Stop the live table; its last content stays on the terminal. May be called twice."""
+        """Stop the live table of the display, whose last content stays on the terminal. The display
+        of a run may be closed twice.
+        """
         if self._picture is not None:
             self._picture.stop()
             self._picture = None
@@ -256,7 +265,7 @@ def _can_draw() -> bool:
 
 
 def _times(progress: Progress) -> str:
-    """Return the elapsed time, and the ETA of a running run or the stop reason of an ended run."""
+    """Return the elapsed time, and the ETA of a run or the stop reason of an ended run."""
     elapsed = format_duration(progress.status.seconds)
     eta = progress.eta_seconds
     if progress.status.stop_reason is not None:
@@ -294,7 +303,9 @@ def _worker_row(worker: WorkerMetrics) -> tuple[str, ...]:
 
 
 def _refused(status: RunStatus) -> list[str]:
-    """Return one line that counts rejected updates and quarantines; no line if all are 0."""
+    """Return a text line with the counts of rejected updates and quarantines; nothing if all are
+    0.
+    """
     block = status.policies.get("guards", {})
     counts = [
         f"{sum(by.values())} {reason} of worker {', '.join(sorted(by, key=int))}"
@@ -306,7 +317,9 @@ def _refused(status: RunStatus) -> list[str]:
 
 
 def _datagrams(status: RunStatus) -> dict[str, Any]:
-    """Return the datagram counters of the status; empty if the method sends no datagrams."""
+    """Return the UDP datagram counters of a run's status; empty if the method sends no
+    datagrams.
+    """
     return status.policies.get(BLOCK, {})
 
 

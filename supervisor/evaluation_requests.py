@@ -1,4 +1,4 @@
-"""The evaluator's streams: evaluation requests from shard 0, and weights from every shard."""
+"""The evaluator's gRPC streams: evaluation requests from shard 0, and weights from every shard."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _MOST_BYTES = 1 << 16
 
 
 class EvaluationRequests:
-    """Client that receives shard 0's evaluation requests and sends the evaluations.
+    """Client of shard 0 that receives evaluation requests and sends the results.
 
     A thread reads the stream from shard 0 and reconnects when shard 0 restarts.
 
     Args:
-        run: Settings of the run.
+        run: Settings of the training run.
     """
 
     def __init__(self, run: Run) -> None:
@@ -48,7 +48,8 @@ class EvaluationRequests:
         self._session: ClientSession | None = None
         self._fits: dict[int, pb.FitBegun] = {}
         self._histories: dict[int, str] = {}
-        self._of_scripts: set[int] = set()  # numbers of the fits that a worker's script evaluates
+        # Numbers of the calls of fit that a worker's script evaluates.
+        self._of_scripts: set[int] = set()
         self._open: dict[
             tuple[int, int], None
         ] = {}  # unanswered evaluation requests: (fit, epoch) in order of arrival
@@ -72,18 +73,18 @@ class EvaluationRequests:
 
     @property
     def newest_fit(self) -> int:
-        """Number of the newest fit that a worker has begun; 0 before the first fit."""
+        """Number of the newest call of fit that a worker has begun; 0 before the first call."""
         return max(self._fits, default=0)
 
     @property
     def has_validation(self) -> bool:
-        """True if a worker has begun a fit with validation data."""
+        """True if a worker has begun a call of fit with validation data."""
         with self._changed:
             return any(fit.validates for fit in self._fits.values())
 
     @property
     def version(self) -> int:
-        """Number of updates applied to the central model, about one second old."""
+        """Number of updates applied to the central model, as of about one second ago."""
         return self._version
 
     @property
@@ -92,24 +93,29 @@ class EvaluationRequests:
         return self._halt_cause
 
     def fit(self, number: int) -> pb.FitBegun | None:
-        """Return the workers' report that a fit has begun; None before the fit begins."""
+        """Return the workers' report that a call of fit has begun; None before it begins."""
         return self._fits.get(number)
 
     def is_by_script(self, number: int) -> bool:
-        """Return True if a worker's script makes the evaluations of a fit."""
+        """Return True if a worker's script, not the evaluator, makes the evaluations of a call of
+        fit.
+        """
         fit = self._fits.get(number)
         return number in self._of_scripts or (fit is not None and fit.by_script)
 
     def history(self, number: int) -> str | None:
-        """Return a fit's Keras history as JSON, maybe an empty text; None before the fit ends."""
+        """Return the Keras history of a call of fit as JSON (possibly ""); None before the call
+        ends.
+        """
         return self._histories.get(number)
 
     def take(self, newest: int) -> tuple[int, int] | None:
-        """Return fit and epoch of the oldest unanswered request; None if all are answered.
+        """Return fit and epoch of the oldest unanswered evaluation request; None if all are
+        answered.
 
         Args:
-            newest: Number of the fit that the evaluator has reached. Requests of later fits stay
-                open.
+            newest: Number of the call of fit that the evaluator has reached; requests of later
+                calls stay open.
         """
         with self._changed:
             return next((place for place in self._open if place[0] <= newest), None)
@@ -123,12 +129,12 @@ class EvaluationRequests:
         """Wait until a message from shard 0 arrives or the time limit has passed.
 
         Args:
-            seconds: Time limit, in seconds.
-            num_news: Value of the attribute `num_news` that the caller has seen. If more messages
-                have arrived since, return immediately.
+            seconds: Time limit of the wait for a message, in seconds.
+            num_news: Value of the attribute `num_news` that the caller has seen. If shard 0 has
+                sent more messages since, return immediately.
 
         Raises:
-            Unreachable: Shard 0 did not answer within the reconnect timeout.
+            Unreachable: Shard 0 did not answer this client within the reconnect timeout.
             RequestRejected: Shard 0 rejects this evaluator.
         """
         with self._changed:
@@ -139,7 +145,7 @@ class EvaluationRequests:
                 raise self._error
 
     def report(self, evaluated: pb.Evaluated) -> None:
-        """Send an evaluation to shard 0; close the request that the evaluation answers."""
+        """Send an evaluation's result to shard 0; mark the request as answered."""
         with self._changed:
             if evaluated.answers:
                 place = (evaluated.fit, evaluated.epoch)
@@ -149,7 +155,7 @@ class EvaluationRequests:
                 self._session.send_control(pb.ToServer(evaluated=evaluated))
 
     def close(self) -> None:
-        """Send the pending messages, leave the run and end the stream to shard 0."""
+        """Send the evaluator's pending messages, leave the run and end the stream to shard 0."""
         self._closing.set()
         with self._changed:
             session = self._session
@@ -173,7 +179,10 @@ class EvaluationRequests:
                         self._receive(session, *session.listen()[:1])
                 except (StreamLost, Malformed, ValueError) as error:
                     if not (self._closing.is_set() or self._halt_cause):
-                        logging.warning("lost the stream of requests: %s", error)
+                        logging.warning(
+                            "lost the stream of the scripts' evaluation requests to shard 0: %s",
+                            error,
+                        )
                 finally:
                     with self._changed:
                         self._session = None
@@ -199,8 +208,8 @@ class EvaluationRequests:
                 if ended.by_script:
                     self._of_scripts.add(ended.fit)
                 elif (answer := self._answered.get(place)) is not None:
-                    # A restarted shard repeats its requests. The first answer is sent again, so
-                    # that all workers get the metrics of the same model.
+                    # A restarted shard repeats its evaluation requests. The evaluator sends its
+                    # first answer again, so that all workers get the metrics of one model.
                     session.send_control(pb.ToServer(evaluated=answer))
                 else:
                     self._open[place] = None
@@ -212,14 +221,16 @@ class EvaluationRequests:
 
 
 class CentralModel:
-    """Client that pulls the central model of one fit from its shards.
+    """Client that pulls the central model of one call of fit from the shards.
 
     Args:
-        run: Settings of the run.
-        run_id: Identifier of the run.
-        spec: Specification of the shared variables.
-        layouts: Layout of every shard, in order.
-        num_statistics: Number of values in the moving statistics that shard 0 averages.
+        run: Settings of the training run.
+        run_id: Random identifier of the training run.
+        spec: Names and shapes of the model's shared variables.
+        layouts: Layout (the slices of variables that a shard stores) of every shard, in the order
+            of shard ids.
+        num_statistics: Number of values in the moving statistics that shard 0 averages over the
+            workers.
         phase: Number of the script's model in the run; the shards reject a client with a
             different number.
     """
@@ -247,7 +258,7 @@ class CentralModel:
         Raises:
             Unreachable: A shard did not answer within the reconnect timeout.
             RequestRejected: A shard rejects this evaluator.
-            ConfigurationError: A shard's answer is not its part of the model.
+            ConfigurationError: A shard's answer does not contain the shard's part of the model.
         """
         while True:
             if not self._shards or any(shard.lost.is_set() for shard in self._shards):
@@ -260,7 +271,7 @@ class CentralModel:
                     raise RequestRejected(shard.refusal)
 
     def close(self) -> None:
-        """Leave the run and end the streams to all shards."""
+        """Leave the run, and end the evaluator's streams to all shards."""
         for shard in self._shards:
             shard.session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
             shard.session.close()
@@ -286,7 +297,9 @@ class CentralModel:
 
 
 def hello_of(run: Run, shard: int, run_id: str, incarnation: int = 0) -> pb.Hello:
-    """Return an evaluator's Hello; with incarnation 0 the evaluator only pulls the model."""
+    """Return an evaluator's Hello message; with incarnation (process number) 0 it only pulls the
+    model.
+    """
     return pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,
         role=pb.ROLE_EVALUATOR,

@@ -1,7 +1,7 @@
-"""Exact metrics of the central model over the whole test set.
+"""Computes exact metrics of the central model over the whole test set.
 
-`ModelFetcher` fetches the whole model from all shards. `Evaluator` computes the metrics that
-the model's task defines, for example accuracy.
+The class `ModelFetcher` fetches the whole model from all shards. The class `Evaluator` computes the
+metrics that the model's task defines, for example accuracy.
 """
 
 from __future__ import annotations
@@ -42,21 +42,23 @@ class Evaluator:
     """Evaluates one model repeatedly; the evaluation step is compiled once.
 
     Args:
-        model: Built Keras model.
+        model: Built Keras model to evaluate.
         loss: Keras loss, or a function of (labels, outputs) that returns a mean or one value per
             example.
-        images: [n, ...] model inputs; an array or a thinwire.data.pipeline.lazy.Lazy.
-        labels: [n, ...] labels in the form of the task.
+        images: Model inputs of the test set, [n, ...]; an array or a
+            thinwire.data.pipeline.lazy.Lazy.
+        labels: Labels of the test set, [n, ...], in the form of the task.
         batch_size: Upper limit of the batch size. The batch is reduced to the size of the test set
-            and to the available memory, so AdaComp's value of 100000 works.
+            and to a memory limit, so AdaComp's value of 100000 works.
         task: Task of the model, which defines the metrics.
-        variables: Variables that ``evaluate`` assigns a list of weights to, in order. None means
-            the model's trainable variables.
+        variables: Variables to which ``evaluate`` assigns a list of weights, in order; None for the
+            model's trainable variables.
         extras: Names of the task's optional metrics to compute.
 
     Raises:
         ConfigurationError: The images or labels are empty or differ in number, or the batch size is
-            below 1. ``evaluate`` raises it if the task's metrics do not fit the outputs.
+            below 1. The method ``evaluate`` raises ConfigurationError if the task's metrics do not
+            fit the outputs.
     """
 
     def __init__(
@@ -72,8 +74,8 @@ class Evaluator:
     ) -> None:
         if len(images) != len(labels) or not len(images):
             raise ConfigurationError(
-                f"The test set has {len(images)} images and {len(labels)} labels; expected as many "
-                "of each, at least one. Check the data files."
+                f"The test set has {len(images)} images and {len(labels)} labels; expected equal "
+                "numbers of images and labels, at least one. Check the data files."
             )
         if batch_size < 1:
             raise ConfigurationError(f"--batch_size is {batch_size}; expected at least 1.")
@@ -89,13 +91,14 @@ class Evaluator:
         self._run_batch = self._compile()
 
     def evaluate(self, weights: Weights) -> dict[str, float]:
-        """Set the model's weights; return its metrics on all test examples, the loss last.
+        """Set the model's weights; return the model's metrics on all test examples, the loss last.
 
         Args:
-            weights: One array per variable, or a function that assigns the weights.
+            weights: One array for each variable of the model, or a function that assigns the
+                weights.
 
         Raises:
-            ValueError: The number of arrays differs from the number of variables.
+            ValueError: The number of weight arrays differs from the number of variables.
         """
         if callable(weights):
             weights()
@@ -121,7 +124,7 @@ class Evaluator:
         return range(0, len(self._images), self.batch_size)
 
     def _batches(self) -> Iterator[tuple[Any, np.ndarray]]:
-        """Yield batches of one shape; the last batch is filled up with the first examples."""
+        """Yield test batches of one shape; the last batch is filled up with the first examples."""
         total = len(self._images)
         chosen = [np.arange(start, start + self.batch_size) % total for start in self._starts()]
         if isinstance(self._images, Lazy):
@@ -130,14 +133,16 @@ class Evaluator:
             )
             return
         for batch in chosen:
-            # A slice of an array needs no copy, but cannot wrap around to the first example.
+            # A slice of an array needs no copy, but a slice cannot continue with the first example
+            # after the last.
             whole = slice(batch[0], batch[-1] + 1) if batch[0] <= batch[-1] else batch
             yield self._images[whole], self._labels[whole]
 
     def _compile(self) -> Any:
         """Return the evaluation step, a function of (images, labels, number of valid examples).
 
-        The step returns the float64 sums of every metric group by name, and the mean loss.
+        The evaluation step returns the float64 sums of every metric group by name, and the mean
+        loss.
         """
         import tensorflow as tf
 
@@ -169,7 +174,8 @@ def _batch_that_fits(model: Any) -> int:
     try:
         shapes = [layer.output.shape for layer in model.layers]
         num_values = sum(math.prod(shape[1:]) for shape in shapes)
-    except (AttributeError, TypeError):  # subclassed model, several outputs, unknown dimension
+    # The model is subclassed, or has several outputs or an unknown dimension.
+    except (AttributeError, TypeError):
         return _UNKNOWN_MODEL_BATCH
     return int(max(1, _MEMORY_BYTES // (4 * max(1, num_values))))
 
@@ -178,19 +184,22 @@ def _batch_that_fits(model: Any) -> int:
 class ModelView:
     """The weights and moving statistics of the whole model, pulled from all shards."""
 
-    weights: Float32  # [num_parameters] float32 weights of the whole model
-    statistics: Float32 | None  # [m] moving statistics; None if shard 0 does not average them
-    versions: list[int]  # version of each shard, in applied updates
+    weights: Float32  # weights of the whole model, [num_parameters] float32
+    # Moving statistics [m]; None if shard 0 averages no moving statistics.
+    statistics: Float32 | None
+    versions: list[int]  # version (number of applied updates) of each shard's weights
 
 
 class ModelFetcher:
     """Fetches the central model from the shards of the parameter server.
 
     Args:
-        spec: Specification of the whole model.
-        layouts: Layout (the parameters that a shard stores) of every shard, in order.
-        num_statistics: Number of values in the moving statistics.
-        in_step: True if the shards apply updates in rounds, so that all can have one version.
+        spec: Names and shapes of the whole model's variables.
+        layouts: Layout (the parameters that a shard stores) of every shard, in the order of shard
+            ids.
+        num_statistics: Number of values in the model's moving statistics.
+        in_step: True if the shards apply updates in rounds, so that all shards can have one
+            version.
     """
 
     def __init__(
@@ -206,7 +215,7 @@ class ModelFetcher:
         shards answer with the same version.
 
         Raises:
-            ConfigurationError: A shard's answer does not hold the shard's part of the model.
+            ConfigurationError: A shard's answer does not contain the shard's part of the model.
         """
         deadline = time.monotonic() + _SAME_VERSION_SECONDS
         while True:
@@ -219,15 +228,15 @@ class ModelFetcher:
         weights = np.empty(self._spec.num_parameters, np.float32)
         versions, statistics = [], None
         for shard in shards:
-            # Empty the queue. If an earlier pull stopped because a shard was silent, a late reply
-            # in the queue would be taken for the answer to this pull.
+            # Empty the queue of replies. If an earlier pull stopped because a shard was silent, a
+            # late reply in the queue would be taken for the answer to the new pull.
             while not shard.replies.empty():
                 if shard.replies.get() is None:
                     return None
             shard.session.send_control(pb.ToServer(pull=pb.Pull(observe=True)))
         for shard, layout in zip(shards, self._layouts, strict=True):
-            # No time limit: a large model takes minutes over a slow link. If the shard is silent,
-            # the stream ends and puts None into the queue.
+            # The pull has no time limit, because a large model takes minutes over a slow link. If
+            # the shard is silent, the stream ends and puts None into the queue.
             answer = shard.replies.get(timeout=None)
             if answer is None:
                 return None
@@ -235,8 +244,8 @@ class ModelFetcher:
                 aux = self._place(layout, *answer, weights)
             except Malformed as error:
                 raise ConfigurationError(
-                    f"{shard.session.address} sent a model that cannot be read ({error}); install "
-                    "the same Thinwire on all nodes."
+                    f"the PS shard {shard.session.address} sent a model that cannot be read "
+                    f"({error}); install the same Thinwire on all nodes."
                 ) from error
             statistics = aux if aux is not None else statistics
             versions.append(answer[0].version)
@@ -245,16 +254,20 @@ class ModelFetcher:
     def _place(
         self, layout: ShardLayout, reply: pb.Reply, payload: memoryview, weights: Float32
     ) -> Float32 | None:
-        """Write a shard's weights into the model; return the reply's statistics, None without any.
+        """Write a shard's weights into the model; return the moving statistics in its reply, or
+        None.
 
         Raises:
-            Malformed: The reply does not hold the shard's whole part.
+            Malformed: The shard's reply does not contain the shard's whole part of the model.
         """
         payload, aux = messages.carve_aux(payload, reply.aux_count, (0, self._num_statistics))
         sizes = [piece.size for piece in layout.slices]
         blocks = messages.blocks_from_message(reply.blocks, payload, sizes)
         if len(blocks) < len(sizes) or any(block.indices is not None for block in blocks):
-            raise Malformed(f"{len(blocks)} blocks; expected {len(sizes)} whole ones")
+            raise Malformed(
+                f"the shard sent {len(blocks)} blocks of weights; expected {len(sizes)} dense "
+                "blocks"
+            )
         for block, piece in zip(blocks, layout.slices, strict=True):
             start = self._spec.offsets[piece.tensor] + piece.start
             weights[start : start + piece.size] = dequantise(block.values)

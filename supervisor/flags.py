@@ -1,4 +1,4 @@
-"""Flags that only the Supervisor reads."""
+"""Command-line flags that only the Supervisor reads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _IS_FUNCTION = FlagRule(
     lambda text: re.fullmatch(r"[\w.]+:[\w.]+", text) is not None,
     "must name a module and a function of the module: --on_metrics=module:function",
 )
-#: Flags that the evaluator's script does not inherit from the Supervisor: `script_words` sets some
-#: of these flags; the remaining flags keep their defaults.
+#: Flags that the evaluator's script does not inherit from the Supervisor. The function
+#: `script_words` sets some of these flags, and the other flags have their defaults.
 _OWN_OF_EVALUATOR = (
     "type_node",
     "model_from",
@@ -45,26 +45,33 @@ TOPICS = (
         "Supervisor",
         (
             number(
-                "eval_interval_seconds", 60.0, "Time between two evaluations.", "seconds", low=0.0
+                "eval_interval_seconds",
+                60.0,
+                "Time between two evaluations of the model by the Supervisor.",
+                "seconds",
+                low=0.0,
             ),
             integer(
                 "eval_interval_updates",
                 0,
-                "Also evaluate after this number of applied updates; 0: by time alone.",
+                "Number of applied updates after which the Supervisor also evaluates the model; "
+                "0: only the time decides.",
                 "updates",
                 low=0,
             ),
             words(
                 "advice",
                 None,
-                "The advice.json of an Advisor; summary.json compares its prediction with the run.",
+                "The advice.json that an Advisor has written; summary.json compares the advice's "
+                "prediction with the run.",
                 "file",
                 unset="advice.json in --run_dir, if the file exists",
             ),
             words(
                 "on_metrics",
                 None,
-                "A Python function that is called with each record, for example for W&B or MLflow.",
+                "Python function that the Supervisor calls with each record of metrics, for "
+                "example for W&B or MLflow.",
                 "module:function",
                 rule=_IS_FUNCTION,
                 unset="none",
@@ -73,7 +80,7 @@ TOPICS = (
                 words(
                     "report_dir",
                     None,
-                    "Where the Supervisor stores a copy of its records, best model and report: a "
+                    "Storage to which the Supervisor copies its records, best model and report: a "
                     "folder, or s3://bucket/folder.",
                     "address",
                     unset="in --run_dir alone",
@@ -81,7 +88,8 @@ TOPICS = (
                 number(
                     "status_interval_seconds",
                     10.0,
-                    "Time between two progress lines if the output is not a terminal.",
+                    "Time between two progress lines of the Supervisor if its output is not a "
+                    "terminal.",
                     "seconds",
                     low=0.1,
                 ),
@@ -108,11 +116,11 @@ class SupervisorFlags:
 
 
 def check(run: Run) -> None:
-    """Check that the storage of --report_dir can be used.
+    """Check that the storage that --report_dir names can be used.
 
     Raises:
-        ConfigurationError: The address names no storage, or the storage cannot be reached, written
-            or read.
+        ConfigurationError: The value of --report_dir names no storage, or the storage cannot be
+            reached, written or read.
     """
     if run.report_dir is not None:
         from thinwire.runtime.persistence.places import REPORTS, check_place
@@ -128,10 +136,11 @@ def read() -> SupervisorFlags:
 
 
 def script_words(run: Run) -> list[str]:
-    """Return the flags of the evaluator's script, which runs on the CPU next to the Supervisor.
+    """Return the flags of the evaluator's script, which runs on the CPU of the Supervisor's
+    machine.
 
     Args:
-        run: Settings of the run.
+        run: Settings of the training run.
     """
     names = [name for name in FLAGS if FLAGS[name].present and name not in _OWN_OF_EVALUATOR]
     supervisor_names = [option.name for topic in TOPICS for option in topic.options]

@@ -11,12 +11,12 @@ from thinwire.runtime.telemetry.instruments import Instrument, counter, gauge
 
 
 def collect(status: run_status.RunStatus | None, evaluations: list[Evaluation]) -> list[Instrument]:
-    """Return a run's Prometheus instruments with current values; any thread may call this.
+    """Return a run's Prometheus instruments with current values; callable from any thread.
 
     Args:
         status: Newest status from shard 0; None before the first status.
         evaluations: All evaluations of the run, the newest last. The thread that evaluates may
-            append to the list during the call.
+            append to this list during the call.
     """
     snapshot = evaluations.copy()
     newest = latest(snapshot)
@@ -50,7 +50,7 @@ def _number(value: float | None) -> float:
 
 
 def _of_run(status: run_status.RunStatus) -> list[Instrument]:
-    """Return the totals of the whole run, over all incarnations of the nodes."""
+    """Return the totals of the whole run, over all restarts of its nodes."""
     moved = {"up": status.bytes_up, "down": status.bytes_down}
     return [
         gauge("run_updates", "Updates applied to the model.", status.version),

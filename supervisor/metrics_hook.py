@@ -1,6 +1,7 @@
 """Calls a user function with every record of a run: ``--on_metrics=module:function``.
 
-The function runs in a separate thread, so that its errors and its delays do not affect the run.
+The user function of --on_metrics runs in a separate thread, so that its errors and its delays do
+not affect the run.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from absl import logging
 from thinwire.ops.types import ConfigurationError
 
 END_KIND = "end"
-#: Limit of the records queued for the user function. If the queue is full, the oldest record is
-#: dropped.
+#: Largest number of records that wait for the user function. If the queue is full, the oldest
+#: record is dropped.
 _MOST_WAITING = 1000
-#: Time that the end of a run waits for the user function to handle the queued records.
+#: Time in seconds for which the end of a run waits until the user function has handled the queued
+#: records.
 _END_SECONDS = 30.0
 
 MetricsFunction = Callable[[dict[str, Any]], object]
@@ -34,12 +36,12 @@ def check(text: str, folders: Sequence[pathlib.Path] = ()) -> None:
     """Check that the module of ``module:function`` exists, without importing it.
 
     Args:
-        text: Value of --on_metrics.
+        text: Value of the flag --on_metrics, ``module:function``.
         folders: Folders to search for the module, in addition to the working directory and the
             installed packages.
 
     Raises:
-        ConfigurationError: The module does not exist.
+        ConfigurationError: The module that --on_metrics names does not exist.
     """
     name = text.partition(":")[0]
     _look_in(folders)
@@ -58,12 +60,13 @@ def load(text: str, folders: Sequence[pathlib.Path] = ()) -> MetricsFunction:
     """Import the function of ``module:function`` and return it.
 
     Args:
-        text: Value of --on_metrics.
+        text: Value of the flag --on_metrics, ``module:function``.
         folders: Folders to search for the module, in addition to the working directory and the
             installed packages.
 
     Raises:
-        ConfigurationError: The module cannot be imported, or does not have the function.
+        ConfigurationError: The module that --on_metrics names cannot be imported, or does not have
+            the function.
     """
     check(text, folders)
     name, _, function_name = text.partition(":")
@@ -72,15 +75,16 @@ def load(text: str, folders: Sequence[pathlib.Path] = ()) -> MetricsFunction:
     except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"--on_metrics={text}: importing {name} failed ({type(error).__name__}: {error}); "
-            f"expected a module that can be imported. Run python -c 'import {name}'."
+            f"expected a module that can be imported. Run python -c 'import {name}' to see the "
+            "error."
         ) from error
     function: Any = module
     for part in function_name.split("."):
         function = getattr(function, part, None)
     if not callable(function):
         raise ConfigurationError(
-            f"--on_metrics={text}: {name} has no function {function_name}; expected a function "
-            "that takes a record, a dict. Name the function as module:function."
+            f"--on_metrics={text}: the module {name} has no function {function_name}; expected a "
+            "function that takes a record (a dict). Name the function as module:function."
         )
     called: MetricsFunction = function
     return called
@@ -92,7 +96,7 @@ class MetricsHook:
     Args:
         text: Name of the user function, for log messages.
         function: Function that takes a record: a dict of plain values with the key ``kind``.
-        about: Entries that describe the run and are added to every record.
+        about: Entries that describe the run, which are added to every record.
     """
 
     def __init__(self, text: str, function: MetricsFunction, about: Mapping[str, Any]) -> None:
@@ -103,14 +107,17 @@ class MetricsHook:
         self._thread.start()
 
     def put(self, record: Mapping[str, Any]) -> None:
-        """Queue a record for the user function without blocking. Only one thread may call this."""
+        """Queue a record for the user function without blocking. Only one thread may queue records
+        for the user function.
+        """
         if self._waiting.full():
             with contextlib.suppress(queue.Empty):
                 self._waiting.get_nowait()
             self._num_left_out += 1
             if self._num_left_out == 1:
                 logging.warning(
-                    "%s is slow: %d records are queued for the function; the oldest are dropped",
+                    "the function --on_metrics=%s is slow: %d records are queued for the "
+                    "function; the oldest records are dropped",
                     *(self._text, _MOST_WAITING),
                 )
         self._waiting.put_nowait({**record, **self._about})
@@ -125,11 +132,16 @@ class MetricsHook:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             logging.warning(
-                "%s has not returned within %g s; the run ends without waiting for the function",
+                "the function --on_metrics=%s has not returned within %g s; the run ends without "
+                "waiting for the function",
                 *(self._text, timeout_seconds),
             )
         elif self._num_failed:
-            logging.warning("%s raised an error for %d records", self._text, self._num_failed)
+            logging.warning(
+                "the function --on_metrics=%s raised an error for %d records",
+                self._text,
+                self._num_failed,
+            )
 
     def _work(self) -> None:
         while (record := self._waiting.get()) is not None:
@@ -139,14 +151,14 @@ class MetricsHook:
                 self._num_failed += 1
                 if self._num_failed == 1:
                     logging.exception(
-                        "%s raised an error for a record of kind %r; the run continues, and "
-                        "further errors of the function are only counted",
+                        "the function --on_metrics=%s raised an error for a record of kind %r; "
+                        "the run continues, and further errors of the function are only counted",
                         *(self._text, record.get("kind")),
                     )
 
 
 def _look_in(folders: Sequence[pathlib.Path]) -> None:
-    """Append the working directory and the folders to the module search path."""
+    """Append the working directory and the given folders to the module search path."""
     for folder in (pathlib.Path.cwd(), *folders):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))

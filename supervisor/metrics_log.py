@@ -1,8 +1,8 @@
 """Writers of metrics.jsonl, TensorBoard scalars and measured rounds of one run.
 
-Only the Supervisor writes these files. `MetricsLog` writes metrics.jsonl and the scalars.
-`RoundsLog` appends one line per measured round of worker N to ``measure/worker-N.jsonl``, each
-round once.
+Only the Supervisor writes the files with metrics, scalars and measured rounds. The class
+`MetricsLog` writes metrics.jsonl and the TensorBoard scalars. The class `RoundsLog` appends one
+line for each measured round of worker N to ``measure/worker-N.jsonl``.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ STATUS_KIND = "status"
 
 
 class ScalarWriter(Protocol):
-    """A writer of TensorBoard scalars."""
+    """A writer of TensorBoard scalars for one run."""
 
     def write(self, values: Mapping[str, float | None], step: int) -> None:
-        """Write and flush values by tag at model version ``step``; a None value is left out."""
+        """Write and flush scalars by tag at model version ``step``; omit None values."""
 
     def close(self) -> None:
-        """Close the TensorBoard files."""
+        """Close the files of TensorBoard scalars."""
 
 
 class MetricsLog:
-    """Appends evaluations and statuses to ``metrics.jsonl`` and to TensorBoard.
+    """Appends evaluations and statuses of a run to ``metrics.jsonl`` and to TensorBoard.
 
-    ``metrics.jsonl`` has one JSON object per line. Every line has ``kind``: ``eval`` (an
-    Evaluation), ``status`` (a RunStatus) or an event's name.
+    ``metrics.jsonl`` has one JSON object per line. Every line of ``metrics.jsonl`` has the key
+    ``kind``: ``eval`` (an Evaluation), ``status`` (a RunStatus) or an event's name.
 
     Args:
         run_dir: Directory of the run, created if it is missing.
-        resume: True appends to the existing files and reloads their evaluations. False deletes the
-            existing files first.
+        resume: True to append to the existing files and reload their evaluations; False to delete
+            the existing files first.
         scalars: Writer that replaces the TensorBoard writer, for tests; None for TensorBoard.
 
     Raises:
-        ConfigurationError: On resume, the file holds evaluations in another format.
+        ConfigurationError: On resume, the file contains evaluations in another format.
     """
 
     def __init__(
@@ -76,20 +76,20 @@ class MetricsLog:
         self._previous: RunStatus | None = None
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
-        """Write an evaluation of the central model."""
+        """Write an evaluation of the central model to the records."""
         self.evaluations.append(evaluation)
         self._append({"kind": EVALUATION_KIND, **evaluation.to_dict()})
         values = {f"eval/{name}": value for name, value in evaluation.metrics.items()}
         self._scalars.write(values, evaluation.version)
 
     def add_status(self, status: RunStatus) -> None:
-        """Write a status of the run."""
+        """Write a status of the run to the records."""
         self._append({"kind": STATUS_KIND, **status.to_dict()})
         self._scalars.write(status_scalars(status, self._previous), status.version)
         self._previous = status
 
     def close(self) -> None:
-        """Close the files; may be called twice."""
+        """Close the files of the records; the method may be called twice."""
         if not self._file.closed:
             with naming(self._path):
                 self._file.close()
@@ -113,14 +113,14 @@ def status_scalars(status: RunStatus, previous: RunStatus | None) -> dict[str, f
     """Return the TensorBoard values of a status, by tag.
 
     Args:
-        status: Status to write.
-        previous: Status written before ``status``; None if ``status`` is the first one. The
-            ``sync/`` values cover the time between the two statuses.
+        status: Status of the run to write.
+        previous: Status written before ``status``; None if ``status`` is the run's first status.
+            The ``sync/`` values cover the time between the two statuses.
     """
     pushes, wait_seconds = status.pushes, _wait_seconds(status)
     delays, weighted = status.staleness.total, status.staleness.mean * status.staleness.total
-    # A PS that restarted from an older snapshot may count fewer pushes than before. A difference
-    # would be negative, so the totals are used.
+    # A PS that restarted from an older snapshot may count fewer pushes than before. The difference
+    # of the counts would be negative, so the total counts are used.
     if previous is not None and previous.pushes < pushes:
         pushes -= previous.pushes
         wait_seconds -= _wait_seconds(previous)
@@ -157,11 +157,11 @@ def _wait_seconds(status: RunStatus) -> float:
 def read_lines(path: pathlib.Path) -> tuple[list[dict[str, Any]], int]:
     """Return a metrics file's complete lines as objects, and their total length in bytes.
 
-    Reading stops at the first line that is not a JSON object, because a killed writer leaves an
-    incomplete last line.
+    Reading of a metrics file stops at the first line that is not a JSON object, because a killed
+    writer leaves an incomplete last line.
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: The file of metrics or rounds cannot be read.
     """
     documents: list[dict[str, Any]] = []
     num_bytes = 0
@@ -187,28 +187,31 @@ def evaluations_in(documents: list[dict[str, Any]]) -> list[Evaluation]:
 
 
 def _reload(path: pathlib.Path) -> list[Evaluation]:
-    """Read earlier evaluations and cut off an incomplete last line, so that new lines append."""
+    """Read a file's earlier evaluations and cut off an incomplete last line, to append new
+    lines.
+    """
     if not path.exists():
         return []
     documents, num_bytes = read_lines(path)
     torn_bytes = path.stat().st_size - num_bytes
     if torn_bytes:
-        logging.warning("%s: dropped %d bytes of an incomplete last line.", path, torn_bytes)
+        logging.warning("file %s: dropped %d bytes of an incomplete last line.", path, torn_bytes)
         os.truncate(path, num_bytes)
     try:
         return evaluations_in(documents)
     except ValueError as error:
         raise ConfigurationError(
-            f"{path} is not a metrics file of this version: {error}. "
-            "Start a new run with --overwrite or choose another --run_dir."
+            f"the file {path} is not a metrics file of this version of Thinwire: {error}. Start a "
+            "new run with --overwrite or choose another --run_dir."
         ) from error
 
 
 class RoundsLog:
     """Appends the measured rounds (timings of training rounds) of all workers to files.
 
-    Within one incarnation of a worker, rounds are numbered in ascending order. A round whose number
-    is not above the last written number was written before and is skipped.
+    Within one incarnation (process) of a worker, rounds are numbered in ascending order. A measured
+    round whose number is not above the worker's last written number was written before and is
+    skipped.
 
     Args:
         run_dir: Directory of the run; files are created when the first round arrives.
@@ -219,7 +222,7 @@ class RoundsLog:
         self._files: dict[int, TextIO] = {}
         self._last: dict[
             int, dict[str, int]
-        ] = {}  # worker -> worker's incarnation -> number of the last written round
+        ] = {}  # worker id -> incarnation of the worker -> number of the last written round
 
     def add(self, worker: int, batch: str) -> None:
         """Append a batch of a worker's measured rounds; log and skip an unreadable batch."""
@@ -244,7 +247,7 @@ class RoundsLog:
                 self._files[worker].flush()
 
     def close(self) -> None:
-        """Close the files; may be called twice."""
+        """Close the files of the records; the method may be called twice."""
         for worker, file in self._files.items():
             with naming(rounds_of(self._run_dir, worker)):
                 file.close()
@@ -256,8 +259,8 @@ class RoundsLog:
         last = self._last[worker] = {}
         if path.exists():
             lines, num_bytes = read_lines(path)
-            # A killed writer leaves an incomplete last line. The next round must start on a new
-            # line.
+            # A killed writer leaves an incomplete last line in a file. The next measured round must
+            # start on a new line.
             os.truncate(path, num_bytes)
             for line in lines:
                 number, life = line.get("num_iters"), str(line.get("life", ""))
@@ -270,8 +273,8 @@ def read_rounds(path: pathlib.Path) -> list[Round]:
     """Return the measured rounds in one worker's file; skip an incomplete last line.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: A line is not a round in the format of this version.
+        OSError: The file of metrics or rounds cannot be read.
+        ValueError: A line is not a measured round in the format of this version.
     """
     lines, _ = read_lines(path)
     return [Round.from_dict(line, f"{path.name}:{n}") for n, line in enumerate(lines, 1)]

@@ -17,18 +17,18 @@ from thinwire.runtime.run.lock import LockOwner
 
 
 class Publisher:
-    """Copies files of a run directory to another storage; new content replaces older content.
+    """Copies files of a run directory to another storage, where new content replaces older content.
 
-    Published files that the run directory lacks are copied into the run directory first, so that a
-    Supervisor on another machine continues the records.
+    Published files that are not in the run directory are copied into it first, so that a Supervisor
+    on another machine continues the records.
 
     Args:
-        run_dir: Directory of the run.
-        address: Value of --report_dir.
-        begins_anew: True removes the files that an earlier Supervisor published.
+        run_dir: Directory of the run, whose files are copied.
+        address: Folder or address of the other storage, the value of --report_dir.
+        begins_anew: True to remove the files that an earlier Supervisor published.
 
     Raises:
-        ConfigurationError: The storage failed.
+        ConfigurationError: The storage that --report_dir names failed.
     """
 
     def __init__(self, run_dir: pathlib.Path, address: str, begins_anew: bool = False) -> None:
@@ -40,7 +40,11 @@ class Publisher:
         else:
             self._files.claim()
         if restored := self._files.restore(run_dir):
-            logging.info("continuing records of %s: %s", address, ", ".join(restored))
+            logging.info(
+                "continuing the records that an earlier Supervisor stored at %s: %s",
+                address,
+                ", ".join(restored),
+            )
         self._wake = threading.Condition()
         self._next: dict[str, bytes] = {}
         self._due = self._busy = False
@@ -66,11 +70,11 @@ class Publisher:
             self._wake.notify_all()
 
     def flush(self) -> None:
-        """Wait until all queued files are published; try files that failed once more.
+        """Wait until all queued files are published; publish failed files once more.
 
         Raises:
-            ConfigurationError: Some files could not be published. The subclass Fenced means that
-                another Supervisor publishes to the address of --report_dir.
+            ConfigurationError: Some files could not be copied to --report_dir. The subclass Fenced
+                means that another Supervisor publishes to the address of --report_dir.
         """
         with self._wake:
             self._wake.wait_for(lambda: not self._due and not self._busy)
@@ -82,8 +86,9 @@ class Publisher:
             raise failure
         if failure is not None:
             raise ConfigurationError(
-                f"--{REPORTS}={self._address}: {failure}. {self._run_dir} has "
-                "the complete records; make the storage reachable and writable, and copy the files."
+                f"--{REPORTS}={self._address}: {failure}. {self._run_dir} has the complete "
+                "records; make the storage reachable and writable, and copy the files from "
+                "--run_dir to it."
             )
 
     def _run(self) -> None:
@@ -96,10 +101,14 @@ class Publisher:
                 self._files.put(files)
             except Exception as error:  # noqa: BLE001 - flush() raises it
                 failure = error
-                logging.error("cannot publish %s: %s", ", ".join(files), error)
+                logging.error(
+                    "cannot copy the files %s to the storage of --report_dir: %s",
+                    ", ".join(files),
+                    error,
+                )
             with self._wake:
-                # Files that failed are published with the next call. Newer content of a file
-                # must replace the content that could not be published.
+                # Files that could not be published are published with the next call. Newer content
+                # of a file must replace the content that could not be published.
                 if failure is not None:
                     self._next = files | self._next
                 self._failure, self._busy = failure, False

@@ -51,12 +51,12 @@ class Recorder:
     def __init__(
         self, run: Run, scorer: ModelScorer | None, publisher: Publisher | None = None
     ) -> None:
-        """Open the files of the records; append to the files of an earlier process.
+        """Open the files of the run's records; append to the files of an earlier process.
 
         Args:
-            run: Settings of the run.
-            scorer: Scorer that evaluates the model in this process; None if `evaluate` is not used.
-            publisher: Publisher that copies the records to --report_dir; None without that flag.
+            run: Settings of the training run.
+            scorer: Object that evaluates the model in this process; None if `evaluate` is not used.
+            publisher: Object that copies the records to --report_dir; None without that flag.
 
         Raises:
             ConfigurationError: The records or the Advisor's file have another version's format, or
@@ -83,7 +83,7 @@ class Recorder:
         self._publish({"kind": STATUS_KIND, **status.to_dict()})
 
     def rounds(self, worker: int, batch: str) -> None:
-        """Write a batch of a worker's measured rounds."""
+        """Write a batch of a worker's measured rounds to the records."""
         self._rounds.add(worker, batch)
 
     def evaluate(
@@ -97,14 +97,15 @@ class Recorder:
         """Evaluate weights on the whole test set, record the metrics, save the best model.
 
         Args:
-            status: Current status of the run.
-            weights: [num_parameters] float32 weights of the central model.
+            status: Current status of the training run.
+            weights: Weights of the central model, [num_parameters] float32.
             versions: Version (number of updates) of each shard that the weights came from.
-            final: True if the run has ended.
-            statistics: [m] float32 moving statistics; None does not change the model's statistics.
+            final: True if the run has ended, so that this evaluation is the last.
+            statistics: Moving statistics of the model, [m] float32; None to keep the present
+                statistics.
         """
         if self._scorer is None:
-            raise RuntimeError("this run has no model to evaluate")
+            raise RuntimeError("the run of this Supervisor has no model that it could evaluate")
         metrics = self._scorer.score(weights, statistics)
         target = self._run.target
         is_scored = target is not None and find_name(metrics, target.metric)
@@ -126,10 +127,10 @@ class Recorder:
         """Record metrics of the central model and return the evaluation.
 
         Args:
-            status: Current status of the run.
-            metrics: Value of each metric by metric name; at least one metric.
-            versions: Version of each shard in the evaluated model.
-            final: True if the run has ended.
+            status: Current status of the training run.
+            metrics: Metric name -> value of the metric; at least one metric.
+            versions: Version (number of updates) of each shard's weights in the evaluated model.
+            final: True if the run has ended, so that this evaluation is the last.
         """
         evaluation = Evaluation(
             version=versions[0],
@@ -147,14 +148,15 @@ class Recorder:
         self._log.add_evaluation(evaluation)
         self._publish({"kind": EVALUATION_KIND, "run_id": status.run_id, **evaluation.to_dict()})
         logging.info(
-            "version %d: test %s%s",
+            "evaluated model version %d on the test set: %s%s",
             evaluation.version,
             ", ".join(f"{name} {format_metric(v)}" for name, v in evaluation.metrics.items()),
             " (final)" if final else "",
         )
         self._copy(METRICS_FILE)
-        # Several evaluations of one version may arrive, each with different metrics. The target is
-        # checked from the second version on, when all metrics of the first version are recorded.
+        # Several evaluations of one model version may arrive, each with different metrics. The
+        # run's target is checked from the second version on, when all metrics of the first version
+        # are recorded.
         if self.evaluations[0].version != evaluation.version:
             self._check_target()
         return evaluation
@@ -165,11 +167,13 @@ class Recorder:
         if target is None or newest is None or not target.is_reached(newest.metrics):
             return False
         value = format_metric(find(newest.metrics, target.metric))
-        logging.info("%s is %s: the target %s is reached", target.metric, value, target)
+        logging.info(
+            "the test metric %s is %s: the target %s is reached", target.metric, value, target
+        )
         return True
 
     def _check_target(self) -> None:
-        """Warn once if no evaluation contains the metric of the run's target."""
+        """Warn once if the run's evaluations do not contain the metric of the run's target."""
         target, names = self._run.target, names_in(self.evaluations)
         if target is None or not names or self._warned or find_name(names, target.metric):
             return
@@ -181,15 +185,17 @@ class Recorder:
         )
 
     def _best(self, goal: Target) -> float | None:
-        """Return the best value so far of the goal's metric; None if it was never evaluated."""
+        """Return the best value so far of the run's target metric; None if it was never
+        evaluated.
+        """
         values = (find(evaluation.metrics, goal.metric) for evaluation in self.evaluations)
         return goal.best((value for value in values if value is not None), default=None)
 
     def finish(self, status: run_status.RunStatus) -> None:
-        """Write the run's summary.json and its report.
+        """Write the file summary.json and the report of the run.
 
         Raises:
-            ConfigurationError: The records could not be copied to --report_dir.
+            ConfigurationError: The records of the run could not be copied to --report_dir.
         """
         self._check_target()
         self.status(status)
@@ -200,7 +206,9 @@ class Recorder:
             block = predictions.outcome(prediction, self._run, status, summary)
             summary["advice"] = {"file": str(path), **block}
             logging.info(
-                "compared with the prediction in %s: %s", path, predictions.in_words(block)
+                "the run compared with the Advisor's prediction in %s: %s",
+                path,
+                predictions.in_words(block),
             )
         write_json_atomically(self._run.run_dir / "summary.json", summary)
         self._publish({"kind": metrics_hook.END_KIND, "run_id": status.run_id, **summary})
@@ -212,19 +220,19 @@ class Recorder:
             self._publisher.flush()
 
     def close(self) -> None:
-        """Close the files and stop the --on_metrics thread."""
+        """Close the files of the records and stop the thread of --on_metrics."""
         self._log.close()
         self._rounds.close()
         if self._hook is not None:
             self._hook.close()
 
     def _copy(self, *names: str) -> None:
-        """Copy files of the run directory to --report_dir, if the flag is set."""
+        """Copy files of the run directory to --report_dir if the flag is set."""
         if self._publisher is not None:
             self._publisher.put(names)
 
     def _publish(self, record: Mapping[str, Any]) -> None:
-        """Pass a record to the function of --on_metrics, if the flag is set."""
+        """Pass a record to the user function of --on_metrics if the flag is set."""
         if self._hook is not None:
             self._hook.put(record)
 

@@ -1,6 +1,7 @@
 """The Supervisor role: follows a run through shard 0, evaluates the model and writes the records.
 
-Training continues if the Supervisor dies. A restarted Supervisor appends to the existing records.
+The training of a run continues if the Supervisor dies. A restarted Supervisor appends to the
+existing records of the run.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ from thinwire.supervisor.shard_stream import Batches, ShardStream, open_streams
 if TYPE_CHECKING:
     from thinwire.supervisor.scorer import ModelScorer
 
-_NO_MODEL_BYTES = 1 << 16  # payload limit, in bytes, of a stream that carries no model
+_NO_MODEL_BYTES = 1 << 16  # payload limit, in bytes, of a stream that transfers no model
 _RECORD_SECONDS = 5.0  # seconds between two status lines in metrics.jsonl
 #: Time limit, in seconds, of the wait for the workers' last reports after the run has ended.
 _END_SECONDS = 3.0
-#: Time limit, in seconds, for the evaluation of the final model. A PS waits about as long for
-#: the evaluation.
+#: Time limit, in seconds, for the evaluation of the run's final model. A parameter server waits
+#: about as long for the evaluation.
 _FINAL_SECONDS = 60.0
 
 
@@ -74,7 +75,7 @@ class WatchedModel:
 
 
 def main(run: Run) -> int:
-    """Follow the run until it has ended; return the exit code.
+    """Follow the training run until it has ended; return the exit code.
 
     Raises:
         ConfigurationError: A flag, the data set or the records in the run directory are invalid.
@@ -94,7 +95,7 @@ def main(run: Run) -> int:
 
 def _model_of(run: Run) -> tuple[WatchedModel, ModelScorer]:
     """Return the model that the flags name, and its scorer on the whole test set."""
-    # The module loads TensorFlow, so it is imported only if it is needed.
+    # The imported module loads TensorFlow, so it is imported only if it is needed.
     from thinwire.supervisor.scorer import ModelScorer
 
     shared = SharedModel(run.model, run.seed)
@@ -114,9 +115,9 @@ class _Watcher:
     """Supervisor process that follows one run.
 
     Args:
-        run: Settings of the run.
+        run: Settings of the training run.
         model: Model to evaluate; None to follow shard 0 only and evaluate nothing.
-        recorder: Recorder of the run.
+        recorder: Object that writes the records of the run.
     """
 
     def __init__(self, run: Run, model: WatchedModel | None, recorder: Recorder) -> None:
@@ -133,16 +134,18 @@ class _Watcher:
         self.shards: list[ShardStream] = []
         self.interrupted = threading.Event()
         self._diallers = [self._dialler(number, limit) for number, limit in enumerate(limits)]
-        # A launcher that reads this process's output shows these lines as the run's progress.
+        # A launcher that reads this process's output shows the printed lines as the run's progress.
         self.dashboard = Dashboard(_write_line) if self._is_followed else Dashboard()
         self.run_id = ""
         self.rounds: Batches = queue.SimpleQueue()
         self.script_evaluator = ScriptEvaluator(run) if run.model_is_offered else None
-        # Metrics and versions of the newest evaluation; None if no script made that evaluation.
+        # Metrics and model versions of the newest evaluation; None if no worker's script made the
+        # newest evaluation.
         self._of_script: tuple[dict[str, float], list[int]] | None = None
-        self._is_known_alive = False  # True if shard 0 assumes a live evaluator
-        self._first_version: int | None = None  # model version in the first status received
-        self._shown: run_status.RunStatus | None = None  # status that the dashboard shows
+        self._is_known_alive = False  # True if shard 0 assumes that an evaluator process runs
+        self._first_version: int | None = None  # version of the model in the first received status
+        # Status of the run that the dashboard shows.
+        self._shown: run_status.RunStatus | None = None
         self._due = {"show": 0.0, "record": 0.0}
 
     @property
@@ -150,7 +153,9 @@ class _Watcher:
         return self._fetcher is None and not sys.stdout.isatty()
 
     def watch(self) -> int:
-        """Connect, evaluate until the run ends and write the records; return the exit code."""
+        """Connect to the shards, evaluate until the run ends, write the records; return the exit
+        code.
+        """
         port = open_port(self.run, "supervisor-0", self._instruments)
         with handle_signals(self._interrupt):
             try:
@@ -192,10 +197,10 @@ class _Watcher:
             self._offer_evaluator(self.script_evaluator.why_not)
 
     def _note_welcome(self, welcome: pb.Welcome) -> None:
-        self.run_id = welcome.run_id  # sent in the Hello of the next connection
+        self.run_id = welcome.run_id  # the run's id is sent in the Hello of the next connection
 
     def _offer_evaluator(self, why_not: str) -> None:
-        """Report to shard 0 the evaluator's state; an empty ``why_not`` means that it can run."""
+        """Report the evaluator's state to shard 0; an empty ``why_not`` means that it can run."""
         evaluator = self.script_evaluator
         self._is_known_alive = evaluator is not None and evaluator.is_alive
         offer = pb.Evaluator(available=not why_not, message=why_not, starting=self._is_known_alive)
@@ -241,7 +246,9 @@ class _Watcher:
             self.interrupted.wait(0.1)
 
     def _show(self, status: run_status.RunStatus) -> None:
-        """Show a new status on the dashboard and record it, each at a separate interval."""
+        """Show a new status of the run on the dashboard and record it, at two separate
+        intervals.
+        """
         now = time.monotonic()
         if status is self._shown:
             return
@@ -260,7 +267,9 @@ class _Watcher:
             self.recorder.rounds(*self.rounds.get())
 
     def _tend_evaluator(self) -> None:
-        """Run the evaluator while fits have validation data; record its evaluations."""
+        """Run the evaluator process while calls of fit have validation data; record its
+        evaluations.
+        """
         evaluator, shard = self.script_evaluator, self.shards[0]
         if evaluator is None:
             return
@@ -280,8 +289,8 @@ class _Watcher:
     def _has_trained(self) -> bool:
         """Return True if an update was applied after this Supervisor connected.
 
-        A script reports validation data before the first step of its fit. So scripts that train
-        without that report need no evaluator.
+        A script reports that its fit has validation data before the first step of the fit. If
+        scripts train without a report of validation data, the run needs no evaluator.
         """
         status = self.shards[0].status
         if status is None:
@@ -296,12 +305,13 @@ class _Watcher:
         while shard.status is not None and not shard.evaluated.empty():
             evaluated = shard.evaluated.get()
             versions = list(evaluated.versions)
-            # An evaluation is repeated after a restart of shard 0 or of this Supervisor. The
-            # records keep at most one evaluation per model version, and one final evaluation.
+            # An evaluation is repeated after a restart of shard 0 or of the Supervisor. The records
+            # hold at most one evaluation for each model version, and one final evaluation.
             recorded = [item for item in self.recorder.evaluations if item.versions == versions]
             metrics, is_final = numbers_of(evaluated.metrics), [item.final for item in recorded]
             if not evaluated.fit:
-                # Several functions of the script may evaluate one version, with different metrics.
+                # Several functions of a worker's script may evaluate one model version, with
+                # different metrics.
                 is_final = [False for item in recorded if item.metrics.keys() == metrics.keys()]
             if not evaluated.metrics or any(is_final) or (is_final and not evaluated.final):
                 continue
@@ -313,8 +323,8 @@ class _Watcher:
     def _record_final_of_script(self) -> None:
         """Record a script's last evaluation as final if it evaluated the run's final model.
 
-        An evaluator process evaluates the final model separately. A script evaluates only during
-        its fit.
+        An evaluator process evaluates the run's final model in a separate evaluation. A worker's
+        script evaluates the model only during its call of fit.
         """
         status = self.shards[0].status
         if status is None or self._of_script is None:
@@ -337,7 +347,7 @@ class _Watcher:
             self.interrupted.wait(0.05)
             self._record_evaluations()
         if evaluator.is_running:
-            logging.warning("the evaluator has not evaluated the final model in time")
+            logging.warning("the evaluator process has not evaluated the final model in time")
         self._record_evaluations()
         self._record_final_of_script()
 
@@ -363,7 +373,10 @@ class _Watcher:
 
     def _reconnect(self) -> bool:
         self._check_place()
-        logging.warning("lost the PS; reconnecting for %g s", self.run.reconnect_timeout_seconds)
+        logging.warning(
+            "the Supervisor lost the connection to the PS; trying to reconnect for %g s",
+            self.run.reconnect_timeout_seconds,
+        )
         for shard in self.shards:
             shard.session.close(0.0)
         try:
@@ -374,11 +387,15 @@ class _Watcher:
         return True
 
     def _evaluate(self, status: run_status.RunStatus, final: bool = False) -> int:
-        """Evaluate the pulled model; return its version, the status's if the pull failed."""
+        """Evaluate the model pulled from the shards; return its version, or the status's version if
+        the pull failed.
+        """
         view = None if self._fetcher is None else self._fetcher.fetch(self.shards)
         if view is None:
             logging.warning(
-                "no answer to an evaluation pull; version %d is not evaluated", status.version
+                "the PS did not send the weights for an evaluation; model version %d is not "
+                "evaluated",
+                status.version,
             )
             return status.version
         self.recorder.evaluate(status, view.weights, view.versions, final, view.statistics)
@@ -398,7 +415,7 @@ class _Watcher:
         """Evaluate the final model, write the run's summary and report, return the exit code."""
         cause = self.shards[0].halt_cause
         if not cause and not self.interrupted.is_set():
-            logging.error("the PS does not answer and the run has not ended")
+            logging.error("the PS does not answer, although the run has not ended")
             self._record_rounds()
             self.recorder.close()
             raise Unreachable(f"{self.run.addresses[0]}: the PS does not answer")
@@ -416,9 +433,10 @@ class _Watcher:
         return EXIT_OF_STOP.get(cause, EXIT_DONE)
 
     def _await_last_reports(self) -> None:
-        """Wait until shard 0 has ended the run and sent the workers' last status; show it.
+        """Wait until shard 0 has ended the run and sent the workers' last status; show this status.
 
-        If only this Supervisor was interrupted, the run does not end and the wait times out.
+        If only the Supervisor was interrupted, the run does not end and the wait for the last
+        status times out.
         """
         patience = _END_SECONDS + (DRAIN_SECONDS if self.interrupted.is_set() else 0.0)
         deadline = time.monotonic() + patience

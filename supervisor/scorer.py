@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class ModelScorer:
-    """Evaluates a model on a test set and saves the model to a file.
+    """Evaluates a Keras model on a test set and saves the model to a file.
 
     Args:
-        run: Settings of the run.
-        shared: Model to evaluate.
-        images: [N, ...] inputs of the test examples.
-        labels: [N, ...] labels of the test examples, in the form of the model's task.
+        run: Settings of the training run.
+        shared: Model to evaluate, with its Keras network.
+        images: Inputs of the test examples, [N, ...].
+        labels: Labels of the test examples, [N, ...], in the form of the model's task.
     """
 
     def __init__(self, run: Run, shared: SharedModel, images: Any, labels: Any) -> None:
@@ -42,8 +42,9 @@ class ModelScorer:
         """Return the metrics of the model on the whole test set, with the given weights.
 
         Args:
-            weights: [num_parameters] float32 weights of the model.
-            statistics: [m] float32 moving statistics; None does not change the model's statistics.
+            weights: Weights of the model, [num_parameters] float32.
+            statistics: Moving statistics of the model, [m] float32; None to keep the present
+                statistics.
         """
 
         def assign() -> None:
@@ -54,7 +55,7 @@ class ModelScorer:
         return self._evaluator.evaluate(assign)
 
     def save(self, path: pathlib.Path) -> None:
-        """Write the model that was scored last to a .keras file, atomically."""
+        """Write the model that was evaluated last to a .keras file, atomically."""
         temporary = path.with_suffix(".tmp.keras")
         try:
             with naming(path):

@@ -1,11 +1,12 @@
-"""Evaluator process of a script's run: a child of the Supervisor that evaluates and never trains.
+"""Evaluator process of a script's run: a child process of the Supervisor, which never trains.
 
-The evaluator runs the user's script. The Supervisor starts the evaluator together with the workers,
-because the script may clear a folder in its first lines, which must happen before training starts.
-The Supervisor ends the evaluator if the scripts train without validation data, and starts it again
-when a fit has validation data. A watchdog ends the evaluator when the Supervisor ends for any
-reason. An evaluator that a signal killed is started again a limited number of times; shard 0 then
-repeats the unanswered evaluation requests. The output goes to the run directory's logs.
+The evaluator process runs the user's training script, without training. The Supervisor starts the
+evaluator together with the workers, because the user's script may clear a folder in its first
+lines, which must happen before training starts. The Supervisor ends the evaluator if the scripts
+train without validation data, and starts it again when a fit has validation data. A watchdog ends
+the evaluator when the Supervisor ends for any reason. The Supervisor restarts an evaluator that a
+signal killed a limited number of times; shard 0 then repeats the unanswered evaluation requests.
+The Supervisor writes the evaluator's output to the logs in the run directory.
 """
 
 from __future__ import annotations
@@ -36,26 +37,28 @@ from thinwire.supervisor import flags as supervisor_flags
 #: is read if no `thinwire run` has recorded a script in the run directory.
 SCRIPT_VARIABLE = "THINWIRE_SCRIPT"
 _END_SECONDS = 5.0
-_TERMINATE, _KILL = b"T", b"K"  # commands of the watchdog's input
+_TERMINATE, _KILL = b"T", b"K"  # commands that the watchdog process reads from its input
 _MOST_OUTPUT_BYTES = 1 << 16
 #: Pause in seconds before each restart of a killed evaluator. The number of pauses is the limit of
 #: restarts.
 _PAUSES_SECONDS = (1.0, 5.0, 25.0)
-_FIRST_CODE_OF_SIGNAL = 129  # the watchdog's exit code for signal n is 128 + n
+_FIRST_CODE_OF_SIGNAL = 129  # the watchdog's exit code is 128 + n if signal n ended the evaluator
 
 
 class _EvaluatorState(enum.Enum):
-    IDLE = enum.auto()  # evaluator was not started, or ended: no fit has validation data
+    # The evaluator was not started or has been ended, because no call of fit has validation data.
+    IDLE = enum.auto()
     STARTED = enum.auto()
-    PAUSED = enum.auto()  # evaluator was killed by a signal and waits for its restart
-    FAILED = enum.auto()  # evaluator ended with an error and is not started again
+    PAUSED = enum.auto()  # a signal killed the evaluator, which waits for its restart
+    FAILED = enum.auto()  # the evaluator ended with an error and is not started again
 
 
 class ScriptEvaluator:
     """Starts, watches and ends the evaluator process of a script's run.
 
     Args:
-        run: Settings of the run. Its directory records the script that `thinwire run` started.
+        run: Settings of the training run, whose directory records the script that `thinwire run`
+            started.
         clock: Function that returns monotonic time in seconds.
     """
 
@@ -64,17 +67,20 @@ class ScriptEvaluator:
         self._output = run.run_dir / "logs" / "evaluator.out"
         self._input = StandardInput(
             run.run_dir
-        )  # passed on to the evaluator; the Supervisor does not read it
+        )  # the standard input is passed on to the evaluator; the Supervisor does not read it
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._copy: OutputFile | None = None
         self._last_output = b""
         self._state = _EvaluatorState.IDLE
-        self._num_starts = self._num_restarts = 0  # counts: all starts; restarts after a signal
-        self._restart_at = 0.0  # in state PAUSED: clock time of the restart, in seconds
-        self._script: list[str] = []  # path and arguments of the user's script
+        # Number of all starts of the evaluator, and of its restarts after a signal.
+        self._num_starts = self._num_restarts = 0
+        # Time of the evaluator's restart in the state PAUSED, in seconds of the clock.
+        self._restart_at = 0.0
+        self._script: list[str] = []  # path and command-line arguments of the user's script
         record = launched_with(run.run_dir)
-        began = float(record.get("began", 0.0))  # 0: unknown start time; the script keeps all files
+        # Start time 0 means unknown, so that the script keeps all files.
+        began = float(record.get("began", 0.0))
         self._folder, self._more_flags = "", [EVALUATES, f"{RUN_BEGAN}{began}"]
         try:
             script = record["script"]
@@ -110,7 +116,7 @@ class ScriptEvaluator:
 
     @property
     def is_alive(self) -> bool:
-        """True if the evaluator process runs."""
+        """True if the evaluator process runs now."""
         process = self._process
         return (
             self._state is _EvaluatorState.STARTED
@@ -126,7 +132,7 @@ class ScriptEvaluator:
     def dismiss(self) -> None:
         """End the evaluator because there is nothing to evaluate; `start` can start it again."""
         if self._state in (_EvaluatorState.STARTED, _EvaluatorState.PAUSED):
-            logging.info("no fit has validation data yet: ending the evaluator")
+            logging.info("no call of fit has validation data yet: ending the evaluator process")
             self.end(_TERMINATE)
             self._state = _EvaluatorState.IDLE
 
@@ -146,7 +152,8 @@ class ScriptEvaluator:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a terminal's Ctrl-C must reach the Supervisor only
+            # A terminal's Ctrl-C must reach the Supervisor but not the evaluator.
+            start_new_session=True,
             cwd=self._folder if os.path.isdir(self._folder) else None,
             env=environment,
             pass_fds=passed,
@@ -154,17 +161,17 @@ class ScriptEvaluator:
         for descriptor in passed:
             os.close(descriptor)
         self._process = process
-        # A thread copies the output to the file. If the script wrote to the file directly, `print`
-        # would raise an error in the script on a full disk.
+        # A thread copies the script's output to the log file. If the script wrote to the file
+        # directly, `print` would raise an error in the script on a full disk.
         self._reader = threading.Thread(
             target=self._follow, args=(process, self._copy), name="evaluator-output", daemon=True
         )
         self._reader.start()
         self._state, self._num_starts = _EvaluatorState.STARTED, self._num_starts + 1
-        logging.info("started the evaluator; output: %s", self._output)
+        logging.info("started the evaluator process, whose output is in %s", self._output)
 
     def tend(self) -> str:
-        """Restart the evaluator after a pause if a signal killed it; call this regularly.
+        """Restart the evaluator after a pause if a signal killed it; to be called regularly.
 
         Returns:
             Error message in the first call after the evaluator has ended for good; an empty string
@@ -176,7 +183,7 @@ class ScriptEvaluator:
         if self._state is _EvaluatorState.PAUSED:
             if self._clock() >= self._restart_at:
                 self._num_restarts += 1
-                self.end()  # closes the pipes of the killed evaluator
+                self.end()  # the call closes the pipes of the killed evaluator
                 self._start()
             return ""
         code = process.poll()
@@ -209,7 +216,7 @@ class ScriptEvaluator:
         self._end_output()
 
     def _follow(self, process: subprocess.Popen[bytes], copy: OutputFile) -> None:
-        """Copy the evaluator's output to the file; keep the last bytes for error messages."""
+        """Copy the evaluator's output to its log file; store the last bytes for error messages."""
         with process.stdout or io.BytesIO() as stream:
             while output := os.read(stream.fileno(), _MOST_OUTPUT_BYTES):
                 self._last_output = (self._last_output + output)[-_MOST_OUTPUT_BYTES:]
@@ -220,7 +227,8 @@ class ScriptEvaluator:
         copy, reader = self._copy, self._reader
         if copy is None or reader is None:
             return
-        # The wait has a time limit: a process that the script started may hold the pipe open.
+        # The wait for the end of the output has a time limit, because a process that the script
+        # started may hold the pipe open.
         reader.join(_END_SECONDS)
         copy.close()
         if report := copy.report():
@@ -228,7 +236,7 @@ class ScriptEvaluator:
         self._copy = self._reader = None
 
     def _last_line(self) -> str:
-        """Return the evaluator's last output line, the exception if it ended with a traceback."""
+        """Return the evaluator's last output line, which names the exception after a traceback."""
         self._end_output()
         text = self._last_output.decode(errors="replace")
         lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
@@ -241,8 +249,9 @@ def _is_of_signal(code: int) -> bool:
 
 
 def _package() -> pathlib.Path:
-    """Return the folder of the thinwire package, found without importing its launcher."""
+    """Return the folder of the package thinwire without importing its launcher."""
     spec = importlib.util.find_spec("thinwire")
-    if spec is None or spec.origin is None:  # impossible: this module belongs to the package
+    # The condition is impossible, because this module belongs to the package thinwire.
+    if spec is None or spec.origin is None:
         raise ModuleNotFoundError("thinwire")
     return pathlib.Path(spec.origin).resolve().parent

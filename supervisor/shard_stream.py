@@ -1,4 +1,4 @@
-"""The Supervisor's stream to one shard."""
+"""The Supervisor's gRPC stream to one shard."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ def open_streams(
     """Connect to every shard in order and return the streams.
 
     Args:
-        diallers: Dialler of every shard.
+        diallers: For every shard, the object that connects to it.
         patience_seconds: Time limit for the connection to one shard, in seconds.
-        rounds: Queue that receives the batches of the workers' measured rounds.
-        on_welcome: Function called with each shard's Welcome, before the next shard is dialed.
+        rounds: Queue that receives the batches of the workers' measured training rounds.
+        on_welcome: Function called with each shard's Welcome message, before the connection to the
+            next shard.
 
     Raises:
         Unreachable: A shard did not answer within ``patience_seconds``; all streams are closed.
         RequestRejected: A shard rejects this client; all streams are closed.
     """
     # If a later shard rejects this client, the streams to earlier shards must be closed. Otherwise
-    # each failed attempt occupies one more client slot on those shards.
+    # each failed attempt would occupy one more client's place on the earlier shards.
     with contextlib.ExitStack() as opened:
         streams = []
         for dialler in diallers:
@@ -53,24 +54,25 @@ class ShardStream:
     """The Supervisor's stream to one shard, read by a separate thread.
 
     Args:
-        session: Accepted session with the shard.
-        rounds: Queue that receives the batches of measured rounds.
+        session: Session with the shard, which the shard has accepted.
+        rounds: Queue that receives the batches of the workers' measured training rounds.
 
     Attributes:
         evaluated: Queue of evaluations that the evaluator or a script reported, as they arrive.
-        validates: True if a script has begun a fit with validation data.
-        replies: Queue of the shard's answers to pulls: (reply, payload). None means that the shard
-            rejected a pull or that the stream ended.
+        validates: True if a worker's script has begun a call of fit with validation data.
+        replies: Queue of the shard's answers to pulls, as (reply, payload). None means that the
+            shard rejected a pull or that the stream ended.
         status: Newest status of the run; None before the first status.
         halt_cause: Reason why the run ended; empty while the run continues.
-        lost: Event that is set after the stream has ended.
+        lost: Event that is set after the stream from the shard has ended.
     """
 
     def __init__(self, session: ClientSession, rounds: Batches) -> None:
         self.session, self._rounds = session, rounds
         self.evaluated: queue.SimpleQueue[pb.Evaluated] = queue.SimpleQueue()
         self.validates = False
-        self.refusal: pb.Refusal | None = None  # None if the shard did not reject
+        # Rejection by the shard; None if the shard did not reject the client.
+        self.refusal: pb.Refusal | None = None
         self.replies: queue.SimpleQueue[tuple[pb.Reply, memoryview] | None] = queue.SimpleQueue()
         self.status: run_status.RunStatus | None = None
         self.halt_cause = ""
@@ -99,8 +101,10 @@ class ShardStream:
                     self.replies.put(None)
         except StreamLost as error:
             if not self.halt_cause:  # normal end: the shard closes the stream after a Halt
-                logging.info("lost the stream to the PS: %s", error)
+                logging.info("the Supervisor lost its stream to the PS: %s", error)
         except ValueError as error:
-            logging.error("%s sent a status that cannot be read: %s", self.session.address, error)
+            logging.error(
+                "the PS shard %s sent a status that cannot be read: %s", self.session.address, error
+            )
         self.lost.set()
         self.replies.put(None)

@@ -34,7 +34,7 @@ def test_a_worker_and_then_the_ps_are_told_to_end(nodes):
     nodes.watch(lambda status: status.workers[1].state != "left")
     nodes.kill("ps", signal.SIGTERM)
     assert [nodes.wait(name) for name in ("ps", "worker-1", "worker-2")] == [130] * 3
-    assert "resumed at step" in nodes.output("worker-2")
+    assert "resumed the run at step" in nodes.output("worker-2")
     summary = nodes.summary()
     assert summary["stop_reason"] == "interrupted"
     assert summary["membership"]["left"] == 0  # no lease expired

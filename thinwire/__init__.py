@@ -1,9 +1,9 @@
 """Train Keras models over thin, slow, uneven networks with a parameter server.
 
 Scripts import the public names from this package: ``from thinwire import W_global, distribute``.
-Every public name except W_global and ConfigurationError is imported at its first use: users' model
-files import this package too, on nodes that need only these two names. The command line is
-`thinwire.cli`.
+Every public name except W_global and ConfigurationError is imported at its first use, because
+users' model files import this package on nodes that need only these two names. Thinwire's command
+line is in `thinwire.cli`.
 """
 
 from __future__ import annotations

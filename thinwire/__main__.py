@@ -2,7 +2,7 @@
 
 import sys
 
-if not __package__:  # file run by its path: `import ops` would import thinwire.ops a second time
+if not __package__:  # run by its path: `import ops` would import thinwire.ops a second time
     sys.exit(f"{sys.argv[0]}: run it as `python -m thinwire`, not by its path")
 
 from thinwire.cli.commands import run_command

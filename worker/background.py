@@ -1,4 +1,4 @@
-"""Run function calls in a background thread, one call at a time."""
+"""Runs function calls in a background thread, one call at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ Result = TypeVar("Result")
 
 
 class BackgroundCalls(Generic[Result]):
-    """Background thread that runs one call at a time while the caller does other work.
+    """Background thread that runs one function call at a time while the caller continues.
 
-    The thread is a daemon, so a call that never returns does not keep the process running.
+    The background thread is a daemon, so that a call that never returns does not keep the process
+    running.
 
     Args:
         name: Name of the background thread.
@@ -33,7 +34,10 @@ class BackgroundCalls(Generic[Result]):
             RuntimeError: The caller has not yet taken the result of the previous call.
         """
         if self._is_under_way:
-            raise RuntimeError("the previous result was not taken; call result() before start()")
+            raise RuntimeError(
+                "the result of the previous background task was not taken; call result() before "
+                "start()"
+            )
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -41,10 +45,11 @@ class BackgroundCalls(Generic[Result]):
         self._calls.put(call)
 
     def result(self, timeout_seconds: float | None = None) -> Result | None:
-        """Wait for the started call and return its result; return None if no call was started.
+        """Wait for the started call and return its result, or None if no call was started.
 
         Args:
-            timeout_seconds: Time limit of the wait, in seconds; None waits until the call ends.
+            timeout_seconds: Longest time to wait for the call, in seconds; None waits until the
+                call ends.
 
         Raises:
             TimeoutError: The call did not end within the time limit. The call keeps running.

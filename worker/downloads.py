@@ -1,4 +1,4 @@
-"""Share the files that `keras.utils.get_file` downloads among a run's processes on one host.
+"""Shares the files that `keras.utils.get_file` downloads among a run's processes on one host.
 
 Every worker runs the script, so without sharing all workers of a host would download the same file
 into the same cache at the same time. Keras treats an existing file as complete, so one worker would
@@ -29,16 +29,17 @@ class Downloads:
 
     Args:
         folder: Folder in the run directory that contains the lists of downloads, one list per host.
-        began: Start of the run, in seconds since 1970. Entries of earlier runs are ignored.
+        began: Time at which the run began, in seconds since 1970. Entries of earlier runs are
+            ignored.
     """
 
     def __init__(self, folder: pathlib.Path, began: float) -> None:
         self._list = folder / f"{DOWNLOADS}{socket.gethostname()}"
         self._began = began
-        self._had: set[str] = set()  # calls of `get_file` that this process has made
+        self._had: set[str] = set()  # calls of Keras' `get_file` that this process has made
 
     def share(self, get_file: Callable[..., str]) -> Callable[..., str]:
-        """Return a version of Keras' `get_file` that runs in one process of the host at a time."""
+        """Return a replacement of Keras' `get_file` that runs in one process per host at a time."""
 
         @functools.wraps(get_file)
         def get_shared_file(*args: Any, **keywords: Any) -> str:
@@ -57,15 +58,17 @@ class Downloads:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[dict[str, str]]:
-        """Hold the download lock; yield the finished calls and the paths of their files.
+        """Hold the lock of downloads; yield the finished calls and the paths of their files.
 
-        The operating system releases the lock when this process ends, even after a crash.
+        The operating system releases the download lock when this process ends, even after a crash.
         """
         try:
             descriptor = self._lock()
         except OSError as error:
             logging.warning(
-                "cannot share downloads among this host's workers, each worker downloads: %s", error
+                "the workers of this host cannot share downloads, so each worker downloads the "
+                "data set itself: %s",
+                error,
             )
             yield {}
             return
@@ -82,7 +85,9 @@ class Downloads:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                logging.info("waiting for a download by another process of this host")
+                logging.info(
+                    "waiting until another process of this host has downloaded the data set"
+                )
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         except BaseException:
             os.close(descriptor)
@@ -92,7 +97,8 @@ class Downloads:
     def _finished(self) -> dict[str, str]:
         finished = {}
         for line in self._list.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # skip the incomplete line of a killed process
+            # skip a line that a killed process left incomplete
+            with contextlib.suppress(ValueError):
                 began, call, path = json.loads(line)
                 if began == self._began:
                     finished[call] = path
@@ -102,4 +108,4 @@ class Downloads:
         with contextlib.suppress(OSError), open(self._list, "a", encoding="utf-8") as file:
             file.write(
                 "\n" + json.dumps([self._began, call, path])
-            )  # starts with "\n": the last line may be incomplete
+            )  # the text starts with "\n", because the last line of the file may be incomplete

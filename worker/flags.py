@@ -1,4 +1,4 @@
-"""Flags that only a worker process reads. A Cluster passes these flags to its workers."""
+"""Flags that only a worker process reads, and that a Cluster passes to its workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLAGS = flags.FLAGS
 WORKER = Topic(
     "Worker",
     (
-        integer("id_worker", 1, "Id of this worker, 1..nb_workers.", "number"),
+        integer("id_worker", 1, "Id of this worker, from 1 to nb_workers.", "number"),
         integer(
             "worker_threads",
             0,
@@ -28,7 +28,8 @@ WORKER = Topic(
         number(
             "clip_norm",
             0.0,
-            "Clip each mini-batch's gradient to this global norm before it is coded; 0: off.",
+            "Global norm to which a worker clips each mini-batch's gradient before the gradient "
+            "is coded; 0: off.",
             "L2 norm",
             low=0.0,
         ),
@@ -36,21 +37,24 @@ WORKER = Topic(
             number(
                 "worker_weight_decay",
                 0.0,
-                "Add this times the weights to each mini-batch's gradient, before it is clipped.",
+                "Factor of the weights that a worker adds to each mini-batch's gradient before "
+                "clipping.",
                 "factor",
                 low=0.0,
             ),
             integer(
                 "num_restarts",
                 0,
-                "Number of earlier starts of this worker; a Cluster sets it, for the summary.",
+                "Number of earlier starts of this worker, for summary.json; a Cluster sets this "
+                "flag.",
                 "count",
                 low=0,
             ),
             integer(
                 "worker_port",
                 0,
-                "With --collective: port on which this worker listens for peers; 0: a free port.",
+                "Port on which this worker listens to the other workers of an all-reduce "
+                "(--collective); 0: a free port.",
                 "port",
                 low=0,
                 high=65535,
@@ -58,15 +62,16 @@ WORKER = Topic(
             integer(
                 "collective_sync_every",
                 1,
-                "With --collective: number of rounds between two copies of the model to the PS.",
+                "Number of rounds of an all-reduce (--collective) between two copies of the model "
+                "to the PS.",
                 "rounds",
                 low=1,
             ),
             choice(
                 "measure",
                 "rounds",
-                "Times of each round to write to RUN_DIR/measure: none, the sums, or every local "
-                "step.",
+                "Times that a worker writes to RUN_DIR/measure for each round: none, only sums, "
+                "or the time of every local step.",
                 LEVELS,
             ),
         ),
@@ -76,17 +81,26 @@ _EMULATION = Topic(
     "Emulated links and devices",
     (
         numbers_per_worker(
-            "link_mbps", "0", "Rate of the link in each direction; 0: no limit.", "Mbit/s"
+            "link_mbps",
+            "0",
+            "Rate of a worker's emulated link in each direction; 0: no limit.",
+            "Mbit/s",
         ),
-        numbers_per_worker("link_delay_ms", "0", "One-way delay of the link.", "milliseconds"),
+        numbers_per_worker(
+            "link_delay_ms", "0", "One-way delay of a worker's emulated link.", "milliseconds"
+        ),
         numbers_per_worker(
             "link_loss",
             "0",
-            "Probability, below 1, that a 1,448-byte segment, or a datagram, is lost.",
+            "Probability, below 1, that the emulated link loses a 1,448-byte segment or a "
+            "datagram.",
             "fraction",
         ),
         numbers_per_worker(
-            "slowdown", "1", "Factor by which a worker computes slower than its machine.", "factor"
+            "slowdown",
+            "1",
+            "Factor by which an emulated worker computes slower than its machine.",
+            "factor",
         ),
         numbers_per_worker(
             "step_seconds",
@@ -98,29 +112,34 @@ _EMULATION = Topic(
             numbers_per_worker(
                 "link_queue_kb",
                 "0",
-                "Size of the uplink's queue for each class of service; a full queue drops "
-                "datagrams. 0: no limit.",
+                "Size of the emulated uplink's queue for each class of service; a full queue "
+                "drops datagrams. 0: no limit.",
                 "kB (1,000 bytes)",
             ),
             numbers_per_worker(
                 "link_reorder",
                 "0",
-                "Probability that a datagram arrives after datagrams that were sent later.",
+                "Probability that the emulated link delivers a datagram after datagrams that were "
+                "sent later.",
                 "fraction",
             ),
             numbers_per_worker(
-                "link_duplicate", "0", "Probability that a datagram arrives twice.", "fraction"
+                "link_duplicate",
+                "0",
+                "Probability that the emulated link delivers a datagram twice.",
+                "fraction",
             ),
             numbers_per_worker(
                 "link_background_mbps",
                 "0",
-                "Background traffic on the uplink, less than --link_mbps.",
+                "Rate of background traffic on the emulated uplink, less than --link_mbps.",
                 "Mbit/s",
             ),
             numbers_per_worker(
                 "link_background_class",
                 str(BEST_EFFORT),
-                "Class of service of the background traffic: 0 is served first, 7 is unmarked.",
+                "Class of service of the emulated background traffic: 0 is served first, 7 is "
+                "unmarked.",
                 "class",
             ),
         ),
@@ -129,10 +148,10 @@ _EMULATION = Topic(
 TOPICS = (WORKER, _EMULATION)
 
 
-_PREFIX = "link_"  # prefix of the flags that set the fields of Link
-_SMALLEST_QUEUE_KB = 2.0  # in kilobytes; a smaller queue could not hold one datagram
+_PREFIX = "link_"  # prefix of the flags that set the fields of class Link
+_SMALLEST_QUEUE_KB = 2.0  # size in kilobytes; a smaller queue could not hold one datagram
 
-#: Name of an emulation flag -> smallest and largest value that can be emulated.
+#: Maps the name of an emulation flag to the smallest and largest value that can be emulated.
 _LIMITS: dict[str, tuple[float, float]] = {
     "link_mbps": (0.0, 1e6),
     "link_delay_ms": (0.0, 60_000.0),
@@ -149,11 +168,12 @@ _LIMITS: dict[str, tuple[float, float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class EmulatedDevice:
-    """Settings of one worker's emulated network link and emulated slow device."""
+    """Settings of one worker's emulated network link and of its emulated slow device."""
 
     link: Link
-    slowdown: float  # factor by which the emulated device is slower than its machine
-    step_seconds: float  # shortest time that a mini-batch may take, in seconds; 0: no limit
+    # factor by which the emulated device is slower than the machine that emulates it
+    slowdown: float
+    step_seconds: float  # shortest time that a mini-batch may take, in seconds; 0 for no limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,13 +183,15 @@ class WorkerFlags:
     id_worker: int
     threads: int
     clip_norm: float
-    measure: str  # level of measuring: one of thinwire.runtime.telemetry.round_trace.LEVELS
+    measure: str  # level of measuring, one of thinwire.runtime.telemetry.round_trace.LEVELS
     device: EmulatedDevice
-    peer_port: int = 0  # port for connections of other workers; 0: a free port
-    sync_every: int = 1  # number of rounds between two copies of the model to the PS
-    insecure: bool = False  # True: other machines may connect without protection
-    weight_decay: float = 0.0  # factor of the weights in the term added to gradients
-    num_restarts: int = 0  # number of times that a Cluster has restarted this worker
+    peer_port: int = 0  # port for connections of other workers; 0 for a free port
+    # number of rounds after which the worker sends the PS the next copy of the model
+    sync_every: int = 1
+    insecure: bool = False  # True if other machines may connect without TLS and secret
+    # factor of weight decay: this factor times the weights is added to gradients
+    weight_decay: float = 0.0
+    num_restarts: int = 0  # number of times that a Cluster object has restarted this worker
 
 
 def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
@@ -186,7 +208,7 @@ def read(nb_workers: int, given: flags.FlagValues = FLAGS) -> WorkerFlags:
     """Return this worker's settings from its flags.
 
     Raises:
-        ConfigurationError: The id, an emulated link or an emulated device is out of range.
+        ConfigurationError: The worker's id, an emulated link or an emulated device is out of range.
     """
     if not 1 <= given.id_worker <= nb_workers:
         raise ConfigurationError(
@@ -210,7 +232,7 @@ def devices(nb_workers: int, given: flags.FlagValues = FLAGS) -> tuple[EmulatedD
     """Return the emulated link and device of every worker, in order of id.
 
     Raises:
-        ConfigurationError: A value is out of range, or a flag has not one value per worker.
+        ConfigurationError: A value is out of range, or a flag does not have one value per worker.
     """
     columns = {name: [float(value) for value in getattr(given, name)] for name in _LIMITS}
     for name, (low, high) in _LIMITS.items():
@@ -237,7 +259,8 @@ def refuse_idle_links(run: Run, given: flags.FlagValues = FLAGS) -> None:
     """Reject emulation flags for datagrams if the run sends no datagrams.
 
     Raises:
-        ConfigurationError: A flag has no effect in this run; the message contains its name.
+        ConfigurationError: An emulation flag has no effect in this run; the message contains its
+            name.
     """
     if run.method.router.uses_datagrams:
         return
@@ -270,16 +293,16 @@ def _background_classes(columns: dict[str, list[float]]) -> list[float]:
 
 
 def _check_classes(link: Link) -> None:
-    """Reject emulated background traffic or a queue that does not fit the link's rate."""
+    """Reject emulated background traffic, or a queue, that does not fit the link's rate."""
     name, value = _PREFIX + "background_mbps", link.background_mbps
     if value and value >= link.mbps:
         raise ConfigurationError(
             f"--{name}={value:g}: expected less than the link's rate (--link_mbps={link.mbps:g}), "
-            "or less urgent traffic never passes."
+            "because otherwise less urgent traffic never passes."
         )
     if link.queue_kb and (not link.mbps or link.queue_kb < _SMALLEST_QUEUE_KB):
         raise ConfigurationError(
-            f"--link_queue_kb={link.queue_kb:g} at --link_mbps={link.mbps:g}: expected at least "
-            f"{_SMALLEST_QUEUE_KB:g}, the size of one datagram, and --link_mbps above 0; "
-            "0 is no limit."
+            f"--link_queue_kb={link.queue_kb:g} at --link_mbps={link.mbps:g}: expected a queue of "
+            f"at least {_SMALLEST_QUEUE_KB:g} kB, the size of one datagram, and --link_mbps above "
+            "0; a queue of 0 has no limit."
         )

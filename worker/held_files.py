@@ -1,17 +1,19 @@
-"""Protect the files that a run has written from deletion by late processes of the same run.
+"""Protects the files that a run has written from deletion by late processes of the run.
 
-A script often clears its output folder in its first lines. Without Thinwire, the folder is cleared
-once, before training. In a run, every worker and the evaluator execute the script, and a process
-that starts late would clear the folder during training. Therefore a process protects all files
-written since the run began, from before the script's first line until the process trains with the
+A script often clears its output folder in its first lines. Without Thinwire, a script clears its
+output folder once, before training. In a run, every worker and the evaluator execute the script,
+and a process that starts late would clear the folder during training. Therefore a process protects
+all files written since the run began, from before the script's first line until it trains with the
 other workers. Deleting or truncating a protected file has no effect, the script continues, and one
-log line names the file. A file is not protected if this worker has written the file and the chief
-has not. The first process of the first chief protects no files, unless other workers already train.
+log line names the file. A file of the run is not protected if this worker has written it and the
+chief has not. The first process of the first chief (the worker that writes the run's files)
+protects no files, unless other workers already train.
 
-Deletions that are intercepted: `os.remove`, `Path.unlink`, `shutil.rmtree`, `os.rename` over a file
-and their equivalents in `tf.io.gfile`. Intercepted truncations are `open(path, "w")`, `os.truncate`
-and `h5py.File(path, "w")`. An audit hook rejects all other deletions and truncations by Python code
-with a PermissionError. Deletions by native code or by a child process are not intercepted.
+The protection intercepts deletions by `os.remove`, `Path.unlink`, `shutil.rmtree`, `os.rename` over
+a file and their equivalents in `tf.io.gfile`. The protection intercepts truncations by `open(path,
+"w")`, `os.truncate` and `h5py.File(path, "w")`. An audit hook rejects all other deletions and
+truncations of protected files by Python code with a PermissionError. Deletions of protected files
+by native code or by a child process are not intercepted.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from thinwire.worker.written_files import WrittenFiles, watch_opens
 #: Folders of the run directory in which Thinwire's own processes write; files in these folders are
 #: not protected.
 _OF_NODES = ("settings", "logs", "tb", "measure", "checkpoints", "locks")
-_NAMED = 3  # most protected files that one log line names
+_NAMED = 3  # largest number of protected files that one log line names
 _NAMES_OF_REMOVE = ("remove", "unlink")
 _NAMES_OF_RENAME = ("rename", "replace")
 _OnError = Callable[[Callable[..., Any], str, OSError], None]
@@ -54,13 +56,13 @@ class HeldFiles:
 
     Args:
         run_dir: Run directory on this host.
-        began: Start of the run, in seconds since 1970.
+        began: Time at which the run began, in seconds since 1970.
         written: Lists of the files that this process and the chief have written.
         is_first_chief: True if this process is the first process of the first chief, the worker
             that writes the run's files.
 
     Attributes:
-        downloads: Files that the processes of this host have downloaded in this run.
+        downloads: List of the files that the processes of this host have downloaded in this run.
     """
 
     def __init__(
@@ -74,8 +76,8 @@ class HeldFiles:
         self._is_active, self._lifted_at = True, math.inf
         self._gone: set[str] = set()  # protected paths that the script has "deleted" without effect
         self._folders = MadeFolders(began)
-        self._unnamed: list[str] = []  # protected files that the log has not named yet
-        self._is_collecting = True  # True until the script calls `distribute`
+        self._unnamed: list[str] = []  # protected files that no log line has named yet
+        self._is_collecting = True  # True until the script calls `thinwire.distribute`
         self._originals: dict[str, Callable[..., Any]] = {}
         self._sinks: list[str] = []
 
@@ -92,7 +94,7 @@ class HeldFiles:
         self._written.begin_run(self._is_first_chief)
 
     def keeps(self, path: Any, follow: bool = True) -> bool:
-        """Return True if another process has written a path in this run, which protects it.
+        """Return True if another process wrote a path in this run, so that the path is protected.
 
         Args:
             path: Path of a file or folder, as the script gives it.
@@ -115,7 +117,8 @@ class HeldFiles:
         is_folder = stat.S_ISDIR(status.st_mode)
         if not (is_folder or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
             return False
-        # Use st_ctime too: a copied file may keep the st_mtime of its original.
+        # Use st_ctime in addition to st_mtime, because a copied file may keep the st_mtime of its
+        # original.
         changed_at = max(status.st_mtime, status.st_ctime)
         if not self._began <= changed_at <= self._lifted_at:
             return False
@@ -144,8 +147,8 @@ class HeldFiles:
     def _take_open(self, path: str, flags: int) -> None:
         """Record a file that Python opens for writing; reject truncation of a protected file.
 
-        The audit hook calls this method for all opens. The replaced functions have already diverted
-        most truncations of protected files.
+        The audit hook calls the method `_take_open` whenever Python opens a file. Most truncations
+        of protected files have already been diverted to temporary files before.
         """
         whole = _whole(path)
         if whole.startswith(self._of_nodes):
@@ -201,7 +204,7 @@ class HeldFiles:
             self._unnamed.append(name)
 
     def report(self) -> None:
-        """Log the protected files that the script has "deleted"; log later ones immediately."""
+        """Log the protected files that the script has "deleted"; log each later one immediately."""
         self._is_collecting = False
         self._name()
 
@@ -212,7 +215,7 @@ class HeldFiles:
         more = f" and {num_more} more" if num_more > 0 else ""
         self._unnamed = []
         # At the start of a run, all processes clear the same files, which is expected. During
-        # training, only a late process clears files, which deserves a warning.
+        # training, only a late process clears files, which is logged as a warning.
         level = logging.WARNING if self._has_training_begun else logging.INFO
         logging.log(
             level,
@@ -223,7 +226,7 @@ class HeldFiles:
         )
 
     def lift(self) -> None:
-        """End the protection: this process trains with the other workers now."""
+        """End the protection of the run's files: this process now trains with the other workers."""
         if self._is_active:
             self.report()
             self._is_active, self._lifted_at = False, time.time()
@@ -287,10 +290,10 @@ class HeldFiles:
         return rename
 
     def move(self, source: Any, target: Any) -> bool:
-        """Perform a move that involves protected files.
+        """Carry out the move of a file if its source or its target is protected.
 
-        A protected target stays unchanged. A protected source is copied to the target instead of
-        moved.
+        A protected file at the target of a move stays unchanged. A protected file at the source of
+        a move is copied to the target instead.
 
         Returns:
             True if the move involved protected files; False if nothing was done.
@@ -329,8 +332,9 @@ class HeldFiles:
     def diverts(self, file: Any, mode: str) -> bool:
         """Return True if writes to a protected file must go to a temporary file; log the file.
 
-        A mode with "x" or "w-" creates a new file. Such an open is diverted only if the script has
-        "deleted" the protected file before. If not, the open fails as in Python.
+        A mode of `open` with "x" or "w-" creates a new file. An open that creates a file is
+        diverted to a temporary file only if the script has "deleted" the protected file before. If
+        the script has not "deleted" the file, an open that creates it fails as in Python.
         """
         creates = "x" in mode or "-" in mode
         if not ("w" in mode or creates) or isinstance(file, int) or not self.keeps(file):
@@ -363,7 +367,7 @@ class HeldFiles:
             place = _in_folder(path, dir_fd)
             how = "x" if flags & os.O_EXCL else "w"
             # An empty file may be a lock file, which several processes open with O_TRUNC. All of
-            # them must lock the same file, so its open is not diverted.
+            # them must lock the same file, so opening it is not diverted to a temporary file.
             is_divertible = how == "x" or (flags & os.O_TRUNC and not _is_empty(place))
             if is_divertible and self.diverts(place, how):
                 return int(original(self.sink(), flags | os.O_CREAT, mode))
@@ -383,8 +387,8 @@ class HeldFiles:
 
         Args:
             path: Path of the folder, as the script gives it.
-            make: Makes the folder.
-            exists: Type of the error that `make` raises if the folder exists.
+            make: Function that makes the folder, for example `os.mkdir`.
+            exists: Type of the error that `make` raises if the folder already exists.
         """
         place = _whole(path)
         is_made = place in self._folders
@@ -436,12 +440,13 @@ class HeldFiles:
     def clear(self, folder: str, on_error: _OnError) -> None:
         """Delete a folder with all contents except protected files.
 
-        Several processes may clear the same folder at the same time, so a file that has vanished in
-        the meantime is not an error.
+        Several processes may clear a folder at the same time, so a file that has vanished meanwhile
+        is not an error.
 
         Args:
             folder: Path of an existing folder.
-            on_error: Called with (function, path, error) if an entry cannot be deleted.
+            on_error: Function that is called with (function, path, error) if an entry cannot be
+                deleted.
         """
         self._clear(folder, on_error)
         self._name()
@@ -481,7 +486,7 @@ class HeldFiles:
 
 
 class _InPlace:
-    """Replacement of a built-in function; like a built-in, it binds to no instance."""
+    """Replacement of a built-in function which, like a built-in, binds to no instance."""
 
     def __init__(self, original: Any, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, original)
@@ -495,7 +500,7 @@ class _InPlace:
 
 
 def _whole(path: str, follow: bool = True) -> str:
-    """Return the absolute path without symbolic links; resolve the last part if `follow`."""
+    """Return the absolute path without symbolic links; resolve its last part only if `follow`."""
     if follow:
         return os.path.realpath(path)
     folder, name = os.path.split(os.path.abspath(path))
@@ -525,15 +530,17 @@ def _entries_below(folder: str) -> Iterator[str]:
 
 
 def replace_everywhere(places: Sequence[tuple[Any, Callable[..., Any]]]) -> None:
-    """Replace each pair's first function by the second in all imported modules.
+    """Replace each pair's first function by its second function in all imported modules.
 
-    A module may have imported the function by name. One pass replaces all pairs, because TensorFlow
-    alone imports thousands of modules with half a million names.
+    All modules are searched, because a module may have imported a replaced function by name. One
+    pass over the modules replaces all pairs, because TensorFlow alone imports thousands of modules
+    with half a million names.
     """
-    # Compare the functions by identity: the objects in a module may be unhashable.
+    # Compare functions by identity, because the objects in a module may be unhashable.
     replacements = {id(original): function for original, function in places}
     for name, module in list(sys.modules.items()):
-        # The import system and the modules of `thinwire.worker` keep the original functions.
+        # The import system and the modules of `thinwire.worker` keep Python's original file
+        # functions.
         if name.startswith(("importlib", "_frozen", "posix", "thinwire.worker.")):
             continue
         with contextlib.suppress(Exception):
@@ -558,8 +565,9 @@ def hold_back(
     Args:
         run_dir: Run directory on this host.
         node: Name of this process, for example ``worker-2`` or ``evaluator``.
-        began: Start of the run, in seconds since 1970.
-        is_chief: Returns True if this worker is the chief now, which writes the run's files.
+        began: Time at which the run began, in seconds since 1970.
+        is_chief: Function that returns True if this worker is the chief now, which writes the run's
+            files.
         is_first: True if this is the first process of its worker in this run.
     """
     written = WrittenFiles(run_dir, node, is_chief)
@@ -578,7 +586,7 @@ def report_held() -> None:
 
 
 def lift_hold() -> None:
-    """End the protection: this process trains with the other workers now."""
+    """End the protection of the run's files, because this process now trains with the others."""
     for held in _HELD:
         held.lift()
 
@@ -589,5 +597,5 @@ def was_kept(path: Any) -> bool:
 
 
 def held_files() -> list[HeldFiles]:
-    """Return this process's HeldFiles; empty if `thinwire run` has not started it."""
+    """Return this process's HeldFiles object; empty if `thinwire run` has not started it."""
     return _HELD

@@ -1,6 +1,6 @@
-"""Protect a run's files from native libraries, TensorFlow and h5py, and share Keras downloads.
+"""Protects a run's files from native libraries (TensorFlow, h5py); shares Keras downloads.
 
-`thinwire.worker.held_files` protects files from Python's own functions.
+The module `thinwire.worker.held_files` protects files from Python's own functions.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def hold_h5py(h5py: Any) -> None:
 
 
 def share_downloads(file_utils: Any) -> None:
-    """Share downloads among this host's processes, given Keras' imported `file_utils` module."""
+    """Share downloads among this host's processes; needs Keras' imported module `file_utils`."""
     for held in held_files():
         original = file_utils.get_file
         file_utils.get_file = held.downloads.share(original)
-        # Keras.utils is imported: it holds the original `get_file` by name.
+        # The module keras.utils is already imported, so it holds the original `get_file` by name.
         if "keras.utils" in sys.modules:
             replace_everywhere([(original, file_utils.get_file)])
 

@@ -1,10 +1,11 @@
-"""Track the folders that this process's script has made, or that another worker made first.
+"""Records which folders this process's script has made, or another worker made before it.
 
-Every worker runs the script. When the script calls `os.mkdir`, one worker makes the folder and all
-other workers find an existing folder. A script that checked `os.path.exists` would still raise
-FileExistsError, because the check and the call race with the other workers. Therefore a folder that
-another worker made in this run counts as made by this process too. FileExistsError is still raised
-for a folder older than the run, and for a folder that the script itself has made before.
+Every worker of a run executes the training script. When the script calls `os.mkdir`, one worker
+makes the folder, and all other workers find an existing folder. A script that checks
+`os.path.exists` before would still raise FileExistsError, because another worker may make the
+folder between the check and the call. Therefore a folder that another worker made in this run
+counts as made by this process too. FileExistsError is still raised for a folder that is older than
+the run, and for a folder that the script itself has made before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class MadeFolders:
     """Set of the folders that count as made by the script of this process.
 
     Args:
-        began: Start of the run, in seconds since 1970.
+        began: Time at which the run began, in seconds since 1970.
     """
 
     def __init__(self, began: float) -> None:
@@ -59,6 +60,6 @@ class MadeFolders:
         return True
 
     def forget(self, place: str) -> None:
-        """Record that a folder is deleted, so that it does not count as made by the script."""
+        """Record that a folder is deleted, so that it no longer counts as made by the script."""
         self._own.discard(place)
         self._shared.discard(place)

@@ -1,4 +1,4 @@
-"""Personal layers: trainable variables that a worker trains locally and does not share."""
+"""Trains personal layers: trainable variables that a worker does not share."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from thinwire.ops.types import State
 
 
 class PersonalLayers:
-    """Trainable variables outside W_global (the shared model), stepped by a local optimizer.
+    """Trainable variables outside of W_global (the shared model), updated by a local optimizer.
 
-    `TrainStep` saves the values of the variables. This class saves the optimizer's slots.
+    The class `TrainStep` saves the values of the personal variables. The class `PersonalLayers`
+    saves the slots of the personal variables' optimizer.
 
     Attributes:
-        gradient: [n] float32 gradient of the personal variables at the newest mini-batch; n is 0 if
-            all variables are shared.
+        gradient: [n] float32 gradient of the personal variables for the newest mini-batch; n is 0
+            if all variables are shared.
 
     Args:
         variables: Personal (unshared trainable) variables, in the model's order.
-        optimizer: The method's optimizer of local steps; plain SGD if the method has no local
-            steps.
+        optimizer: Optimizer of the training method's local steps; plain SGD if the method has no
+            local steps.
     """
 
     def __init__(self, variables: Sequence[Any], optimizer: LocalStep) -> None:
@@ -37,7 +38,7 @@ class PersonalLayers:
         self._slots: State = optimizer.init(size, spec) if size else {}
 
     def begin_round(self) -> None:
-        """Start a round: reset the optimizer's slots, as a worker does after every exchange."""
+        """Start a round: reset the slots (moments) of the optimizer, as after every exchange."""
         if self._values.size:
             self._slots = self._optimizer.restart(self._values.read(), self._slots)
 
@@ -54,7 +55,7 @@ class PersonalLayers:
             )
 
     def step(self, rate: float) -> None:
-        """Step the personal variables against their gradient, at the learning rate `rate`."""
+        """Update the personal variables by their gradient, at the learning rate `rate`."""
         if not self._values.size:
             return
         weights = self._values.read()
@@ -64,10 +65,10 @@ class PersonalLayers:
         self._values.assign(weights)
 
     def save(self) -> State:
-        """Return the personal layers' optimizer slots as plain data."""
+        """Return the slots of the personal variables' optimizer as plain data."""
         return self._optimizer.save(self._slots) if self._slots else {}
 
     def restore(self, state: State) -> None:
-        """Restore optimizer slots from `save`; the variables' values must be restored before."""
+        """Restore optimizer slots from `save`, after the variables' values have been restored."""
         if state:
             self._slots = self._optimizer.restore(state, self._values.read(), self._slots)

@@ -1,7 +1,8 @@
-"""Describe this process's `Program`: its script, imported local modules and arguments.
+"""Describes this process's `Program`: its script, imported local modules and arguments.
 
-A module is local unless it belongs to Python, to an installed package, or to Thinwire. The program
-is read when this worker first joins, after the script has imported the modules for training.
+An imported module is local unless it belongs to Python, to an installed package, or to Thinwire.
+The program's files are read when this worker first joins, after the script has imported the modules
+for training.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from thinwire.runtime.run.script_target import MODULE_OPTION
 from thinwire.worker.script import RECORD
 
 _INSTALLED = {"site-packages", "dist-packages"}
-#: Flags that differ between the processes of a run. They are not part of the program's arguments if
-#: the script starts without `thinwire run`.
+#: Flags that differ between the processes of a run. They do not belong to the description of the
+#: program if the script starts without `thinwire run`.
 _PLACES = (
     *("id_worker", "nb_workers", "ip_PS", "port", "ps_hosts", "nb_ps", "run_dir", "insecure"),
     *("metrics_port", "metrics_host", "metrics_login", "log_level", "quiet", "worker_threads"),
@@ -31,10 +32,10 @@ _SWITCHES = ("insecure", "quiet")
 
 
 def program_here(compiled: Mapping[str, str]) -> Program:
-    """Return the description of this process's program.
+    """Return the description of the program that this process runs.
 
     Args:
-        compiled: Name of a compile setting of the model -> its description.
+        compiled: Maps the name of a compile setting of the model to its description.
     """
     script, digest = _main_file()
     folder = script.parent if script is not None else pathlib.Path.cwd()
@@ -46,7 +47,7 @@ def program_here(compiled: Mapping[str, str]) -> Program:
 
 
 def _main_file() -> tuple[pathlib.Path | None, str]:
-    """Return the script's path and initial digest; the path is None in a notebook."""
+    """Return the script's path and its digest at the start; the path is None in a notebook."""
     if RECORD.source is not None:
         return RECORD.source
     name = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -79,7 +80,8 @@ def _local_files(
 
 def _arguments() -> Sequence[str]:
     launched = read_settings_file(os.environ)
-    if launched is not None:  # use the launcher's arguments: the script may have changed sys.argv
+    # use the arguments from the launcher, because the script may have changed sys.argv
+    if launched is not None:
         return launched.script[2 if launched.script[0] == MODULE_OPTION else 1 :]
     return [*_without_places(sys.argv[1:])]
 

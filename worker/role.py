@@ -1,4 +1,4 @@
-"""The worker process: load data, compute gradients and exchange them until the run ends."""
+"""The worker process, which loads data and exchanges gradients with the PS until the run ends."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from thinwire.worker.telemetry.tensorboard import WorkerScalars
 from thinwire.worker.train_step import TrainStep, clip, decay
 from thinwire.worker.trainer import WorkerSession
 
-_CALIBRATION_STEPS = 5  # number of steps that are measured before training, for --slowdown
-_PROBE_SECONDS = 2.0  # time limit, in seconds, for reaching the PS of a finished run
+_CALIBRATION_STEPS = 5  # number of steps that are measured before training, for the flag --slowdown
+_PROBE_SECONDS = 2.0  # longest time to reach the PS of a finished run, in seconds
 
 
 def main(run: Run) -> int:
     """Train as a worker until the run ends; return the process's exit code.
 
     Raises:
-        ConfigurationError, Unreachable, RequestRejected, Diverged: Training failed. Each exception
-            type has its exit code.
+        ConfigurationError, Unreachable, RequestRejected, Diverged: Training failed. Each type of
+            error has its own exit code.
     """
     settings = worker_flags.read(run.nb_workers)
     limit_threads(settings.threads)
@@ -68,8 +68,8 @@ def limit_threads(threads: int, together: int = 1) -> None:
     """Limit the number of TensorFlow's threads.
 
     Args:
-        threads: Number of threads for each concurrent call; 0 lets TensorFlow choose.
-        together: Number of TensorFlow calls that run concurrently.
+        threads: Number of TensorFlow threads for each concurrent call; 0 lets TensorFlow choose.
+        together: Number of TensorFlow calls that run concurrently in this process.
     """
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads * together)
@@ -80,13 +80,13 @@ def _name(id_worker: int) -> str:
 
 
 class Worker:
-    """One worker process, with data, model and checkpoints.
+    """One worker process, with its data, model and checkpoints.
 
     Args:
         run: Settings of the training run.
         own: Settings that only this worker reads from its flags.
-        shared: Model to train; None builds the model from the run's settings.
-        shard: This worker's training examples; None loads the examples from the run's settings.
+        shared: Model to train; None: build the model from the run's settings.
+        shard: Training examples of this worker; None: load the examples by the run's settings.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Worker:
         self.session.on_report = self._note_scalars
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
         self._spare_gradient = np.zeros_like(self.gradient) if run.method.overlap else self.gradient
-        self._taken = True  # True if shard 0 accepted the last push that it has answered
+        self._taken = True  # True if shard 0 accepted the newest push that it has answered
         name = _name(own.id_worker)
         self.checkpoints = Checkpoints(checkpoints_of(run.run_dir, name), keep=2)
         self.scalars = WorkerScalars(scalars_of(run.run_dir, name))
@@ -143,7 +143,7 @@ class Worker:
 
     def _train(self) -> int:
         if finished := self.finished_reason():
-            logging.info("this run is finished (%s)", finished)
+            logging.info("this run is finished (%s), so this worker ends", finished)
             return EXIT_DONE
         self._warm_up()
         self.resume(self.session.join())
@@ -161,7 +161,11 @@ class Worker:
         if cause == "interrupted":
             return EXIT_INTERRUPTED
         reason = self.session.stop_reason
-        logging.info("done after %d exchanges (%s)", self.session.core.step, reason)
+        logging.info(
+            "this worker is done after %d exchanges with the PS (%s)",
+            self.session.core.step,
+            reason,
+        )
         return EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     # -- the loop ---------------------------------------------------------------------------
@@ -184,7 +188,7 @@ class Worker:
         return "done" if session.core.stopped or not session.closing.is_set() else "interrupted"
 
     def _one_round(self) -> None:
-        """Run one mini-batch or none, then an exchange if the pacer requests an exchange."""
+        """Train on one mini-batch or none, then exchange with the PS if the pacer requests it."""
         session = self.session
         try:
             request = session.poll_pacer() or self._next_request()
@@ -192,8 +196,8 @@ class Worker:
         except NonFiniteUpdate as error:
             applied = False
             session.skip(error)
-            # The rejected mini-batch has changed the moving statistics: restore the values from
-            # before the mini-batch.
+            # The rejected mini-batch has changed the moving statistics, so restore their values
+            # from before the mini-batch.
             self.statistics.assign(session.core.statistics)
         session.record_outcome(applied)
 
@@ -244,7 +248,7 @@ class Worker:
     def _exchange(self, request: PushRequest) -> bool:
         """Push, wait and load the new weights; return True if shard 0 accepted the push.
 
-        With --overlap, the method returns before the reply, with the result of the previous push.
+        With --overlap, this method returns before the reply, with the result of the previous push.
         """
         self.session.send(request)
         if not self.run.method.overlap:
@@ -283,7 +287,7 @@ class Worker:
         if device.slowdown > 1:
             self.pause_seconds = (device.slowdown - 1) * median
             logging.info(
-                "slowdown %g: pausing %.1f ms after each step",
+                "--slowdown=%g: this worker pauses %.1f ms after each step",
                 device.slowdown,
                 1e3 * self.pause_seconds,
             )
@@ -316,17 +320,17 @@ class Worker:
         try:
             self.checkpoints.save(session.core.step, state)
         except OSError as error:
-            logging.error("cannot write the worker's checkpoint: %s", error)
+            logging.error("cannot write this worker's checkpoint: %s", error)
 
     def finished_reason(self) -> str | None:
-        """Return the stop reason of a finished run, from this worker's checkpoint.
+        """Return the reason why a finished run ended, from this worker's checkpoint.
 
         Returns:
             The run's stop reason; None if the checkpoint is of an unfinished run, or if the PS
             still runs.
 
         Raises:
-            OtherRun: The checkpoint is of a run with other settings.
+            OtherRun: The checkpoint belongs to a run with other settings.
         """
         checkpoint = self.checkpoints.load_latest()
         if checkpoint is None or not is_finished(
@@ -344,13 +348,14 @@ class Worker:
         return first_setting(saved.get(SETTINGS) or {}, resumed_settings(self.run))
 
     def resume(self, last_applied_step: int) -> None:
-        """Restore this worker's state from its checkpoint if the checkpoint is of this run.
+        """Restore this worker's state from its checkpoint, if the checkpoint belongs to this run.
 
         Args:
             last_applied_step: Number of this worker's last exchange that the shards applied.
 
         Raises:
-            ConfigurationError: The checkpoint is of another split of the data.
+            ConfigurationError: The checkpoint belongs to another division of the data among
+                workers.
         """
         checkpoint, session = self.checkpoints.load_latest(), self.session
         if checkpoint is None:
@@ -358,7 +363,8 @@ class Worker:
         state: State = checkpoint[1]
         if state["run_id"] != session.run_id:
             logging.info(
-                "ignoring the worker's checkpoint, which is of another run (%s)", state["run_id"]
+                "ignoring this worker's checkpoint, which belongs to another run (%s)",
+                state["run_id"],
             )
             return
         session.before = WorkerMetrics.from_dict(state["metrics"])
@@ -366,7 +372,8 @@ class Worker:
             self._restore_position(state)
         else:
             logging.info(
-                "the number of workers has changed: starting at the first example of the shard"
+                "the number of workers has changed: this worker starts at the first example of "
+                "its part of the data"
             )
         if (change := self._change_since(state)) is not None:
             logging.warning(
@@ -378,10 +385,11 @@ class Worker:
         self.personal.restore(state["personal"])
         session.exchange.restore(state["exchange"])
         if session.core.restore(state["core"], last_applied_step):
-            logging.info("resumed at step %d", last_applied_step)
+            logging.info("this worker resumed the run at step %d", last_applied_step)
         else:
             logging.warning(
-                "worker state is from step %d, the PS applied step %d: dropping the codec's state",
+                "this worker's saved state is from step %d, but the PS has applied step %d: "
+                "dropping the state of the codec",
                 state["core"]["step"],
                 last_applied_step,
             )
@@ -395,6 +403,6 @@ class Worker:
     # -- signals ------------------------------------------------------------------------------
 
     def interrupt(self, number: int, frame: Any) -> None:
-        """Make the worker stop after the present exchange, on a termination signal."""
+        """Make the worker stop after its present exchange, because of a termination signal."""
         logging.info("%s: stopping", signal.Signals(number).name)
         self.session.interrupt()

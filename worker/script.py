@@ -1,7 +1,7 @@
-"""Record of the training script's use of Thinwire in this worker process.
+"""Records how the training script in this worker process uses Thinwire.
 
-The script's sessions add themselves to `RECORD`. The launcher of the script reads `RECORD` at the
-script's end.
+The script's sessions with the servers add themselves to `RECORD`. The launcher of the script reads
+`RECORD` when the script ends.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from thinwire.runtime.run.program import Rows
 
 
 class LeftBehind(Exception):
-    """Error: the restarted script cannot rejoin its run, which continues without this worker."""
+    """Raised if a restarted script cannot rejoin its run, which continues without this worker."""
 
 
 class ScriptSession(Protocol):
-    """A model's session in a run: the properties that are read at the script's end."""
+    """Interface of a model's session with the servers, which is read when the script ends."""
 
     @property
     def num_exchanges(self) -> int:
-        """Number of exchanges with the PS that the session has started."""
+        """Number of exchanges with the PS that the script's session has started."""
 
     @property
     def stopped(self) -> bool:
-        """True if the session's run has ended, so that no exchange can follow."""
+        """True if the run of the session has ended, so that no exchange can follow."""
 
 
 class ScriptRecord:
-    """The sessions of one script, and the callbacks for the script's end.
+    """The sessions of one script with the servers, and the callbacks for the script's end.
 
     Attributes:
         chief: Id of the chief, the worker that writes the run's files.
-        source: Path of the script and its digest at the start; None if not recorded.
+        source: Path of the script and its digest when the script started; None if not recorded.
         program: Description of this worker's program (script, modules, arguments); empty before the
             worker joins.
     """
@@ -50,7 +50,7 @@ class ScriptRecord:
         self._failure: BaseException | None = None
 
     def add(self, session: ScriptSession) -> None:
-        """Record a session that the script has created by calling `distribute`."""
+        """Record a session with the servers that the script created by calling `distribute`."""
         self._sessions.append(session)
 
     def leave_fit(self, error: BaseException) -> None:
@@ -72,11 +72,11 @@ class ScriptRecord:
         return self._report is not None
 
     def fail(self, error: BaseException) -> None:
-        """Record an error in a training step, because TensorFlow raises a different error."""
+        """Record an error in a training step, for which TensorFlow raises a different error."""
         self._failure = error
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """Return the recorded step error if `error` is TensorFlow's; if not, return `error`."""
+        """Return the recorded step error if `error` is TensorFlow's error for it, else `error`."""
         is_tensorflows = type(error).__module__.startswith("tensorflow.")
         return self._failure if is_tensorflows and self._failure is not None else error
 
@@ -90,12 +90,12 @@ class ScriptRecord:
             self._endings.pop()(failed, message)
 
     def abandon(self) -> None:
-        """Drop the functions registered by `at_end`: this script ends without a report."""
+        """Drop the functions registered by `at_end`, because this script ends without a report."""
         self._endings.clear()
 
     @property
     def sessions(self) -> Sequence[ScriptSession]:
-        """All sessions of the script, in the order of its calls of `distribute`."""
+        """All sessions of the script with the servers, in the order of the `distribute` calls."""
         return tuple(self._sessions)
 
     @property
@@ -105,7 +105,7 @@ class ScriptRecord:
 
     @property
     def has_exchanged(self) -> bool:
-        """True if a session of the script has started an exchange, or the run has ended."""
+        """True if the script has started an exchange with the PS, or its run has ended."""
         return any(session.num_exchanges or session.stopped for session in self._sessions)
 
 

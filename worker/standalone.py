@@ -1,6 +1,6 @@
-"""Training on one device with one Keras optimizer, without a network, as a baseline.
+"""Trains on one device with one Keras optimizer, without a network, as a baseline.
 
-The ESync paper calls this baseline *local*, the DGS paper *MSGD*.
+Training without a network is called *local* in the ESync paper and *MSGD* in the DGS paper.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class LocalTrainer:
-    """Trains a model with one tf.function that computes gradients and steps the optimizer."""
+    """Trains a model by one tf.function that computes gradients and applies the optimizer."""
 
     def __init__(
         self, shared: SharedModel, method: Method, clip_norm: float, weight_decay: float = 0.0
     ) -> None:
-        """Build the optimizer that the PS of this method would use.
+        """Build the optimizer that the PS would use for the training method.
 
         Args:
-            shared: Model to train.
-            method: Method of the run; only its server optimizer is used.
+            shared: Model that this process trains.
+            method: Training method of the run, of which only the server optimizer is used.
             clip_norm: Largest L2 norm of a gradient, to which longer gradients are scaled; 0 for no
                 limit.
             weight_decay: Factor of weight decay: this factor times the weights is added to each

@@ -1,4 +1,4 @@
-"""Track the temporary files and folders that this process has made.
+"""Records the temporary files and folders that this process has made.
 
 The names of temporary files are random, so no other worker's script can refer to these files.
 """
@@ -13,7 +13,8 @@ import sys
 from typing import Any
 
 _EVENTS = ("tempfile.mkdtemp", "tempfile.mkstemp")
-_MADE: dict[str, None] = {}  # recorded paths in the order of creation, without symbolic links
+# recorded temporary paths in the order of creation, without symbolic links
+_MADE: dict[str, None] = {}
 
 
 @functools.cache
@@ -43,7 +44,7 @@ def remove_temporary() -> None:
 
 
 def _note(event: str, arguments: tuple[Any, ...], events: tuple[str, ...] = _EVENTS) -> None:
-    # `events` is a default argument: Python still calls audit hooks while the interpreter shuts
-    # down, after it has cleared the globals of modules.
+    # The variable `events` is a default argument, because Python still calls audit hooks while the
+    # interpreter shuts down, after it has cleared the globals of modules.
     if event in events:
         _MADE[os.path.realpath(os.fsdecode(arguments[0]))] = None

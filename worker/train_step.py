@@ -1,7 +1,8 @@
-"""A worker's local computation: one tf.function that turns weights into a flat gradient.
+"""A worker's local computation: a tf.function that turns weights into a flat gradient.
 
-The model's shared variables use the memory of one flat buffer where its alignment allows. The
-gradients are written to a second flat buffer. BUILD_NOTES.md compares measured alternatives.
+The model's shared variables use the memory of one flat buffer, as far as alignment allows. The
+gradients are written to a second flat buffer, not to the buffer of the weights. BUILD_NOTES.md
+compares measured alternatives to the flat buffers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class TrainStep:
     """A Keras model whose shared variables (W_global) form one flat float32 vector."""
 
     def __init__(self, shared: SharedModel) -> None:
-        """Prepare the tf.functions; TensorFlow traces them at the first step."""
+        """Prepare the tf.functions of the step; TensorFlow traces them at the first step."""
         self.model = shared.model
         self.loss = ensure_compiled_loss(self.model, shared.task)
         self._labels = shared.task.labels
@@ -54,22 +55,23 @@ class TrainStep:
         self._assign_all = tf.function(
             functools.partial(self._assign_parts, numbers), autograph=False
         )
-        # Buffer that holds the variables' memory; None before `set_weights`.
+        # Buffer that holds the memory of the model's shared variables; None before `set_weights`.
         self._lies_in: Float32 | None = None
         self._copied: list[int] = list(
             range(len(self.variables))
-        )  # numbers of the variables outside the flat buffer
+        )  # numbers of the variables whose memory is outside of the flat buffer
 
     def set_weights(self, flat: Float32 | DeviceArray) -> None:
-        """Set the shared variables to `flat`.
+        """Set the shared variables to the values in `flat`.
 
         A CPU variable uses the memory of `flat` itself if its part of `flat` is 64-byte aligned:
-        later writes to `flat` change the variable. All other variables get copies. The caller
-        should pass the same buffer each time, and write to the buffer only between two steps. A
-        DeviceArray is copied to all variables, on their device.
+        later writes to `flat` change the variable. Variables whose part of `flat` is not 64-byte
+        aligned get copies of the values. The caller of `set_weights` should pass the same buffer
+        each time, and write to it only between two steps. If `flat` is a DeviceArray, its values
+        are copied to all variables, on their device.
 
         Args:
-            flat: [num_parameters] float32 weights; an array must be 64-byte aligned.
+            flat: [num_parameters] float32 weights; a NumPy array must be 64-byte aligned.
         """
         if isinstance(flat, DeviceArray):
             self._assign_all(flat.value)
@@ -128,14 +130,14 @@ class TrainStep:
         return {str(number): v.numpy() for number, v in enumerate(self.local)}
 
     def restore_local(self, state: State) -> None:
-        """Restore the values of unshared variables that `save_local` returned."""
+        """Restore the values of variables that are not shared, which `save_local` returned."""
         for number, variable in enumerate(self.local):
             variable.assign(state[str(number)])
 
     def compute(self, images: Any, labels: Any) -> tuple[Any, list[Any]]:
         """Return (mean loss, gradients of all trainable variables), inside a tf.function.
 
-        The gradients of the shared variables come first, then the personal variables' gradients.
+        The returned gradients begin with the shared variables, followed by the personal variables.
         """
         with plain_bias_sums(), tf.GradientTape(watch_accessed_variables=False) as tape:
             for variable in self._stepped:
@@ -157,14 +159,14 @@ class TrainStep:
         return loss, tf.concat(shared, 0), gradients[len(self._sizes) :]
 
     def _take_over(self, flat: Float32) -> None:
-        """Make each variable with a 64-byte-aligned part of `flat` use that part's memory."""
+        """Make each variable with a 64-byte-aligned part of `flat` use the memory of that part."""
         self._lies_in, self._copied = flat, []
         for number, variable in enumerate(self.variables):
             part = self._part(flat, number)
             if part.size and not part.ctypes.data % _BORDER_BYTES:
                 variable.value.assign(tf.reshape(as_tensor(part), self._shapes[number]))
             value = np.asarray(memoryview(variable.value.read_value()))
-            # A variable on a GPU or with an unaligned part of `flat` has separate memory:
+            # A variable on a GPU, or with an unaligned part of `flat`, has separate memory, so
             # `set_weights` must copy its values each time.
             if not np.may_share_memory(value, part):
                 self._copied.append(number)
@@ -185,7 +187,10 @@ class TrainStep:
 def as_tensor(flat: Float32) -> Any:
     """Return weights [n] as a tensor in the same memory, which must be 64-byte aligned."""
     if flat.ctypes.data % _BORDER_BYTES:
-        raise ValueError("weights must be 64-byte aligned (thinwire.worker.core.core.aligned)")
+        raise ValueError(
+            "the array of weights must be aligned to 64 bytes; allocate the array with "
+            "thinwire.worker.core.core.aligned"
+        )
     return tf.experimental.dlpack.from_dlpack(flat.__dlpack__())
 
 

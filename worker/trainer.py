@@ -1,7 +1,7 @@
 """One worker's session in a run, without data or a model: join, exchange, report, leave.
 
-`WorkerSession` takes flat gradients and returns flat weights. The worker role and the sessions of
-user scripts (`thinwire.script.session`) use a WorkerSession.
+The class `WorkerSession` takes flat gradients and returns flat weights. The worker role and the
+sessions of user scripts (`thinwire.script.session`) use a WorkerSession.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from thinwire.worker.telemetry.round_trace import MEASURES, origin_of, seconds_t
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Number of consecutive mini-batches that may be skipped or rejected. With more, the training
-#: counts as diverged.
+#: Largest number of successive mini-batches that may be skipped or rejected. If there are more, the
+#: training counts as diverged.
 _MOST_IN_A_ROW = 100
 
 
 class DivergenceDetector:
-    """Detects that training has diverged: too many consecutive mini-batches were unusable.
+    """Detects that training has diverged, because too many successive mini-batches were unusable.
 
     A mini-batch is unusable if its gradient is not finite, or if a shard rejects the gradient as
     too large.
@@ -50,12 +50,12 @@ class DivergenceDetector:
         self._in_a_row = 0
 
     def record(self, applied: bool) -> None:
-        """Record the newest mini-batch: `applied` is True if its gradient was usable."""
+        """Record whether the gradient of the newest mini-batch was usable (`applied`)."""
         self._in_a_row = 0 if applied else self._in_a_row + 1
 
     @property
     def has_diverged(self) -> bool:
-        """True if too many consecutive mini-batches were unusable."""
+        """True if too many successive mini-batches had unusable gradients."""
         return self._in_a_row > _MOST_IN_A_ROW
 
     def diverged(self, learning_rate: float) -> Diverged:
@@ -72,16 +72,16 @@ class Stopwatch:
     """Adds up a worker's time by activity: compute, encode, wait."""
 
     def __init__(self) -> None:
-        """Start with zero seconds for every activity."""
+        """Start with zero seconds for every activity of the worker."""
         self.seconds: dict[str, float] = {"compute": 0.0, "encode": 0.0, "wait": 0.0}
         self._mark = time.perf_counter()
 
     def start(self) -> None:
-        """Start a lap; the stopwatch does not count the time since the last lap's end."""
+        """Start a lap of the stopwatch; the time since the end of the last lap does not count."""
         self._mark = time.perf_counter()
 
     def lap(self, what: str) -> float:
-        """End a lap: add the lap's seconds to the activity `what`, and return the seconds."""
+        """End a lap of the stopwatch: add its seconds to the activity `what`, and return them."""
         now = time.perf_counter()
         seconds = now - self._mark
         self.seconds[what] += seconds
@@ -96,7 +96,7 @@ def exchange_for(
     closing: threading.Event,
     offering: Offering | None = None,
 ) -> Exchange:
-    """Return the exchange for the mode in --collective, without dialling a shard.
+    """Return the object that exchanges updates in the mode of --collective, before it connects.
 
     Args:
         run: Settings of the training run.
@@ -125,16 +125,17 @@ def exchange_for(
 
 
 #: Time limit of an exchange after an interrupt, in seconds. An interrupted PS answers within
-#: DRAIN_SECONDS, so the limit is slightly longer than DRAIN_SECONDS.
+#: DRAIN_SECONDS, so this limit is slightly longer.
 _CUT_SECONDS = DRAIN_SECONDS + 0.5
 
 
 class WorkerSession:
     """A worker's session in a run: it takes flat gradients or weights, returns flat weights.
 
-    The caller calls `join` and `begin` first. For each mini-batch, the caller calls `poll_pacer`
-    and `submit`, and `exchange_round` if one of the two calls returned a request. The last call is
-    `leave`. One thread must make all calls except `interrupt`.
+    A caller of WorkerSession must call `join` and `begin` first. For each mini-batch, the caller of
+    WorkerSession calls `poll_pacer` and `submit`, and `exchange_round` if one of these two calls
+    returned a request. The last call to a WorkerSession is `leave`. One thread must make all calls
+    to a WorkerSession except `interrupt`.
 
     Args:
         run: Settings of the training run.
@@ -143,9 +144,9 @@ class WorkerSession:
         statistics: [m] float32 moving statistics that shard 0 averages over the workers; may be
             empty.
         on_gpu: True if gradients are computed on a GPU.
-        labels: Label -> number of this worker's examples with the label, for reports.
+        labels: Maps a label to the number of this worker's examples with the label, for reports.
         num_examples: Size of the whole training set, by which codecs count epochs; 0 if unknown.
-        momentum: Momentum factor of the script's optimizer. The codec applies the momentum if the
+        momentum: Momentum factor of the script's optimizer, which the codec applies if the training
             method `takes_momentum`.
         offering: Model that the worker offers to shards without a model; None if the shards have a
             model.
@@ -185,8 +186,9 @@ class WorkerSession:
             keeps_on_device,
         )
         self.exchange = exchange_for(run, own, self.core, self.closing, offering)
-        self.stopwatch = Stopwatch()  # times of the training thread's activities
-        self.exchange_watch = self.stopwatch  # times of the thread that encodes and exchanges
+        self.stopwatch = Stopwatch()  # times by activity of the training thread
+        # times by activity of the thread that encodes and exchanges
+        self.exchange_watch = self.stopwatch
         self.measure = MEASURES[own.measure](run.method.pacer, self.exchange)
         self.pacing = PacingClient(run.method.pacer, self.exchange.shards[0])
         # Totals of this worker's earlier incarnations (processes).
@@ -201,7 +203,7 @@ class WorkerSession:
         self.on_report: Callable[[WorkerMetrics], None] = lambda counted: None
         self.started_at = time.monotonic()
         self._step_ended_at = 0.0
-        # Request that the shards have not all answered; None: no open push.
+        # Request to the shards that they have not all answered; None if there is no such request.
         self._under_way: PushRequest | None = None
         self._divergence = DivergenceDetector()
         self._heartbeat: Heartbeat | None = None
@@ -213,18 +215,18 @@ class WorkerSession:
 
     @property
     def stop_reason(self) -> str:
-        """The run's stop reason; empty while the run continues, as far as this worker knows."""
+        """Reason why the run ended; empty while the run continues, as far as this worker knows."""
         return self.core.stop_reason or self.exchange.shards[0].halt_cause
 
     def parts_under_way(self, optimizer: int) -> int:
-        """Return the unanswered push's number of batch parts; 0 if not for `optimizer`."""
+        """Return the number of batch parts of the unanswered push; 0 if not by `optimizer`."""
         push = self._under_way
         return push.batch_parts if push is not None and push.optimizer == optimizer else 0
 
     # -- joining and leaving ------------------------------------------------------------------
 
     def join(self) -> int:
-        """Join the run at every shard.
+        """Join the run at every shard of the parameter server.
 
         Returns:
             Number of this worker's last exchange that the shards applied.
@@ -271,8 +273,8 @@ class WorkerSession:
         timer.start()
 
     def _cut(self) -> None:
-        # A Leave message removes this worker from the barrier immediately. Without it, all workers
-        # wait until this worker's lease ends.
+        # A Leave message removes this worker from the barrier immediately. Without the message, all
+        # workers wait until this worker's lease ends.
         for shard in self.exchange.shards:
             shard.send(pb.ToServer(leave=pb.Leave(cause="interrupted")))
         for shard in self.exchange.shards:
@@ -281,7 +283,7 @@ class WorkerSession:
     # -- one mini-batch -----------------------------------------------------------------------
 
     def poll_pacer(self) -> PushRequest | None:
-        """Return the round's push if the pacer wants a push before another local step."""
+        """Return the push of the round if the pacer wants a push before another local step."""
         core, lap = self.core, self.exchange_watch.lap
         self.measure.begin_step()
         ready = self.pacing.ready(
@@ -308,7 +310,7 @@ class WorkerSession:
 
         Args:
             values: [num_parameters] float32 gradient of the mean loss at the current weights. If
-                the method `steps_on_workers`: the weights after the script's step.
+                the method `steps_on_workers`, the weights after the script's step.
             samples: Number of examples in the mini-batch.
             loss: Mean loss of the mini-batch; None if unknown.
             statistics: [m] float32 moving statistics (of batch normalization) after the mini-batch.
@@ -342,7 +344,7 @@ class WorkerSession:
     def exchange_round(
         self, request: PushRequest, take_over: Callable[[Float32], None], epoch: int = 0
     ) -> list[ShardReply | None]:
-        """Push to all shards and wait for their replies; arguments as for `finish_exchange`."""
+        """Push to all shards and wait for their replies; see `finish_exchange` for arguments."""
         self.send(request)
         return self.finish_exchange(take_over, epoch)
 
@@ -358,7 +360,7 @@ class WorkerSession:
         """Wait for all shards' replies to the unanswered push, and start the next round.
 
         Args:
-            take_over: Function that is called with the weights for the next round.
+            take_over: Function that is called with the weights for the next round of training.
             epoch: Number of this worker's passes over its examples, for reports.
 
         Returns:
@@ -367,7 +369,7 @@ class WorkerSession:
 
         Raises:
             Unreachable, RequestRejected: A shard stayed unreachable, or rejected this worker.
-            ShardGone: The run has ended, and a shard has closed the stream.
+            ShardGone: The run has ended, and a shard has closed its stream to this worker.
             ConfigurationError: A shard rejected the push as malformed, or the shard's reply is
                 malformed.
         """
@@ -392,16 +394,21 @@ class WorkerSession:
         """Count and log a mini-batch that `submit` or `poll_pacer` rejected as not finite."""
         self.num_non_finite += 1
         if self.num_non_finite == 1:
-            logging.warning("skipping a mini-batch: %s (further ones are only counted)", error)
+            logging.warning(
+                "skipping a mini-batch whose update cannot be used: %s (further skipped "
+                "mini-batches are only counted)",
+                error,
+            )
 
     def record_outcome(self, applied: bool) -> None:
-        """Record if the newest mini-batch was usable: finite and not rejected as too large.
+        """Record if the newest mini-batch was usable: finite, and not rejected as too large.
 
         Args:
-            applied: True if the mini-batch was usable.
+            applied: True if the gradient of the newest mini-batch was usable.
 
         Raises:
-            Diverged: Too many consecutive mini-batches were unusable.
+            Diverged: Too many successive mini-batches had gradients with NaN or infinity, or too
+                large ones.
         """
         self._divergence.record(applied)
         if self._divergence.has_diverged:

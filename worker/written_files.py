@@ -1,9 +1,10 @@
-"""Record the files that a run's processes open for writing, per process and for the chief.
+"""Records the files that a run's processes open for writing, per process and for the chief.
 
-Several processes run the script. A process that starts during the run must not delete the chief's
-files, but may replace files that its own worker has written. Each process records the files that it
-opens for writing in a list in the run directory, where a later process of the same worker reads
-them. Files that native code such as TensorFlow writes are not recorded.
+Several processes of a run (the workers and the evaluator) run the script. A process that starts
+during the run must not delete the files of the chief (the worker that writes the run's files), but
+may replace files that its own worker has written. Each process records the files that it opens for
+writing in a list in the run directory, where a later process of the same worker reads them. Files
+that native code such as TensorFlow writes are not recorded.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ class WrittenFiles:
     Args:
         run_dir: Run directory on this host.
         node: Name of this process, for example ``worker-2``.
-        is_chief: Returns True if this worker is the chief now, which writes the run's files.
+        is_chief: Function that returns True if this worker is the chief now, which writes the run's
+            files.
     """
 
     def __init__(self, run_dir: pathlib.Path, node: str, is_chief: Callable[[], bool]) -> None:
         self._folder, self._node, self._is_chief = run_dir / SETTINGS_FOLDER, node, is_chief
         self._noted: dict[str, set[str]] = {CHIEF: set(), node: set()}
-        self._before = self._read(node)  # paths that this worker's earlier processes have written
+        # paths of files that earlier processes of this worker have written
+        self._before = self._read(node)
 
     def begin_run(self, is_chief: bool) -> None:
         """Remove an earlier run's list of this process; the chief removes the chief's list too."""
@@ -48,16 +51,16 @@ class WrittenFiles:
         """Record that this process writes a file; a second call for the same path does nothing.
 
         Args:
-            path: Absolute path without symbolic links.
+            path: Absolute path of the written file, without symbolic links.
             trains: True if this process trains with the other workers, or is the first process that
-                will. Only with True can this process write as the chief.
+                will. Only such a process can write files as the chief.
         """
         name = CHIEF if trains and self._is_chief() else self._node
         noted = self._noted[name]
         if path in noted or len(noted) >= _MOST_PATHS or "\n" in path or is_temporary(path):
             return
         noted.add(path)
-        # Ignore the error: without the list, a restarted process protects more files.
+        # Ignore the error, because a restarted process without the list only protects more files.
         with contextlib.suppress(OSError):
             self._append(name, path)
 
@@ -86,7 +89,8 @@ class WrittenFiles:
 def watch_opens(take: Callable[[str, int], None]) -> None:
     """Call `take` with (path, flags of `os.open`) before Python opens a file for writing.
 
-    The audit hook stays installed until this process ends. Files that native code opens are missed.
+    The audit hook for opened files stays installed until this process ends. The audit hook misses
+    files that native code (for example TensorFlow) opens.
     """
     writing, decode = os.O_WRONLY | os.O_RDWR, os.fsdecode
 

@@ -1,7 +1,8 @@
 """The endless sequence of one worker's batches, with a position that can be saved.
 
-`uniforms` computes the random numbers of an example directly from its place in the sequence, so
-that a resumed worker augments images exactly like an uninterrupted worker.
+The function `uniforms` computes the random numbers of an example directly from its place in the
+worker's sequence of examples, so that a resumed worker augments images exactly like an
+uninterrupted worker.
 """
 
 from __future__ import annotations
@@ -13,30 +14,34 @@ from numpy.typing import NDArray
 
 from thinwire.ops.types import ConfigurationError
 
-_PURPOSE = 0x6175676D656E74  # part of the random key that no other use of the seed has
+# Part of the random key that distinguishes this use of the seed from all others.
+_PURPOSE = 0x6175676D656E74
 
 
 class Cursor:
     """Returns batches of a worker's shard endlessly, in a new random order each epoch.
 
-    The order of an epoch is computed from (seed, epoch), so two integers are enough to save a
-    position. A batch may span the border of two epochs: every batch is full, and each example
-    occurs once in an epoch. With ``whole_epochs``, the last batch of an epoch holds the remaining
-    examples of the epoch and may be smaller.
+    The random order of an epoch is computed from (seed, epoch), so two integers are enough to save
+    a position. A batch of the cursor may span the border of two epochs, so every batch is full, and
+    each example occurs once in an epoch. With ``whole_epochs``, the last batch of an epoch holds
+    the remaining examples of the epoch and may be smaller.
 
     Args:
-        indices: [n] positions of the shard's examples in the training set.
-        batch_size: Number of examples in one batch, 1..n.
+        indices: Positions of the shard's examples in the training set, [n].
+        batch_size: Number of examples in one batch, from 1 to the size of the shard.
         seed: Seed of the random orders; must differ between workers.
-        shuffle: True for a new random order each epoch; False for the order of ``indices``.
-        digest: Checksum of the shard; `restore` rejects a state with another digest.
+        shuffle: True for a new random order of examples in each epoch; False for the order of
+            ``indices``.
+        digest: Checksum of the shard's positions; `restore` rejects a saved state with another
+            digest.
         whole_epochs: True if no batch may span the border of two epochs.
 
     Attributes:
-        seed: Seed of the random orders.
+        seed: Seed of the random orders of examples.
 
     Raises:
-        ConfigurationError: Without ``whole_epochs``, ``batch_size`` is not in 1..n.
+        ConfigurationError: Without ``whole_epochs``, ``batch_size`` is not between 1 and the size
+            of the shard.
 
     >>> cursor = Cursor(np.arange(4), batch_size=3, seed=1)
     >>> sorted(np.concatenate([cursor.next() for _ in range(4)]).tolist())
@@ -55,19 +60,20 @@ class Cursor:
     ) -> None:
         if not whole_epochs:
             check_batch_size(batch_size, len(indices))
-        self._indices = np.array(indices, dtype=np.int64)  # [n] int64 positions in the training set
+        # Positions of the shard's examples in the training set, [n] int64.
+        self._indices = np.array(indices, dtype=np.int64)
         self._batch_size = batch_size
         self.seed = seed
         self._shuffle = shuffle
         self._digest, self._whole_epochs = digest, whole_epochs
         self._epoch = 0
         self._position = 0
-        self._order = self._order_of(0)  # [n] int64, positions in the order of the current epoch
+        self._order = self._order_of(0)  # positions in the order of the current epoch, [n] int64
 
     def next(self) -> NDArray[np.int64]:
-        """Return the positions of the next batch: [batch_size] int64, a copy for the caller.
+        """Return the positions of the next batch's examples: [batch_size] int64, a copy.
 
-        With ``whole_epochs`` the last batch of an epoch may be smaller.
+        With ``whole_epochs``, the last batch of an epoch may be smaller than ``batch_size``.
         """
         stop = self._position + self._batch_size
         batch = self._order[self._position : stop].copy()
@@ -91,11 +97,14 @@ class Cursor:
         return self._epoch * len(self._indices) + self._position
 
     def fork(self) -> Cursor:
-        """Return an independent cursor at the same position."""
-        return copy.copy(self)  # the copies share arrays: a cursor never changes an array in place
+        """Return an independent copy of the cursor at its present position."""
+        # The copies of the cursor share arrays, because a cursor never changes an array in place.
+        return copy.copy(self)
 
     def state(self) -> dict[str, int]:
-        """Return the epoch, the position in the epoch, and the settings that define the order."""
+        """Return the cursor's epoch, its position in the epoch, and the settings that define the
+        order.
+        """
         return {
             "epoch": self._epoch,
             "position": self._position,
@@ -106,18 +115,19 @@ class Cursor:
         }
 
     def restore(self, state: dict[str, int]) -> None:
-        """Continue from a saved state; its batch size may differ from this cursor's.
+        """Continue from a saved state of a cursor, whose batch size may differ.
 
         Raises:
-            ConfigurationError: The state has another seed, shard or ``shuffle``, or is damaged.
+            ConfigurationError: The saved state has another seed, shard or ``shuffle`` than this
+                cursor, or is damaged.
         """
         current = self.state()
         for name in ("seed", "shard_size", "shard_digest", "shuffle"):
             if state.get(name) != current[name]:
                 raise ConfigurationError(
-                    f"The saved position in the data has {name} {state.get(name)}, this run has "
-                    f"{current[name]}; expected equal values. Start with the flags of the saved "
-                    "run, or with --overwrite."
+                    f"The saved position in the data has {name} {state.get(name)}, but this run "
+                    f"has {name} {current[name]}; expected equal values. Start with the flags of "
+                    "the saved run, or with --overwrite."
                 )
         epoch, position = state.get("epoch", -1), state.get("position", -1)
         if epoch < 0 or not 0 <= position < len(self._indices):
@@ -139,9 +149,9 @@ def check_batch_size(batch_size: int, shard_size: int, partition: str = "") -> N
     """Raise an error for a batch size that is larger than the shard, or below 1.
 
     Args:
-        batch_size: Number of examples in a batch.
-        shard_size: Number of examples in the shard.
-        partition: Value of --partition for the message; empty for none.
+        batch_size: Number of examples in a mini-batch.
+        shard_size: Number of examples in the worker's shard.
+        partition: Value of --partition for the error message; empty to omit it.
 
     Raises:
         ConfigurationError: ``batch_size`` is not in 1..shard_size.
@@ -158,12 +168,14 @@ def check_batch_size(batch_size: int, shard_size: int, partition: str = "") -> N
 def uniforms(seed: int, place: int, count: int, width: int) -> NDArray[np.float64]:
     """Return uniform random numbers for consecutive examples of a cursor's sequence.
 
-    A row depends only on the seed and the example's place, not on the batch that holds the example.
+    The random numbers of an example depend only on the seed and the example's place, not on its
+    batch.
 
     Args:
         seed: Seed of the worker's cursor.
-        place: Place of the first example: the number of earlier examples in the sequence.
-        count: Number of examples.
+        place: Place of the first example, which is the number of earlier examples in the cursor's
+            sequence.
+        count: Number of examples to draw random numbers for.
         width: Number of random numbers per example.
 
     Returns:
@@ -172,8 +184,9 @@ def uniforms(seed: int, place: int, count: int, width: int) -> NDArray[np.float6
     >>> bool((uniforms(1, 10, 4, 3)[2] == uniforms(1, 12, 1, 3)[0]).all())
     True
     """
-    # Philox counts in blocks of four numbers. Every example takes a whole number of blocks, so that
-    # the example's numbers start at counter place * blocks and need no numbers of earlier examples.
+    # Philox counts in blocks of four numbers. Every example uses a whole number of blocks, so that
+    # the example's random numbers start at counter place * blocks and need no numbers of earlier
+    # examples.
     blocks = -(-width // 4)
     generator = np.random.Philox(key=[seed, _PURPOSE], counter=place * blocks)
     raw = generator.random_raw(count * blocks * 4).reshape(count, blocks * 4)[:, :width]

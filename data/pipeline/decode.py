@@ -1,8 +1,9 @@
 """Decodes and crops images with tf.data, on several cores, ahead of training.
 
-The pixels of a training image depend only on the image, the seed and the example's place in the
-cursor's sequence. Two integers therefore still save a position, and resumed training uses the same
-pixels. `random_box` computes the crop from the image's size in its header and the random numbers.
+The pixels of a decoded training image depend only on the image file, the seed and the example's
+place in the cursor's sequence. A position in the training images can therefore be saved as two
+integers, and resumed training uses the pixels of uninterrupted training. The function `random_box`
+computes a random crop from the image's size in the file header and from random numbers.
 
 Source: the random area and aspect ratio of Szegedy et al., "Going deeper with convolutions",
 arXiv:1409.4842, section 6: area 0.08 to 1, ratio 3/4 to 4/3, ten attempts. If no attempt fits, the
@@ -29,24 +30,25 @@ from thinwire.data.readers.imagenet import DEPTH, EncodedImages
 from thinwire.ops.types import ConfigurationError
 
 _ATTEMPTS = 10
-#: Random numbers per example: area, ratio, row and column of each attempt, then mirroring.
+#: Number of random numbers per example: area, ratio, row and column of each attempt to crop, and
+#: mirroring.
 WIDTH = 4 * _ATTEMPTS + 1
 _LEAST_AREA, _RATIO = 0.08, 4 / 3
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-#: JPEG markers of segments that hold the image's size (SOF: baseline, progressive and others).
-#: Markers C4, C8 and CC start other segments.
+#: JPEG markers of segments that hold the image's size (SOF: baseline, progressive and others). The
+#: markers C4, C8 and CC start other segments.
 _SIZE_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-#: JPEG markers without a length field.
+#: JPEG markers that have no length field.
 _BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD9)})
 
-#: Shorter side of a resized evaluation image, divided by the side of the crop.
+#: Ratio of the shorter side of a resized evaluation image to the side of its crop.
 _MARGIN = 256 / 224
 _MOST_THREADS = 16
 _BATCHES_AHEAD = 2
-_READERS = 8  # number of threads that read image files
+_READERS = 8  # number of threads that read image files ahead
 
-#: Box (a rectangle of an image): top, left, height and width, in pixels.
+#: Box, a rectangle of an image: top, left, height and width, in pixels.
 Box = tuple[int, int, int, int]
 #: Request of one batch: positions [B] int64, and random numbers [B, WIDTH] float64,
 #: or None for middle crops.
@@ -60,7 +62,7 @@ def image_size(encoded: bytes) -> tuple[int, int]:
     """Return the height and the width of a JPEG or PNG image, in pixels.
 
     Raises:
-        ValueError: ``encoded`` is neither JPEG nor PNG, or ends before the size.
+        ValueError: ``encoded`` is neither a JPEG nor a PNG image, or ends before the image's size.
     """
     try:
         if encoded.startswith(_PNG):
@@ -70,18 +72,23 @@ def image_size(encoded: bytes) -> tuple[int, int]:
     except (struct.error, IndexError) as error:
         raise ValueError(f"the image ends after {len(encoded)} bytes, inside its header") from error
     if not height or not width:
-        raise ValueError(f"the header announces {height} x {width} pixels")
+        raise ValueError(
+            f"the image's header announces {height} x {width} pixels; expected at least 1 x 1"
+        )
     return height, width
 
 
 def _jpeg_size(encoded: bytes) -> tuple[int, int]:
     if not encoded.startswith(b"\xff\xd8"):
-        raise ValueError(f"the image starts with the bytes {encoded[:4].hex(' ') or '(none)'}")
+        raise ValueError(
+            f"the image starts with the bytes {encoded[:4].hex(' ') or '(none)'}, which are no "
+            "JPEG or PNG"
+        )
     at = 2
     while True:
         if encoded[at] != 0xFF:
-            raise ValueError("the header is damaged")
-        while encoded[at] == 0xFF:  # any number of FF bytes may precede a marker
+            raise ValueError("the image's header is damaged")
+        while encoded[at] == 0xFF:  # any number of FF bytes may precede a JPEG marker
             at += 1
         marker = encoded[at]
         at += 1
@@ -103,7 +110,8 @@ def random_box(height: int, width: int, draws: Sequence[float]) -> Box:
     for attempt in range(_ATTEMPTS):
         area, ratio, row, column = draws[4 * attempt : 4 * attempt + 4]
         pixels = (_LEAST_AREA + (1 - _LEAST_AREA) * area) * height * width
-        shape = math.exp((2 * ratio - 1) * math.log(_RATIO))  # width / height of the crop
+        # Ratio of the crop's width to its height.
+        shape = math.exp((2 * ratio - 1) * math.log(_RATIO))
         high, wide = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
         if 1 <= high <= height and 1 <= wide <= width:
             return int(row * (height - high + 1)), int(column * (width - wide + 1)), high, wide
@@ -120,11 +128,12 @@ class Decoded(Lazy):
     """Images of files that are read and decoded only when they are indexed.
 
     Args:
-        source: Reader of the encoded images.
-        chosen: [N] int64, positions of the images in ``source``.
+        source: Object that reads the encoded images.
+        chosen: Positions of the images in ``source``, [N] int64.
         size: Height and width of a decoded image, in pixels.
-        scaling: One of ``data.SCALINGS``.
-        augment: "resized_crop_flip" for random crops in training, or "none" for middle crops.
+        scaling: Scaling of the pixels, one of ``data.SCALINGS``.
+        augment: Augmentation, "resized_crop_flip" for random crops in training, or "none" for
+            middle crops.
     """
 
     def __init__(
@@ -145,12 +154,12 @@ class Decoded(Lazy):
         return next(self.walk([positions]))
 
     def subset(self, chosen: NDArray[np.int64]) -> Decoded:
-        """Return the images at the positions ``chosen``, without decoding."""
+        """Return the images at the positions ``chosen`` without decoding them."""
         part = self._chosen[chosen]
         return Decoded(self._source, part, self.shape[1], self.scaling, self.augment)
 
     def walk(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[Any]:
-        """Yield the middle crops of each batch's images; decode the next batches ahead."""
+        """Yield the middle crops of the images of each batch; decode the next batches ahead."""
         return self._decoded(((batch, None) for batch in batches), is_random=False)
 
     def feed(self, cursor: Cursor) -> Feed:
@@ -158,7 +167,9 @@ class Decoded(Lazy):
         return _Ahead(self, cursor)
 
     def stream(self, batches: Iterator[tuple[NDArray[np.int64], int]], seed: int) -> Iterator[Any]:
-        """Yield each batch's training images; ``batches`` has pairs (positions, start place)."""
+        """Yield each batch's training images; ``batches`` yields pairs (positions of the examples,
+        number of earlier examples).
+        """
         is_random = self.augment != "none"
         requests = (
             (chosen, uniforms(seed, place, len(chosen), WIDTH) if is_random else None)
@@ -170,12 +181,12 @@ class Decoded(Lazy):
         """Yield the decoded images of each batch: tensor [B, size, size, 3] float32.
 
         Raises:
-            ConfigurationError: An image cannot be read or decoded.
+            ConfigurationError: An image file cannot be read or decoded.
         """
         import tensorflow as tf
 
         # Positions of the batches that were read but not yet yielded, oldest first. If decoding
-        # fails, the first entry is the batch of the error.
+        # fails, the first entry is the batch in which the error occurred.
         pending: list[NDArray[np.int64]] = []
         image = _image_function(is_random, self.shape[1], self.scaling)
         with tf.device("/CPU:0"):
@@ -203,7 +214,9 @@ class Decoded(Lazy):
     def _parts(
         self, batches: Iterator[BatchRequest], pending: list[NDArray[np.int64]]
     ) -> Iterator[_Parts]:
-        """Yield each batch's encoded images; append the batch's positions to `pending`."""
+        """Yield the encoded images of each batch; append the positions of the batch to
+        `pending`.
+        """
         with ThreadPoolExecutor(_READERS) as readers:
             for chosen, draws in batches:
                 pending.append(chosen)
@@ -216,11 +229,13 @@ class Decoded(Lazy):
                 yield encoded, boxes, mirrored
 
     def read(self, position: Any) -> bytes:
-        """Return the encoded image at a position."""
+        """Return the encoded (JPEG or PNG) image at a position."""
         return self._source.read(int(self._chosen[position]))
 
     def _explained(self, batches: list[NDArray[np.int64]], error: Exception) -> Exception:
-        """Return an error that names the first bad image; decode images singly to find it."""
+        """Return an error that names a batch's first damaged image; decode images one by one to
+        find it.
+        """
         import tensorflow as tf
 
         for position in (row for batch in batches for row in batch):
@@ -238,13 +253,14 @@ class Decoded(Lazy):
 
 
 class _Ahead:
-    """Decodes a cursor's batches ahead of training; restarts if the cursor's place jumps."""
+    """Decodes the batches of a cursor ahead of training; restarts if the cursor's position
+    jumps.
+    """
 
     def __init__(self, images: Decoded, cursor: Cursor) -> None:
         self._images, self._cursor = images, cursor
-        self._place: int | None = (
-            None  # cursor's place before the next batch of `_stream`; None if unknown
-        )
+        # Number of the cursor's examples before the next batch of `_stream`; None if unknown.
+        self._place: int | None = None
         self._stream: Iterator[Any] = iter(())
 
     def __call__(self, chosen: NDArray[np.int64], place: int) -> Any:
@@ -252,8 +268,8 @@ class _Ahead:
         if place != self._place:
             batches = _batches(chosen, place, self._cursor.fork())
             self._stream = self._images.stream(batches, self._cursor.seed)
-        # If decoding fails, the generator has ended. Place None makes the next call start a new
-        # generator.
+        # If decoding fails, the generator of batches has ended. The place None makes the next call
+        # start a new generator.
         self._place = None
         images = next(self._stream)
         self._place = place + len(chosen)
@@ -263,7 +279,9 @@ class _Ahead:
 def _batches(
     chosen: NDArray[np.int64], place: int, ahead: Cursor
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield a cursor's batches from ``chosen`` on, each with the place before the batch."""
+    """Yield a cursor's batches from ``chosen`` on, each with the number of examples before the
+    batch.
+    """
     while True:
         yield chosen, place
         place, chosen = ahead.place, ahead.next()
@@ -297,12 +315,14 @@ def _image_function(is_random: bool, size: int, scaling: str) -> Callable[..., A
 
 
 def _cropped(encoded: Any, box: Any, mirrored: Any, size: int) -> Any:
-    """Crop an image, resize the crop to ``size``, maybe mirror it: float32 in 0..255."""
+    """Crop an image, resize the crop to ``size`` and optionally mirror it; pixels are float32 in
+    0..255.
+    """
     import tensorflow as tf
 
     top, left, height, width = tf.unstack(box)
 
-    def of_other() -> Any:  # some of ImageNet's .JPEG files are PNGs
+    def of_other() -> Any:  # some of ImageNet's .JPEG files contain PNG images
         image = tf.io.decode_image(encoded, DEPTH, expand_animations=False)
         return image[top : top + height, left : left + width]
 
@@ -331,7 +351,9 @@ def _middle(encoded: Any, size: int) -> Any:
 
 
 def _scaled(image: Any, scaling: str) -> Any:
-    """Scale float32 pixels in 0..255 like ``thinwire.data.pipeline.lazy.scale``."""
+    """Scale float32 pixels in 0..255 as ``thinwire.data.pipeline.lazy.scale`` scales uint8
+    pixels.
+    """
     import tensorflow as tf
 
     if scaling == "standardize":
@@ -341,7 +363,7 @@ def _scaled(image: Any, scaling: str) -> Any:
 
 
 def _num_threads() -> int:
-    """Return the number of threads that decode images."""
+    """Return the number of threads that decode image files."""
     return min(_MOST_THREADS, os.cpu_count() or 1)
 
 

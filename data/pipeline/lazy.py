@@ -1,8 +1,8 @@
 """Lazy images: image arrays that compute their values when indexed, to save memory.
 
-A `Lazy` is indexed like an array of float32. Its method `subset` selects images. Its method `feed`
-returns the training images in the order of a worker's cursor. `scale` turns pixels 0..255 into the
-float32 input of a network.
+A `Lazy` object is indexed like a float32 array of images. The method `subset` of a `Lazy` object
+selects images. The method `feed` of a `Lazy` object returns the training images in the order of a
+worker's cursor. The function `scale` turns pixels 0..255 into the float32 input of a network.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from thinwire.data.choices import SCALINGS
 from thinwire.data.pipeline.cursor import Cursor, uniforms
 from thinwire.ops.types import ConfigurationError
 
-#: Size of a chunk of float32 values. A chunk should stay in the CPU's cache between passes.
+#: Size of a chunk of float32 values that are scaled together. A chunk should stay in the CPU's
+#: cache between passes.
 _CHUNK_BYTES = 1 << 22
-PADDING = 4  # pixels that crop_flip adds on each side of an image
+PADDING = 4  # number of pixels that crop_flip adds on each side of an image
 #: Function of (positions [B] int64, cursor's place before the batch) that returns the batch's
 #: images: [B, ...] float32, an array or a tensor.
 Feed = Callable[[NDArray[np.int64], int], Any]
@@ -34,10 +35,10 @@ CHANNELS = {
 
 
 def scale(images: NDArray[np.uint8], scaling: str) -> NDArray[np.float32]:
-    """Scale the pixels of images.
+    """Scale the pixels of images for the input of a network.
 
     Args:
-        images: [N, height, width, channels] uint8.
+        images: Images to process, [N, height, width, channels] uint8.
         scaling: "standardize": scale each image to mean 0 and variance 1. The divisor is the
             image's standard deviation, but at least 1/sqrt(number of values in the image), as in
             ``tf.image.per_image_standardization``.
@@ -49,8 +50,8 @@ def scale(images: NDArray[np.uint8], scaling: str) -> NDArray[np.float32]:
         The scaled images, float32, of the same shape.
 
     Raises:
-        ConfigurationError: The scaling is unknown, or needs three channels and the images have
-            another number.
+        ConfigurationError: The scaling is unknown, or needs three channels but the images have
+            another number of channels.
     """
     check_scaling(scaling, images.shape[-1])
     if scaling == "standardize":
@@ -70,13 +71,13 @@ def check_scaling(scaling: str, image_depth: int) -> None:
         )
     if scaling in CHANNELS and image_depth != 3:
         raise ConfigurationError(
-            f"--scaling {scaling} is for images of 3 channels, these have {image_depth}; choose "
-            "another scaling, for example standardize."
+            f"--scaling {scaling} is for images of 3 channels, but the images of this data set "
+            f"have {image_depth}; choose another scaling, for example standardize."
         )
 
 
 def factor_and_offset(scaling: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the factor and the offset of any scaling except "standardize".
+    """Return the factor and the offset of any scaling of pixels except "standardize".
 
     The scaled value of a pixel is ``pixel * factor + offset``.
 
@@ -106,11 +107,11 @@ def _standardize(images: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 class Lazy:
-    """Base class of images that are not stored in memory in scaled form.
+    """Base class of image sets that are not stored in memory in scaled form.
 
     Attributes:
-        shape: Shape of the images: (N, height, width, channels).
-        dtype: Data type of the indexed images: float32.
+        shape: Shape of the image set: (N, height, width, channels).
+        dtype: Data type of the images when indexed: float32.
     """
 
     dtype = np.dtype(np.float32)
@@ -119,15 +120,15 @@ class Lazy:
         self.shape = shape
 
     def __len__(self) -> int:
-        """Return the number of images."""
+        """Return the number of images in the set."""
         return self.shape[0]
 
     def __getitem__(self, chosen: Chosen) -> Any:
-        """Return images without augmentation, for evaluation: [B, ...] float32."""
+        """Return scaled images without augmentation, for evaluation: [B, ...] float32."""
         raise NotImplementedError
 
     def subset(self, chosen: NDArray[np.int64]) -> Lazy:
-        """Return the images at the positions ``chosen``, in that order."""
+        """Return the images at the positions ``chosen``, in the order of ``chosen``."""
         raise NotImplementedError
 
     def feed(self, cursor: Cursor) -> Feed:
@@ -155,11 +156,11 @@ def feed_of(images: Any, cursor: Cursor) -> Feed:
 
 
 class Augmented(Lazy):
-    """Images in memory as uint8; every training batch is cropped, mirrored and scaled.
+    """Images in memory as uint8, which are cropped, mirrored and scaled for every training batch.
 
     Args:
-        images: [N, height, width, channels] uint8.
-        scaling: One of ``data.SCALINGS``.
+        images: Images to process, [N, height, width, channels] uint8.
+        scaling: Scaling of the pixels, one of ``data.SCALINGS``.
     """
 
     def __init__(self, images: NDArray[np.uint8], scaling: str) -> None:
@@ -167,7 +168,7 @@ class Augmented(Lazy):
         self._images, self._scaling = images, scaling
 
     def __getitem__(self, chosen: Chosen) -> NDArray[np.float32]:
-        """Return scaled images, neither cropped nor mirrored."""
+        """Return scaled images, which are neither cropped nor mirrored."""
         return scale(self._images[chosen], self._scaling)
 
     def subset(self, chosen: NDArray[np.int64]) -> Augmented:
@@ -175,7 +176,9 @@ class Augmented(Lazy):
         return Augmented(self._images[chosen], self._scaling)
 
     def feed(self, cursor: Cursor) -> Feed:
-        """Return a function that crops and mirrors images by their place in the sequence."""
+        """Return a function that crops and mirrors images at random by their place in the cursor's
+        sequence.
+        """
 
         def augmented(chosen: NDArray[np.int64], place: int) -> NDArray[np.float32]:
             draws = uniforms(cursor.seed, place, len(chosen), 3)
@@ -187,11 +190,12 @@ class Augmented(Lazy):
 def crop_flip(images: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[np.uint8]:
     """Shift each image by up to ``PADDING`` pixels in each direction, and mirror half the images.
 
-    The pixels outside the original image are black.
+    In a shifted image, the pixels outside the original image are black.
 
     Args:
-        images: [B, height, width, channels] uint8.
-        draws: [B, 3] float64 in [0, 1): random numbers for the row, the column and the mirroring.
+        images: Images of a batch, [B, height, width, channels] uint8.
+        draws: Random numbers of each image for the row, the column and the mirroring, [B, 3]
+            float64 in [0, 1).
 
     Returns:
         The shifted and mirrored images, uint8, [B, height, width, channels].
@@ -201,8 +205,8 @@ def crop_flip(images: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[
     padded = np.pad(images, ((0, 0), margin, margin, (0, 0)))
     corners = (draws[:, :2] * (2 * PADDING + 1)).astype(np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))
-    # A sliding window has the shape [channels, height, width]. The transpose moves the channels to
-    # the end.
+    # A sliding window of an image has the shape [channels, height, width]. The transpose moves the
+    # channels to the end.
     cropped = windows[np.arange(count), corners[:, 0], corners[:, 1]].transpose(0, 2, 3, 1)
     mirrored = draws[:, 2] < 0.5
     return np.where(mirrored[:, None, None, None], cropped[:, :, ::-1], cropped)
@@ -211,11 +215,12 @@ def crop_flip(images: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[
 class Repeated(Lazy):
     """A large image set that repeats a few stored images.
 
-    Image i is the stored image ``positions[i] % n``.
+    Image i of the large set is the stored image ``positions[i] % n``.
 
     Args:
-        images: [n, height, width, channels] float32, scaled.
-        positions: [N] int64, number of each image, from which the modulo is taken.
+        images: Stored images, [n, height, width, channels] float32, scaled.
+        positions: Number of each image of the large set, [N] int64, whose modulo n selects a stored
+            image.
     """
 
     def __init__(self, images: NDArray[np.float32], positions: NDArray[np.int64]) -> None:

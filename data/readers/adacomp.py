@@ -1,7 +1,7 @@
 """AdaComp's data layout: 1,200 files of training images, 200 of test images, and label files.
 
-This module reads and writes the files with or without IDX headers. The original code reads files
-without headers, even though the names end in idx3-ubyte and idx1-ubyte. ``python -m
+The module `adacomp` reads and writes data files with or without IDX headers. AdaComp's code reads
+files without IDX headers, even though the file names end in idx3-ubyte and idx1-ubyte. ``python -m
 thinwire.data.write_adacomp`` converts a known data set to this layout.
 
 Source: AdaComp's published code. Differences: if the number of workers does not divide 1,200, the
@@ -26,43 +26,48 @@ _FOLDERS = {"train": "training_set", "test": "test_set"}
 
 @dataclasses.dataclass(frozen=True)
 class ShardFiles:
-    """The examples of consecutive files of the layout."""
+    """The examples of consecutive files in AdaComp's data layout."""
 
-    images: NDArray[np.uint8]  # [N, height, width, channels] uint8 pixels
-    labels: NDArray[np.uint8]  # [N] uint8 class of each image
-    offsets: NDArray[np.int64]  # [files + 1] int64 index of the first example of each file, then N
+    images: NDArray[np.uint8]  # pixels of the images, [N, height, width, channels] uint8
+    labels: NDArray[np.uint8]  # class of each image, [N] uint8
+    offsets: NDArray[np.int64]  # index of the first example of each file, then N, [files + 1] int64
 
 
 def image_path(data_dir: Path, part: str, number: int) -> Path:
-    """Return the path of the images file with the given number, counted from 0."""
+    """Return the path of the images file (AdaComp's layout) with the given number, counted from
+    0.
+    """
     return data_dir / f"{_FOLDERS[part]}_images" / f"{part}-images-{number:05d}.idx3-ubyte"
 
 
 def label_path(data_dir: Path, part: str, number: int) -> Path:
-    """Return the path of the labels file with the given number, counted from 0."""
+    """Return the path of the labels file (AdaComp's layout) with the given number, counted from
+    0.
+    """
     return data_dir / f"{_FOLDERS[part]}_labels" / f"{part}-labels-{number:05d}.idx1-ubyte"
 
 
 def holds(data_dir: Path, part: str) -> bool:
-    """Return True if the folder holds images of the part in AdaComp's layout."""
+    """Return True if the folder holds images of the training or test part in AdaComp's layout."""
     return (data_dir / f"{_FOLDERS[part]}_images").is_dir()
 
 
 def read(
     data_dir: Path, part: str, image_size: int, image_depth: int, files: range | None = None
 ) -> ShardFiles:
-    """Read the images and labels in files of one part, in the order of the file numbers.
+    """Read the images and labels in files of the training or test part, in the order of the file
+    numbers.
 
     Args:
         data_dir: The folder that holds ``training_set_images``, ``training_set_labels``,
             ``test_set_images`` and ``test_set_labels``.
-        part: "train" or "test".
+        part: Part of the data set, "train" or "test".
         image_size: Height and width of an image in pixels.
         image_depth: Number of channels of an image.
-        files: Numbers of the files to read; None for all files.
+        files: Numbers of the files to read, from 0; None for all files.
 
     Raises:
-        ConfigurationError: A file is missing or has a wrong size, or the numbers of images and
+        ConfigurationError: A data file is missing or has a wrong size, or the numbers of images and
             labels in a pair of files differ.
     """
     numbers = range(NUM_FILES[part]) if files is None else files
@@ -76,7 +81,8 @@ def read(
         if len(images[-1]) != len(labels[-1]):
             raise ConfigurationError(
                 f"{paths[0]} holds {len(images[-1])} images but {paths[1]} holds "
-                f"{len(labels[-1])} labels; expected one label for each image. Write both again."
+                f"{len(labels[-1])} labels; expected one label for each image. Write both files "
+                "again."
             )
     offsets = np.cumsum([0] + [len(piece) for piece in labels], dtype=np.int64)
     return ShardFiles(np.concatenate(images), np.concatenate(labels), offsets)
@@ -89,16 +95,16 @@ def write(
     labels: NDArray[np.integer],
     headers: bool = False,
 ) -> None:
-    """Write one part of a data set in AdaComp's layout.
+    """Write the training or test part of a data set in AdaComp's layout.
 
     If the number of files does not divide the number of examples, each of the first files gets one
     example more than the later files.
 
     Args:
         out_dir: Folder to write to; created if missing.
-        part: "train" or "test".
-        images: [N, height, width, channels] uint8.
-        labels: [N] integers in 0..255.
+        part: Part of the data set, "train" or "test".
+        images: Images to write, [N, height, width, channels] uint8.
+        labels: Label of each image, [N] integers in 0..255.
         headers: True to start each file with an IDX header; AdaComp's code cannot read headers.
 
     Raises:

@@ -1,8 +1,9 @@
 """Reader of the binary version of CIFAR-10: batch files in a folder, or the unextracted archive.
 
-A record is a label byte and 3,072 bytes of pixels: a red, a green and a blue plane of 32 x 32. The
-"Python version" holds the same images in pickles. Loading a pickle can call any function, so this
-module does not read pickles; `pickled_in` finds them for an error message.
+A record of CIFAR-10 is a label byte and 3,072 bytes of pixels: a red, a green and a blue plane of
+32 x 32. The "Python version" of CIFAR-10 holds the images of the binary version in pickles. Loading
+a pickle can call any function, so the reader of CIFAR-10 does not read pickles; `pickled_in` finds
+pickles for an error message.
 
 Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
 """
@@ -42,8 +43,8 @@ _PICKLED = (
     "cifar-10-python.tar.gz",
     "cifar-10-batches-py.tar.gz",
 )
-#: Size limit of a batch file in bytes. A batch has 31 MB; the limit keeps a wrong file from filling
-#: the memory before the reader rejects the file.
+#: Size limit of a batch file in bytes. A batch file has 31 MB, and without the limit a wrong file
+#: could fill the memory before the reader rejects the file.
 _MOST_BYTES = 1 << 27
 
 #: Records of CIFAR-10, [N, 3073] uint8: the label and the pixels of each image.
@@ -54,14 +55,16 @@ def find(place: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]] 
     """Return one part of CIFAR-10 from a folder, or None if the folder has no batch of the part.
 
     Args:
-        place: Folder that holds the batches, the extracted folder of batches, or the archive.
-        part: "train" or "test".
+        place: Folder that contains CIFAR-10's batch files, the extracted folder of batches, or the
+            archive.
+        part: Part of CIFAR-10, "train" or "test".
 
     Returns:
         Images uint8 [N, 32, 32, 3] and labels int32 [N]; None if there is no batch of the part.
 
     Raises:
-        ConfigurationError: Some but not all batches exist, or a batch is damaged.
+        ConfigurationError: Some but not all batch files of CIFAR-10 exist, or a batch file is
+            damaged.
     """
     names = _NAMES[part]
     for folder in (place, place / _FOLDER):
@@ -79,7 +82,9 @@ def pickled_in(place: Path) -> Path | None:
 
 
 def names_of(part: str) -> str:
-    """Return the names of the batch files of a part, for error messages."""
+    """Return the names of CIFAR-10's batch files of the training or test part, for error
+    messages.
+    """
     first, last = _NAMES[part][0], _NAMES[part][-1]
     return f"{first if first == last else f'{first} to {last}'}, or {_ARCHIVE}"
 
@@ -109,8 +114,9 @@ def _read_file(path: Path) -> _Records:
 def _read_archive(path: Path, names: list[str]) -> list[_Records]:
     """Read the batches from the archive without writing files, so that member paths are harmless.
 
-    The archive is compressed by gzip, or not compressed, because some browsers decompress
-    downloads. Other compressions are rejected: a few bytes of LZMA can expand to gigabytes.
+    The archive of CIFAR-10 is compressed by gzip, or not compressed, because some browsers
+    decompress downloads. The reader rejects other compressions than gzip, because a few bytes of
+    LZMA can expand to gigabytes.
     """
     records: dict[str, _Records] = {}
     try:
@@ -127,12 +133,12 @@ def _read_archive(path: Path, names: list[str]) -> list[_Records]:
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise ConfigurationError(
             f"Data file {path} cannot be read: {error}. Expected the published archive. Delete "
-            "the file and fetch it again."
+            "the file and download it again."
         ) from error
     if missing := [name for name in names if name not in records]:
         raise ConfigurationError(
             f"Data file {path} does not hold {', '.join(missing)}. Expected the published "
-            "archive. Delete the file and fetch it again."
+            "archive. Delete the file and download it again."
         )
     return [records[name] for name in names]
 
@@ -173,6 +179,6 @@ def _joined(
             part,
             _NUM_PUBLISHED[part],
         )
-    logging.info("data: %d %s examples from %s", len(labels), part, where)
+    logging.info("data: read %d %s examples from %s", len(labels), part, where)
     images = records[:, 1:].reshape(-1, _DEPTH, _SIZE, _SIZE).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), labels

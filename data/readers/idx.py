@@ -1,8 +1,8 @@
 """Strict reader and writer of IDX files, the format of MNIST and Fashion-MNIST.
 
 An IDX file consists of two zero bytes, a type byte, the number of dimensions, each dimension as a
-big-endian uint32, then the data in row-major order. This module supports only unsigned bytes (type
-8). A file name that ends in ``.gz`` means a gzip-compressed file.
+big-endian uint32, then the data in row-major order. The module `idx` supports only IDX files of
+unsigned bytes (type 8). The name of an IDX file that is compressed by gzip ends in ``.gz``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def read(path: Path, ranks: tuple[int, ...]) -> NDArray[np.uint8]:
     """Return the array of an IDX file.
 
     Args:
-        path: The file to read; decompressed if the name ends in ``.gz``.
+        path: Path of the IDX file, which is decompressed if the name ends in ``.gz``.
         ranks: Accepted numbers of dimensions: (1,) for labels, (3, 4) for images.
 
     Returns:
         A writable uint8 array with the shape of the header.
 
     Raises:
-        ConfigurationError: The file is missing, unreadable, truncated, too long, or has another
+        ConfigurationError: The IDX file is missing, unreadable, truncated, too long, or has another
             magic number. The message names the file, the fault and the expected content.
     """
     try:
@@ -46,7 +46,7 @@ def read(path: Path, ranks: tuple[int, ...]) -> NDArray[np.uint8]:
         EOFError,
         zlib.error,
         ValueError,
-    ) as error:  # ValueError: no array can have the shape in the file's header
+    ) as error:  # no array can have the shape in the file's header, which raises ValueError
         raise ConfigurationError(
             f"Data file {path} cannot be read: {error}. Expected "
             f"{'a gzip-compressed' if path.suffix == '.gz' else 'an uncompressed'} IDX file. "
@@ -76,14 +76,16 @@ def read_pair(images_path: Path, labels_path: Path) -> tuple[NDArray[np.uint8], 
 def write(path: Path, array: NDArray[np.uint8]) -> None:
     """Write a uint8 array as an IDX file; compress the file if the name ends in ``.gz``.
 
-    Equal arrays give equal bytes: the gzip header holds neither a name nor a time.
+    Equal arrays give byte-identical files, because the gzip header contains neither a name nor a
+    time.
 
     Raises:
         ValueError: The array is not uint8, or its rank is not in 1..255.
     """
     if array.dtype != np.uint8 or not 1 <= array.ndim <= 255:
         raise ValueError(
-            f"IDX holds uint8 arrays of rank 1 to 255, not {array.dtype} {array.shape}"
+            "an IDX file can only have a uint8 array of rank 1 to 255, but the array has dtype "
+            f"{array.dtype} and shape {array.shape}"
         )
     content = header(array.shape) + np.ascontiguousarray(array).tobytes()
     if path.suffix == ".gz":
@@ -123,7 +125,8 @@ def _read_header(stream: BinaryIO, path: Path, ranks: tuple[int, ...]) -> tuple[
 def _read_body(stream: BinaryIO, path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     expected = math.prod(shape)
     content = bytearray()
-    # The file is read in pieces: a corrupt header may announce more bytes than memory holds.
+    # The IDX file is read in pieces, because a corrupt header may announce more bytes than the
+    # memory holds.
     while len(content) <= expected:
         piece = stream.read(min(_READ_BYTES, expected + 1 - len(content)))
         if not piece:

@@ -1,13 +1,14 @@
 """Reader of ImageNet (ILSVRC 2012) and data sets of the same layout: class folders or TFRecords.
 
 - Folders: ``train/n01440764/*.JPEG`` and ``val/n01440764/*.JPEG``, one folder per class. The sorted
-  names of the folders define the numbers of the classes.
+  names of the class folders define the numbers of the classes.
 - TFRecords: ``train-00000-of-01024`` ... and ``validation-00000-of-00128`` ..., in the folder or in
   ``train/`` and ``validation/``, with the features ``image/encoded`` and ``image/class/label``.
-  Labels count from 0 or from 1; the usual builders count from 1.
+  The labels in the TFRecords count from 0 or from 1; the usual build scripts of ImageNet count from
+  1.
 
-This module reads names, positions, labels and encoded images; ``thinwire.data.pipeline.decode``
-decodes the pixels.
+The reader of ImageNet reads names, positions, labels and encoded images;
+``thinwire.data.pipeline.decode`` decodes the pixels.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class EncodedImages(Protocol):
     """Encoded (JPEG or PNG) images and their labels.
 
     Attributes:
-        labels: [N] int32, class of each image.
-        file_offsets: [files + 1] int64, first image of each file, then N. None if each image is
-            a separate file.
+        labels: Class of each image, [N] int32.
+        file_offsets: Number of the first image of each file, then N, [files + 1] int64. None if
+            each image is a separate file.
     """
 
     labels: NDArray[np.int32]
@@ -50,20 +51,20 @@ class EncodedImages(Protocol):
         """Return the encoded bytes of one image; raise OSError if reading fails."""
 
     def name(self, index: int) -> str:
-        """Return the location of an image, for error messages."""
+        """Return the path or position of an image, for error messages."""
 
 
 def find(data_dir: str | None, part: str, nb_classes: int) -> EncodedImages:
-    """Return the encoded images of one part of the data set.
+    """Return the encoded images of the training or test part of ImageNet.
 
     Args:
-        data_dir: Folder of the data set. None raises an error that explains how to get ImageNet.
-        part: "train" or "test".
+        data_dir: Folder of the data set; None raises an error that explains how to get ImageNet.
+        part: Part of the data set, "train" or "test".
         nb_classes: Number of classes of the network.
 
     Raises:
-        ConfigurationError: The files are missing, incomplete or damaged, or the classes do not fit
-            ``nb_classes``.
+        ConfigurationError: The image files are missing, incomplete or damaged, or the classes do
+            not fit ``nb_classes``.
     """
     if data_dir is None:
         raise ConfigurationError(f"--dataset imagenet needs --data_dir. {_HOW}")
@@ -83,12 +84,12 @@ def find(data_dir: str | None, part: str, nb_classes: int) -> EncodedImages:
             f"--data_dir {root} has classes {lowest} to {highest}; expected 0 to {nb_classes - 1}. "
             f"Set --nb_classes {highest + 1} or more."
         )
-    logging.info("data: %d %s examples in %s", len(images.labels), part, root)
+    logging.info("data: found %d %s examples in %s", len(images.labels), part, root)
     return images
 
 
 class ImageFolders:
-    """Encoded images of a part that has one folder per class."""
+    """Encoded images of the training or test part, with one folder for each class."""
 
     file_offsets: NDArray[np.int64] | None = None
 
@@ -97,12 +98,13 @@ class ImageFolders:
         unknown = sorted({path.name for path in _subfolders(folder)} - set(classes))
         if unknown:
             raise ConfigurationError(
-                f"{folder} has the class {unknown[0]}, which is not among the {len(classes)} "
-                "classes of the training set; expected the same class folders in both parts. "
-                "Remove the folder."
+                f"the folder {folder} has the class {unknown[0]}, which is not among the "
+                f"{len(classes)} classes of the training set; expected the same class folders in "
+                "both parts. Remove the folder."
             )
         names = [_images_in(folder / name) for name in classes]
-        # Names are stored as bytes of fixed width: Python strings need ten times the memory.
+        # The names of images are stored as bytes of fixed width, because Python strings need ten
+        # times the memory.
         self._names = np.array(
             [name for class_names in names for name in class_names], dtype=np.bytes_
         )
@@ -120,7 +122,7 @@ class ImageFolders:
 
 
 class ImageRecords:
-    """Encoded images of a part that is stored in TFRecord files."""
+    """Encoded images of the training or test part, stored in TFRecord files."""
 
     def __init__(self, files: Sequence[Path], first_label: int) -> None:
         self._files = files
@@ -141,7 +143,7 @@ class ImageRecords:
         return content
 
     def name(self, index: int) -> str:
-        """Return a text with a record's file and the record's number in that file."""
+        """Return a text with the file of a TFRecord and the record's number in that file."""
         number = self._number(index)
         first = int(self._index.file_offsets[number])
         return f"{self._files[number]}, record {index - first}"
@@ -152,7 +154,7 @@ class ImageRecords:
 
 
 def _records_of(root: Path, part: str) -> list[Path]:
-    """Return the TFRecord files of a part, in the order of the file numbers."""
+    """Return the TFRecord files of the training or test part, in the order of the file numbers."""
     names = NAMES[part]
     return tfrecords.files_of([root, *(root / name for name in names)], names)
 
@@ -160,8 +162,9 @@ def _records_of(root: Path, part: str) -> list[Path]:
 def _first_label(root: Path, part: str, nb_classes: int) -> int:
     """Return 0 or 1: the label of the first class in the TFRecords.
 
-    Only the label 0 or the label ``nb_classes`` shows which count a data set uses. If neither
-    occurs in the part, the other part decides.
+    Only the occurrence of the label 0 or of the label ``nb_classes`` shows whether a data set's
+    labels count from 0 or from 1. If neither label 0 nor label ``nb_classes`` occurs in the
+    requested part, the other part (train or test) decides.
 
     Raises:
         ConfigurationError: Neither label 0 nor label ``nb_classes`` occurs in any part.
@@ -175,14 +178,15 @@ def _first_label(root: Path, part: str, nb_classes: int) -> int:
         if (labels == nb_classes).any():
             return 1
     raise ConfigurationError(
-        f"{root}: no TFRecord has the label 0 or {nb_classes}, so it is unknown whether labels "
-        f"count from 0 or from 1. Expected examples of all --nb_classes={nb_classes} classes; copy "
-        "the whole data set there, or correct --nb_classes."
+        f"the folder {root} has no TFRecord with the label 0 or {nb_classes}, so it is unknown "
+        "whether labels count from 0 or from 1. Expected examples of all "
+        f"--nb_classes={nb_classes} classes; copy the whole data set there, or correct "
+        "--nb_classes."
     )
 
 
 def _folder_of(root: Path, part: str) -> Path | None:
-    """Return the folder that holds the class folders of a part, or None."""
+    """Return the folder that contains the class folders of the training or test part, or None."""
     folders = [root / name for name in NAMES[part]]
     return next((folder for folder in folders if _subfolders(folder)), None)
 
@@ -192,8 +196,8 @@ def _classes(folder: Path, nb_classes: int) -> list[str]:
     classes = sorted(path.name for path in _subfolders(folder))
     if len(classes) != nb_classes:
         raise ConfigurationError(
-            f"{folder} has {len(classes)} folders of classes; expected --nb_classes={nb_classes}. "
-            f"Set --nb_classes={len(classes)}, or complete the folder."
+            f"the folder {folder} has {len(classes)} folders of classes; expected "
+            f"--nb_classes={nb_classes}. Set --nb_classes={len(classes)}, or complete the folder."
         )
     return classes
 

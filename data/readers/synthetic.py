@@ -1,7 +1,8 @@
-"""Generates examples for every task, without files.
+"""Generates training examples for every task, without files.
 
-An image is a coarse pattern under strong noise. The pattern belongs to a class, is a sum of
-patterns of labels, or consists of random patches. A sequence of tokens follows one of two grammars.
+A generated image is a coarse pattern under strong noise. The pattern of a generated image belongs
+to a class, is a sum of patterns of labels, or consists of random patches. A generated sequence of
+tokens follows one of two grammars.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUM_EXAMPLES = {"train": 4000, "test": 1000}
-_COARSE = 4  # patches per side of a pattern: 4 x 4 patches
+_COARSE = 4  # number of patches per side of an image's pattern, which has 4 x 4 patches
 _NOISE = 80.0  # standard deviation of the noise added to images, in gray levels
 _CHUNK = 256  # number of images that are generated together, to limit the memory
 _LENGTH = 32  # number of tokens in a generated sequence
@@ -32,15 +33,18 @@ def generate(
     seed: int,
     num_examples: int | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """Return generated images and labels of one part; equal arguments give equal data.
+    """Return generated images and labels of the training or test part; equal arguments give equal
+    data.
 
     Args:
-        part: "train" or "test"; the two parts have the same patterns under different noise.
+        part: Part of the data, "train" or "test"; both parts have the same patterns under different
+            noise.
         image_size: Height and width of an image in pixels.
         image_depth: Number of channels of an image.
         nb_classes: Number of classes; the classes are equally frequent.
         seed: Seed of the patterns, the labels and the noise.
-        num_examples: Number of examples; None for ``NUM_EXAMPLES`` of the part.
+        num_examples: Number of examples to generate; None for the part's number in
+            ``NUM_EXAMPLES``.
 
     Returns:
         Images uint8 [N, image_size, image_size, image_depth] and labels int32 [N].
@@ -60,7 +64,8 @@ def generate_numbers(
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Return images of random patches, and numbers that are smooth functions of the patches.
 
-    See `generate` for the arguments; ``nb_values`` is the number of values per example.
+    The docstring of `generate` describes the arguments; ``nb_values`` is the number of values per
+    example.
 
     Returns:
         Images uint8 [N, image_size, image_size, image_depth], and numbers float32 [N, nb_values]
@@ -74,8 +79,9 @@ def generate_numbers(
     count = NUM_EXAMPLES[part]
     coarse = rng.uniform(40, 216, size=(count, _COARSE, _COARSE, image_depth))
     patches = coarse.reshape(count, -1)
-    # The numbers are computed from standardized patches, because --scaling standardizes each image
-    # by default: the network does not receive the mean and the contrast of the patches.
+    # The target numbers are computed from standardized patches, because --scaling standardizes each
+    # image by default, so that the network does not receive the mean and the contrast of the
+    # patches.
     patches = (patches - patches.mean(1, keepdims=True)) / patches.std(1, keepdims=True)
     numbers = 0.8 * patches @ first + np.tanh(2 * patches @ second) * 0.7
     images = _noisy(lambda rows: _enlarged(coarse[rows], image_size), count, rng)
@@ -87,7 +93,7 @@ def generate_label_sets(
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Return images that are sums of patterns, one pattern for each label of the image.
 
-    See `generate` for the arguments; ``nb_labels`` is the number of labels.
+    The docstring of `generate` describes the arguments; ``nb_labels`` is the number of labels.
 
     Returns:
         Images uint8 [N, image_size, image_size, image_depth] and labels float32 [N, nb_labels],
@@ -112,11 +118,12 @@ def generate_tokens(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return generated sequences of tokens, and the token that follows each token.
 
-    Each sequence follows one of two grammars. In a grammar, one of four tokens follows a token,
-    with fixed probabilities. The best possible perplexity is about 2.7 if the grammar is known.
+    Each generated sequence of tokens follows one of two grammars. In each grammar, one of four
+    tokens follows a given token, with fixed probabilities. The best possible perplexity on a
+    generated sequence is about 2.7 if its grammar is known.
 
-    See `generate` for the arguments. ``nb_words`` is the number of tokens; ``image_size`` and
-    ``image_depth`` are ignored.
+    The docstring of `generate` describes the arguments. ``nb_words`` is the number of tokens;
+    ``image_size`` and ``image_depth`` are ignored.
 
     Returns:
         Tokens int32 [N, 32], and the next tokens int32 [N, 32].
@@ -158,7 +165,7 @@ def _noisy(
     rng: np.random.Generator,
     noise: float = _NOISE,
 ) -> NDArray[np.uint8]:
-    """Return ``count`` images: the patterns of ``drawn`` plus noise, made in chunks."""
+    """Return ``count`` images, the patterns of ``drawn`` plus noise, generated in chunks."""
     chunks = []
     for start in range(0, count, _CHUNK):
         chunk = drawn(slice(start, min(count, start + _CHUNK)))

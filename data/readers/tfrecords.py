@@ -1,15 +1,16 @@
 """An index of the images and labels in TFRecord files of tf.train.Example.
 
-A worker reads single images in its own order, but tf.data reads a file only from the start. This
-module therefore scans the files once. `tf.data.TFRecordDataset` reads the records and checks the
-checksums of the contents, and `tf.train.Example` parses the contents. The index holds the position,
-the length and the label of each image. The index is saved next to the files if the folder is
-writable, so that the next process need not scan.
+A worker reads single images from TFRecord files in its own order, but tf.data reads a file only
+from the start. The module `tfrecords` therefore scans the TFRecord files once to build an index.
+During the scan, `tf.data.TFRecordDataset` reads the records and checks the checksums of the
+contents, and `tf.train.Example` parses the contents. The index of TFRecord files contains the
+position, the length and the label of each image. The index is saved in the folder of the TFRecord
+files if the folder is writable, so that the next process need not scan the files.
 
 Before tf.data opens a file, `_walk` reads the framing (length, checksum, content, checksum) of the
-file, for three reasons. tf.data returns no offsets. tf.data stops without an error if a file ends
-inside a record's header. A header that announces more bytes than the memory holds makes tf.data
-end the process.
+file, for three reasons. tf.data returns no offsets of records. tf.data stops without an error if a
+file ends inside a record's header. A record header that announces more bytes than the memory holds
+makes tf.data end the process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from thinwire.ops.types import ConfigurationError
 
 IMAGE, LABEL = "image/encoded", "image/class/label"
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
-_BUFFER_BYTES = 1 << 18  # tf.data's default; if it is not passed, tf.data logs a line
+# Size of tf.data's read buffer, its default; if no size is passed, tf.data logs a line.
+_BUFFER_BYTES = 1 << 18
 #: Number of bytes of an image's start that `_place` searches for first.
 _HEAD_BYTES = 64
 _READERS = 8
@@ -45,10 +47,10 @@ _NAME = r"(?:.*[-_.])?(?:{parts})(?:\.tfrecords?)?-(\d+)-of-(\d+)(?:\.tfrecords?
 class RecordIndex:
     """Positions and labels of the images in TFRecord files, in the order of the records."""
 
-    starts: NDArray[np.int64]  # [N] int64, offset of each image in its file, in bytes
-    lengths: NDArray[np.int64]  # [N] int64, size of each image in bytes
-    labels: NDArray[np.int64]  # [N] int64, label of each image as stored in the record
-    file_offsets: NDArray[np.int64]  # [files + 1] int64, index of each file's first record, then N
+    starts: NDArray[np.int64]  # offset of each image in its file, in bytes, [N] int64
+    lengths: NDArray[np.int64]  # size of each encoded image in bytes, [N] int64
+    labels: NDArray[np.int64]  # label of each image as stored in its record, [N] int64
+    file_offsets: NDArray[np.int64]  # index of each file's first record, then N, [files + 1] int64
 
 
 class _InvalidTfRecord(ValueError):
@@ -56,17 +58,18 @@ class _InvalidTfRecord(ValueError):
 
 
 def files_of(folders: Sequence[Path], parts: Sequence[str]) -> list[Path]:
-    """Return the files NAME-00000-of-00010 ... of a part, from the first folder with a match.
+    """Return the files NAME-00000-of-00010 ... of the training or test part, from the first folder
+    with a match.
 
     Args:
-        folders: Folders to search, in this order.
-        parts: Names of the part, for example ("val", "validation").
+        folders: Folders to search for the files, in this order.
+        parts: Possible names of the part, for example ("val", "validation").
 
     Returns:
         Paths in the order of the file numbers; empty if no folder holds a file of the part.
 
     Raises:
-        ConfigurationError: Some files of the part are missing.
+        ConfigurationError: Some TFRecord files of the part are missing.
     """
     pattern = re.compile(_NAME.format(parts="|".join(parts)))
     for folder in folders:
@@ -79,27 +82,31 @@ def files_of(folders: Sequence[Path], parts: Sequence[str]) -> list[Path]:
             if set(numbered) != set(range(total)) or len({of for _, of in numbered.values()}) > 1:
                 missing = sorted(set(range(total)) - set(numbered))
                 raise ConfigurationError(
-                    f"{folder} holds {len(numbered)} files (for example "
+                    f"the folder {folder} contains {len(numbered)} TFRecord files (for example "
                     f"{numbered[min(numbered)][0].name}); expected all files 0 to {total - 1} of "
-                    f"one set{f', and {missing[0]} is missing' if missing else ''}. Copy all files "
-                    "there."
+                    f"one set{f', and {missing[0]} is missing' if missing else ''}. Copy all "
+                    "files there."
                 )
             return [numbered[number][0] for number in range(total)]
     return []
 
 
 def index(files: Sequence[Path]) -> RecordIndex:
-    """Return the index of the images in TFRecord files: the saved index, or else a new scan.
+    """Return the index of the images in TFRecord files, from the saved index or from a new scan.
 
     Raises:
-        ConfigurationError: A file cannot be read, is truncated or damaged, or a record has no
-            image or label.
+        ConfigurationError: A TFRecord file cannot be read, is truncated or damaged, or a record has
+            no image or label.
     """
     state = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     saved = files[0].with_name(f".thinwire-{files[0].name}.index.npz")
     if (known := _load(saved, state)) is not None:
         return known
-    logging.info("data: indexing the images in %d files, the first is %s", len(files), files[0])
+    logging.info(
+        "data: building an index of the images in %d TFRecord files; the first file is %s",
+        len(files),
+        files[0],
+    )
     with ThreadPoolExecutor(_READERS) as readers:
         tables = list(readers.map(_scan, files))
     starts, lengths, labels = np.concatenate(tables, axis=1)
@@ -110,7 +117,7 @@ def index(files: Sequence[Path]) -> RecordIndex:
 
 
 def _scan(path: Path) -> NDArray[np.int64]:
-    """Return the starts, lengths and labels of the images in one file: [3, n] int64."""
+    """Return the start, length and label of each image in one TFRecord file: [3, n] int64."""
     import tensorflow as tf
 
     contents: list[int] = []
@@ -127,7 +134,9 @@ def _scan(path: Path) -> NDArray[np.int64]:
 
 @contextlib.contextmanager
 def _explained(path: Path, done: Sized) -> Iterator[None]:
-    """Add file and record number to errors; ``done`` has one entry per record read so far."""
+    """Add the file and the record number to errors; ``done`` has one entry per record read so
+    far.
+    """
     import tensorflow as tf
 
     try:
@@ -135,13 +144,13 @@ def _explained(path: Path, done: Sized) -> Iterator[None]:
     except (OSError, ValueError, DecodeError, tf.errors.OpError) as error:
         reason = re.sub(r"\{\{.*?\}\} | \[Op:.*", "", getattr(error, "message", str(error)))
         raise ConfigurationError(
-            f"Data file {path}, record {len(done)}: {reason}. Expected uncompressed TFRecords with "
-            f"{IMAGE} and {LABEL} in each. Write or fetch the file again."
+            f"Data file {path}, record {len(done)}: {reason}. Expected uncompressed TFRecords "
+            f"with the features {IMAGE} and {LABEL} in each record. Write or fetch the file again."
         ) from error
 
 
 def _walk(path: Path, contents: list[int]) -> None:
-    """Append the offset of each record's content to ``contents``."""
+    """Append the offset of the content of each TFRecord in a file to ``contents``."""
     with path.open("rb", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
         position = 0
@@ -156,7 +165,7 @@ def _walk(path: Path, contents: list[int]) -> None:
 
 
 def _length(header: bytes) -> int:
-    """Check a record's header and return the length of the record's content in bytes."""
+    """Check the header of a TFRecord and return the length of the record's content in bytes."""
     if len(header) < _HEADER_BYTES:
         raise _InvalidTfRecord(
             f"the file ends after {len(header)} of {_HEADER_BYTES} bytes of a header"
@@ -182,11 +191,11 @@ def _image_and_label(record: bytes) -> tuple[bytes, int]:
 
 
 def _place(image: bytes, record: bytes) -> int:
-    """Return the offset of an image in its record, in bytes.
+    """Return the offset of an encoded image in its TFRecord, in bytes.
 
-    The function searches for the first 64 bytes of the image, because a search for the whole image
-    takes as long as reading the record. If the first match is not the image, the function searches
-    for the whole image.
+    The function searches the record for the first 64 bytes of the image, because a search for the
+    whole image takes as long as reading the record. If the first match of 64 bytes is not the
+    image, the function searches the record for the whole image.
     """
     place = record.index(image[:_HEAD_BYTES])
     return place if record.startswith(image, place) else record.index(image)
@@ -199,7 +208,9 @@ _State = list[tuple[str, int, int]]
 
 
 def _load(path: Path, state: _State) -> RecordIndex | None:
-    """Return the saved index if it is usable and the files have the given state, else None."""
+    """Return the saved index of TFRecord files if it is usable and the files are unchanged, else
+    None.
+    """
     try:
         with np.load(path, allow_pickle=False) as archive:
             if archive["state"].tolist() != [repr(row) for row in state]:
@@ -210,13 +221,17 @@ def _load(path: Path, state: _State) -> RecordIndex | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001 - a damaged archive may raise any exception, even MemoryError
-        logging.info("data: saved index %s cannot be used: %s", path, error or type(error).__name__)
+        logging.info(
+            "data: the saved index %s of the TFRecord files cannot be used: %s",
+            path,
+            error or type(error).__name__,
+        )
         return None
     return known if _is_sound(known, state) else None
 
 
 def _is_sound(known: RecordIndex, state: _State) -> bool:
-    """Return True if an index's arrays are consistent and each image lies within its file."""
+    """Return True if the arrays of an index are consistent and each image is within its file."""
     arrays = (known.starts, known.lengths, known.labels, known.file_offsets)
     if any(array.dtype != np.int64 or array.ndim != 1 for array in arrays):
         return False
@@ -231,7 +246,9 @@ def _is_sound(known: RecordIndex, state: _State) -> bool:
 
 
 def _save(path: Path, state: _State, found: RecordIndex) -> None:
-    """Save the index atomically; only log it if the folder cannot be written."""
+    """Save the index of TFRecord files atomically; only log an error if the folder cannot be
+    written.
+    """
     try:
         descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".npz")
         with os.fdopen(descriptor, "wb") as out:

@@ -14,7 +14,7 @@ LEAST_MEMBERS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """The mean of the workers' updates: every worker has the same weight."""
+    """Aggregate that is the mean of the workers' updates: every worker has the same weight."""
 
     name: ClassVar[str] = "mean"
     is_robust: ClassVar[bool] = False
@@ -28,9 +28,9 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True)
 class Median:
-    """The median of the updates' values for each weight, or the mean of the two middle values.
+    """Median of the workers' updates for each weight, or the mean of the two middle values.
 
-    The two middle values are used if the number of updates is even.
+    The median is the mean of the two middle values if the number of updates is even.
 
     The median resists arbitrary updates from fewer than half of a group's workers.
 
@@ -49,12 +49,12 @@ class Median:
 
 @dataclasses.dataclass(frozen=True)
 class TrimmedMean:
-    """The mean of the updates' values for each weight, without the smallest and largest values.
+    """Mean of the workers' updates for each weight, without the smallest and largest values.
 
     Attributes:
-        trim_fraction: Fraction f of the values that is left out at either end of their order,
-            above 0 and below 0.5. From m values, floor(f m) values are left out at either end; at
-            least one value if m >= 3.
+        trim_fraction: Fraction f of the updates' values that is left out at either end of their
+            order, above 0 and below 0.5. From m values, floor(f m) values are left out at either
+            end; at least one value if m >= 3.
 
     Source: Yin et al., "Byzantine-robust distributed learning", ICML 2018, definition 2.
     """
@@ -64,18 +64,19 @@ class TrimmedMean:
     is_robust: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject a trim fraction that leaves out no values or all values."""
+        """Raise an error if the trim fraction leaves out no values or all values."""
         if not 0 < self.trim_fraction < 0.5:
             raise ConfigurationError(
                 f"--trim_fraction={self.trim_fraction}: expected a fraction above 0 and below 0.5 "
-                "(0 is --aggregate=mean, 0.5 is --aggregate=median)."
+                "(0 would be --aggregate=mean, and 0.5 would be --aggregate=median)."
             )
 
     def num_trimmed(self, count: int) -> int:
         """Return how many of `count` ordered values are left out at either end."""
         if count < LEAST_MEMBERS:
             return 0
-        # 1e-9 offsets rounding: 0.29 * 100 is 28.999999999999996 in float64, and must trim 29.
+        # The summand 1e-9 offsets rounding: 0.29 * 100 is 28.999999999999996 in float64, and must
+        # trim 29 values.
         return max(1, int(self.trim_fraction * count + 1e-9))
 
     def merge(self, updates: Sequence[Update], size: int) -> Update:

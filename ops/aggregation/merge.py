@@ -1,4 +1,4 @@
-"""Merge updates of a group of workers: the mean, or the mean of the middle values per entry."""
+"""Merge updates of a group of workers: the mean, or the mean of the middle values per weight."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from thinwire.ops.types import SpareUpdate, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-_CHUNK = 1 << 14  # number of entries processed at a time; a chunk fits the processor's cache
-#: Number of a file-backed update's entries that are in memory at a time; a multiple of `_CHUNK`.
+_CHUNK = 1 << 14  # number of update entries processed at a time; a chunk fits the processor's cache
+#: Number of entries of a file-backed update that are in memory at a time; a multiple of `_CHUNK`.
 _KEPT = buffers.PIECE_BYTES // 4
 
 
 def mean_update(updates: Sequence[Update], size: int) -> Update:
     """Return the mean of one or more updates, summed in the order of `updates`.
 
-    An entry that a sparse update does not contain counts as zero. The mean of sparse updates is
-    sparse.
+    In the mean, an entry that a sparse update does not contain counts as zero. The mean of several
+    sparse updates is a sparse update.
 
     Args:
-        updates: Updates to merge, at least one.
-        size: Number of weights of the shard.
+        updates: Workers' updates to merge, at least one.
+        size: Number of weights of the shard server.
     """
     if len(updates) == 1:
         return updates[0]
@@ -56,7 +56,7 @@ def _mean_of_dense(updates: Sequence[Update], size: int) -> Update:
         np.add(updates[0].values[piece], np.float32(0), out=part)  # adding 0 turns -0 into 0
         for update in updates[1:]:
             part += update.values[piece]
-        # `mean` may be one of the updates: the sum of this piece must be complete before the
+        # `mean` may be one of the updates: the sum of this chunk must be complete before the
         # division overwrites that update's values.
         np.divide(part, np.float32(len(updates)), out=mean[piece])
         if piece.stop % _KEPT == 0:
@@ -66,15 +66,15 @@ def _mean_of_dense(updates: Sequence[Update], size: int) -> Update:
 
 
 def middle_update(updates: Sequence[Update], size: int, num_trimmed: int) -> Update:
-    """Return the mean over updates of each entry, without the smallest and the largest values.
+    """Return the mean of the updates for each weight, without the smallest and largest values.
 
-    An entry that is missing in a sparse update counts as zero. The result of sparse updates is
-    sparse: it has all positions that at least one of the updates has.
+    In the trimmed mean, an entry that is missing in a sparse update counts as zero. The trimmed
+    mean of sparse updates is sparse: it has all positions that at least one of the updates has.
 
     Args:
-        updates: Updates to merge, at least one.
-        size: Number of weights of the shard.
-        num_trimmed: Number of smallest values, and of largest values, that are left out per entry;
+        updates: Workers' updates to merge, at least one.
+        size: Number of weights of the shard server.
+        num_trimmed: Number of smallest values, and of largest values, that are left out per weight;
             fewer than half of the updates. The largest possible number leaves the median.
     """
     if len(updates) == 1:
@@ -113,9 +113,10 @@ def _row(update: Update, touched: Int64 | None, size: int) -> Float32:
 def _sorted(rows: Sequence[Float32]) -> list[Float32]:
     """Return copies of the rows [k], with each column ascending from the first row to the last.
 
-    The method is odd-even transposition: each pass compares and exchanges whole neighboring rows.
-    The number of passes is the number of rows. There is one row per update, so there are few rows,
-    and the method is many times faster than sorting each column.
+    The sorting method is odd-even transposition: each pass compares and exchanges whole neighboring
+    rows. The number of passes of the sorting method is the number of rows. The array to sort has
+    one row per update, so there are few rows, and odd-even transposition is many times faster than
+    sorting each column.
     """
     ordered, spare = [row.copy() for row in rows], np.empty_like(rows[0])
     for number in range(len(ordered)):

@@ -1,7 +1,8 @@
 """Guards against faulty workers: limits on the size of an update, and quarantine of workers.
 
-The guards' state is plain data that the caller owns. Guards do not depend on the training method:
-they check the magnitude and the norm of each update.
+The state of the guards against faulty workers is plain data that the caller owns. The guards
+against faulty workers do not depend on the training method: they check the magnitude and the norm
+of each update.
 """
 
 from __future__ import annotations
@@ -18,31 +19,32 @@ if TYPE_CHECKING:
 
 #: Number of accepted updates whose norms and peaks (largest magnitudes) the guards remember.
 WINDOW = 128
-#: Fewest remembered norms or peaks of earlier updates with which a new update is compared.
+#: Fewest remembered norms or peaks (largest magnitudes) of earlier updates with which a new update
+#: is compared.
 LEAST_NORMS = 16
-#: Largest magnitude in an update that is accepted while fewer than LEAST_NORMS peaks are known. The
-#: square of this magnitude is finite in float32.
+#: Largest magnitude in an update that is accepted while fewer than LEAST_NORMS peaks (largest
+#: magnitudes) are known. The square of this magnitude is finite in float32.
 _FIRST_PEAK = 1e18
 _CHUNK = 1 << 15  # number of entries of an update that are squared at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Guards:
-    """Limits beyond which a shard refuses an update or quarantines a worker.
+    """Limits beyond which a shard server refuses an update or quarantines a worker.
 
-    A shard always refuses an update with values that are not finite. The default limits refuse only
-    updates that an honest worker never sends.
+    A shard server always refuses an update with values that are not finite. The default limits on
+    updates refuse only updates that an honest worker never sends.
 
     Attributes:
-        update_peak_factor: Factor P. A shard refuses an update whose largest magnitude exceeds P
-            times the largest magnitude in the newest accepted updates of all workers. The limit is
-            at least P. 0: no limit.
-        max_update_norm: Largest accepted L2 norm of an update; 0: no limit.
-        update_norm_factor: Factor F. A shard refuses an update whose L2 norm exceeds F times the
-            median of the newest accepted norms of all workers. The limit applies after LEAST_NORMS
-            accepted norms. 0: no limit.
-        quarantine_after: Number of offenses within `quarantine_seconds` after which a worker is
-            quarantined; 0: no quarantine.
+        update_peak_factor: Factor P. A shard server refuses an update whose largest magnitude
+            exceeds P times the largest magnitude in the newest accepted updates of all workers. The
+            limit is at least P. 0: no limit.
+        max_update_norm: Largest L2 norm of an update that a shard server accepts; 0: no limit.
+        update_norm_factor: Factor F. A shard server refuses an update whose L2 norm exceeds F times
+            the median of the newest accepted norms of all workers. The limit applies after
+            LEAST_NORMS accepted norms. 0: no limit.
+        quarantine_after: Number of a worker's refused updates within `quarantine_seconds` after
+            which the worker is quarantined; 0: no quarantine.
         quarantine_seconds: Length of a worker's first quarantine, in seconds. Each further
             quarantine of the worker is twice as long.
     """
@@ -54,25 +56,27 @@ class Guards:
     quarantine_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        """Reject limits that are out of range or have no effect."""
+        """Raise an error if the guards' limits are out of range or have no effect."""
         if not 0 <= self.max_update_norm < math.inf:
             raise ConfigurationError(
-                f"--max_update_norm={self.max_update_norm}: expected a finite norm; 0 is off."
+                f"--max_update_norm={self.max_update_norm}: expected a finite L2 norm above 0; 0 "
+                "turns the guard off."
             )
         if not (self.update_peak_factor == 0 or 1 < self.update_peak_factor < math.inf):
             raise ConfigurationError(
-                f"--update_peak_factor={self.update_peak_factor}: expected a number above 1, such "
-                "as 1e6; 0 is off."
+                f"--update_peak_factor={self.update_peak_factor}: expected a factor above 1, such "
+                "as 1e6; 0 turns the guard off."
             )
         factor = self.update_norm_factor
         if not (factor == 0 or 1 < factor < math.inf):
             raise ConfigurationError(
-                f"--update_norm_factor={factor}: expected a number above 1, for half of all honest "
-                "updates are larger than their median; 0 is off."
+                f"--update_norm_factor={factor}: expected a factor above 1, because half of all "
+                "honest updates have a norm above the median; 0 turns the guard off."
             )
         if self.quarantine_after < 0:
             raise ConfigurationError(
-                f"--quarantine_after={self.quarantine_after}: expected 1 or more; 0 is off."
+                f"--quarantine_after={self.quarantine_after}: expected 1 or more bad pushes; 0 "
+                "turns quarantines off."
             )
         if not 0 < self.quarantine_seconds < math.inf:
             raise ConfigurationError(
@@ -81,23 +85,24 @@ class Guards:
         default = Guards.quarantine_seconds
         if not self.quarantine_after and self.quarantine_seconds != default:
             raise ConfigurationError(
-                f"--quarantine_seconds={self.quarantine_seconds:g} without --quarantine_after: "
-                "no worker is ever quarantined; give both, or leave it out."
+                f"--quarantine_seconds={self.quarantine_seconds:g} without --quarantine_after: no "
+                "worker is ever quarantined. Give both flags, or leave --quarantine_seconds out."
             )
 
     @property
     def measures(self) -> bool:
-        """True if the norms of updates are limited."""
+        """True if the L2 norms of updates are limited."""
         return self.max_update_norm > 0 or self.update_norm_factor > 0
 
     @property
     def active(self) -> bool:
-        """True if the user has set a norm limit or a quarantine."""
+        """True if the user has set a limit on norms of updates, or a quarantine of workers."""
         return self.measures or self.quarantine_after > 0
 
     def init(self) -> State:
-        """Return the guards' state at the start of a run."""
-        # Norms and peaks of the newest accepted updates, oldest first; at most WINDOW of each.
+        """Return the state of the guards against faulty workers at the start of a run."""
+        # Norms and peaks (largest magnitudes) of the newest accepted updates, oldest first; at most
+        # WINDOW of each.
         return {"norms": [], "peaks": []}
 
     def record(self, norm: float, state: State) -> State:
@@ -106,11 +111,11 @@ class Guards:
         return state | {"norms": norms}
 
     def record_peak(self, peak: float, state: State) -> State:
-        """Record the largest magnitude in an accepted update; return the new state."""
+        """Record the largest magnitude in an accepted update; return the guards' new state."""
         return state | {"peaks": [*state["peaks"], peak][-WINDOW:]}
 
     def peak_limit(self, state: State) -> tuple[float, str]:
-        """Return the largest magnitude accepted now, and a text that explains this limit."""
+        """Return the largest magnitude accepted in an update, and a text that explains it."""
         peaks, factor = state["peaks"], self.update_peak_factor
         if not factor:
             return math.inf, ""
@@ -124,7 +129,7 @@ class Guards:
         return statistics.median(state["norms"]) if state["norms"] else None
 
     def limit(self, state: State) -> tuple[float, str]:
-        """Return the largest L2 norm accepted now, and a text that explains this limit."""
+        """Return the largest L2 norm accepted for an update, and a text that explains it."""
         limits = [(math.inf, "")]
         if self.max_update_norm:
             limits.append((self.max_update_norm, f"--max_update_norm={self.max_update_norm:g}"))
@@ -141,10 +146,11 @@ class Guards:
 
 
 def norm_of(values: Float32) -> float:
-    """Return the L2 norm of [k] finite float32 values.
+    """Return the L2 norm of [k] finite float32 values of an update.
 
-    The sum of squares is float64 and has a fixed order, which does not depend on the number of
-    threads. A replay of the same pushes therefore refuses the same updates.
+    The sum of squares in the norm is float64 and has a fixed order, which does not depend on the
+    number of threads. Because the order of the sum is fixed, a replay of the same updates refuses
+    the same updates again.
     """
     import numpy as np
 

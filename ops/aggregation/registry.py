@@ -5,7 +5,7 @@ from __future__ import annotations
 from thinwire.ops.aggregation.aggregates import Mean, Median, TrimmedMean
 from thinwire.ops.aggregation.base import Aggregate
 
-#: Value of --aggregate -> class of the aggregate, which merges workers' updates.
+#: Value of the flag --aggregate -> class of the aggregate, which merges workers' updates.
 AGGREGATES: dict[str, type[Aggregate]] = {
     Mean.name: Mean,
     Median.name: Median,

@@ -1,8 +1,9 @@
-"""Codecs select and encode the part of a step's dense tensors that a worker sends.
+"""Gradient codecs select and encode the part of a step's dense gradients that a worker sends.
 
-A `Codec` encodes the tensors into a packet. Wrappers around a codec keep the entries that were not
-sent, correct momentum, clip, or send small tensors whole. Each value of the flag --codec is a row
-of `CODECS`; `build_codec` adds the wrappers that every codec can have.
+A `Codec` encodes the gradient tensors of a step into a packet. Wrappers around a gradient codec
+store the entries that were not sent, correct momentum, clip gradients, or send small tensors whole.
+Each value of the flag --codec is a key of `CODECS`; `build_codec` adds the wrappers that every
+codec can have.
 """
 
 from thinwire.ops.codecs.base import Codec, EncodeContext, NonFiniteUpdate

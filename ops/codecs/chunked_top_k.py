@@ -1,4 +1,4 @@
-"""The codec that sends the entries of largest magnitude of each chunk of a tensor."""
+"""Gradient codec that sends the entries of largest magnitude of each chunk of a tensor."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ChunkedTopK(FusedSparsifier):
-    """Send the k entries of largest magnitude in each chunk; drop the other entries.
+    """Codec that sends the k entries of largest magnitude in each chunk of a gradient tensor.
 
-    Chunks are runs of consecutive entries of a flattened tensor. The codec sends ceil(k m / chunk)
-    entries of a tensor's last chunk, which has m entries. Ties go to the lowest index, and zeros
-    are never sent. With k = chunk every entry is sent. Few-bit values have one scale set per chunk.
+    A chunk is a range of consecutive entries of a flattened gradient tensor. The codec sends ceil(k
+    m / chunk) entries of a tensor's last chunk, which has m entries. Among entries of equal
+    magnitude the codec sends those with the lowest index, and it never sends zeros. With k equal to
+    the chunk's length, the codec sends every entry. In few-bit quantization the entries of a chunk
+    share the scales.
 
     Attributes:
-        compression_rate: c, the fraction of entries sent, above 0. If `chunk_k` is None,
-            k = max(1, floor(c * chunk)).
-        value_dtype: Dtype of the sent values on the wire, one of VALUE_DTYPES and FEW_BITS.
-        chunk: Number of entries in a chunk, at least 1.
+        compression_rate: c, the fraction of gradient entries sent, above 0. If `chunk_k` is None, k
+            = max(1, floor(c * chunk)).
+        value_dtype: Dtype of the sent gradient values on the wire, for example float32, int8 or
+            sign (VALUE_DTYPES, FEW_BITS).
+        chunk: Number of gradient entries in a chunk, at least 1.
         chunk_k: k, the number of entries sent of each chunk, from 1 to `chunk`; None:
             `compression_rate` determines k.
 
@@ -38,7 +41,7 @@ class ChunkedTopK(FusedSparsifier):
     chunk_k: int | None = None
 
     def __post_init__(self) -> None:
-        """Reject a chunk without entries, and a k below 1 or above the chunk's length."""
+        """Raise an error if a chunk has no entries, or k is below 1 or above the chunk's length."""
         super().__post_init__()
         if self.chunk < 1:
             raise ConfigurationError(f"--chunk={self.chunk}: expected 1 or more entries.")
@@ -50,12 +53,12 @@ class ChunkedTopK(FusedSparsifier):
 
     @property
     def kept_fraction(self) -> float:
-        """The fraction of entries to send if `EncodeContext.keep` is None."""
+        """The fraction of gradient entries to send if `EncodeContext.keep` is None."""
         return self.compression_rate if self.chunk_k is None else self.chunk_k / self.chunk
 
     @property
     def value_chunk(self) -> int:
-        """Number of consecutive entries that share the scales of few-bit values."""
+        """Number of consecutive entries that share the scales of values quantized to few bits."""
         return self.chunk
 
     def take(
@@ -66,7 +69,7 @@ class ChunkedTopK(FusedSparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> list[Selected]:
-        """Add tensors to residuals, then remove and return the entries to send.
+        """Add gradients to the residuals, then remove and return the entries to send.
 
         Returns:
             One (positions, values) pair per tensor.
@@ -80,6 +83,6 @@ class ChunkedTopK(FusedSparsifier):
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[Selected]:
-        """Return the entries to send, one (positions, values) pair per tensor."""
+        """Return the gradient entries to send, one (positions, values) pair per tensor."""
         count = kept_entries(rate, self.chunk)
         return [ctx.kernels.chunk_top_k(tensor, count, self.chunk) for tensor in tensors]

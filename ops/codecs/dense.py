@@ -1,4 +1,4 @@
-"""Codecs without a residual: `Dense` (all entries), `RandomK`, and the bases of sparsifiers."""
+"""Codecs without residuals: `Dense` (all entries), `RandomK`, and base classes of sparsifiers."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 
 
 class StatelessCodec(FeedsInTurn):
-    """Base of codecs without a residual: values that are not sent, or are lost, are dropped."""
+    """Base of codecs without residuals, which drop gradient values not sent or lost."""
 
     takes_factors: ClassVar[bool] = False
     sends_fraction: ClassVar[bool] = False
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the empty state."""
+        """Return the empty state of a codec without residuals."""
         return {}
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Return the state unchanged: the codec keeps no residual."""
+        """Return the state unchanged, because the codec has no residuals."""
         return state
 
 
 @dataclasses.dataclass(frozen=True)
 class Dense(StatelessCodec):
-    """Send every entry, or only the touched rows of a tensor that has few of them.
+    """Codec that sends every gradient entry, or only the nonzero rows of a tensor with few of them.
 
     Attributes:
-        value_dtype: Dtype of the sent values on the wire, one of thinwire.ops.types.VALUE_DTYPES
-            and FEW_BITS.
+        value_dtype: Dtype of the sent gradient values on the wire, for example float32, int8 or
+            sign (VALUE_DTYPES and FEW_BITS in thinwire.ops.types).
     """
 
     value_dtype: str = "float32"
     kind: ClassVar[Kind] = Kind.GRADIENT
 
     def __post_init__(self) -> None:
-        """Reject a `value_dtype` that is neither in VALUE_DTYPES nor in FEW_BITS."""
+        """Raise an error if `value_dtype` is unknown (neither in VALUE_DTYPES nor in FEW_BITS)."""
         check_value_dtype(self.value_dtype)
 
     def encode(
@@ -59,7 +59,7 @@ class Dense(StatelessCodec):
         """Return a packet of one block per tensor; dense float32 values are views of the tensors.
 
         Raises:
-            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
+            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity.
         """
         check_finite(tensors, ctx)
         packet = _whole(
@@ -80,7 +80,7 @@ class Dense(StatelessCodec):
         return Packet(tuple(blocks), self.kind), state
 
     def _rows(self, slot: int, tensor: Float32, ctx: EncodeContext) -> Block:
-        """Return the block with the entries of a tensor's touched rows."""
+        """Return the block with the entries of a gradient tensor's nonzero rows."""
         indices = ctx.touched[slot].entries()
         values = code_values(tensor[indices], indices, tensor.size, self.value_dtype, ctx.kernels)
         return Block(slot, tensor.size, indices, values)
@@ -88,7 +88,7 @@ class Dense(StatelessCodec):
 
 @dataclasses.dataclass(frozen=True)
 class Sparsifier(StatelessCodec):
-    """Base of codecs that send k entries of each tensor and drop the other entries."""
+    """Base of codecs that send k entries of each gradient tensor and drop the other entries."""
 
     compression_rate: float = 0.01
     value_dtype: str = "float32"
@@ -96,7 +96,7 @@ class Sparsifier(StatelessCodec):
     sends_fraction: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject a compression rate of 0 or less, and an unknown value dtype."""
+        """Raise an error if the compression rate is 0 or less, or the value dtype is unknown."""
         check_rate(self.compression_rate)
         check_value_dtype(self.value_dtype)
 
@@ -106,7 +106,7 @@ class Sparsifier(StatelessCodec):
         """Return a packet of the selected entries; a tensor without a selected entry has no block.
 
         Raises:
-            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
+            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity.
         """
         check_finite(tensors, ctx)
         rate = self.fraction(ctx)
@@ -118,7 +118,7 @@ class Sparsifier(StatelessCodec):
 
     @property
     def kept_fraction(self) -> float:
-        """The fraction of entries to send if `EncodeContext.keep` is None."""
+        """The fraction of gradient entries to send if `EncodeContext.keep` is None."""
         return self.compression_rate
 
     def fraction(self, ctx: EncodeContext) -> float:
@@ -127,7 +127,7 @@ class Sparsifier(StatelessCodec):
 
     @property
     def value_chunk(self) -> int:
-        """Number of consecutive entries that share the scales of few-bit values."""
+        """Number of consecutive entries that share the scales of values quantized to few bits."""
         return CHUNK_ENTRIES
 
     def coded(
@@ -136,7 +136,7 @@ class Sparsifier(StatelessCodec):
         chosen: Sequence[Selected],
         ctx: EncodeContext,
     ) -> Packet:
-        """Return the packet of the chosen entries, one (positions, values) pair per tensor."""
+        """Return the packet of the selected entries, one (positions, values) pair per tensor."""
         blocks = [
             Block(slot, tensor.size, indices, self._coded(tensor, indices, values, ctx))
             for slot, (tensor, (indices, values)) in enumerate(zip(tensors, chosen, strict=True))
@@ -153,13 +153,13 @@ class Sparsifier(StatelessCodec):
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[Selected]:
-        """Return the entries to send, one (ascending positions, values) pair per tensor."""
+        """Return the gradient entries to send: ascending positions and values per tensor."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class FusedSparsifier(Sparsifier):
-    """Base of TopK and ChunkedTopK: an error-feedback step takes one pass over each tensor."""
+    """Base of TopK and ChunkedTopK: error feedback takes one pass over each gradient tensor."""
 
     def feed(
         self,
@@ -185,7 +185,7 @@ class FusedSparsifier(Sparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> list[Selected]:
-        """Add tensors to residuals, then remove and return the entries to send.
+        """Add gradients to the residuals, then remove and return the entries to send.
 
         Returns:
             One (positions, values) pair per tensor.
@@ -199,9 +199,9 @@ class FusedSparsifier(Sparsifier):
         packet: Packet,
         ctx: EncodeContext,
     ) -> None:
-        """Store the rounding errors of the sent entries in the residuals.
+        """Store the rounding errors of the sent gradient entries in the residuals.
 
-        `take` has set these entries of the residuals to 0.
+        `take` has set the residuals of the sent entries to 0.
         """
         if self.value_dtype == "float32":
             return
@@ -212,22 +212,23 @@ class FusedSparsifier(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class RandomK(Sparsifier):
-    """The control for TopK: send as many entries as TopK, at uniformly drawn positions.
+    """Control experiment for TopK: send as many entries as TopK, at uniformly drawn positions.
 
-    Zeros can be drawn and are sent. Values are sent unscaled, not multiplied by n / k. The estimate
-    of the gradient is therefore too small by the factor c. But each sent entry has the same meaning
-    as with TopK, so RandomK and TopK differ only in the choice of positions.
+    RandomK can draw entries that are zero, and sends them. RandomK sends values unscaled, not
+    multiplied by n / k. The gradient estimate of RandomK is therefore too small by the factor c
+    (the compression rate). But each sent entry has the same meaning with RandomK as with TopK, so
+    the two codecs differ only in the choice of positions.
 
     Attributes:
-        compression_rate: c, the fraction of entries sent, above 0.
-        value_dtype: Dtype of the sent values on the wire, one of thinwire.ops.types.VALUE_DTYPES
-            and FEW_BITS.
+        compression_rate: c, the fraction of gradient entries sent, above 0.
+        value_dtype: Dtype of the sent gradient values on the wire, for example float32, int8 or
+            sign (VALUE_DTYPES and FEW_BITS in thinwire.ops.types).
     """
 
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[Selected]:
-        """Return entries at random positions, one (positions, values) pair per tensor."""
+        """Return gradient entries at random positions, one (positions, values) pair per tensor."""
         chosen = []
         for tensor in tensors:
             count = kept_entries(rate, tensor.size)
@@ -243,7 +244,7 @@ def _whole(
     ctx: EncodeContext,
     chunk: int = CHUNK_ENTRIES,
 ) -> Packet:
-    """Return one dense block per tensor, with values on the device if `ctx.leaves_dense` allows."""
+    """Return one dense block per tensor, on the device if `ctx.leaves_dense` allows it."""
     settings = value_dtype, ctx.kernels, chunk
     if ctx.leaves_dense and value_dtype == "float32":
         coded = [CodedValues(value_dtype, tensor[:]) for tensor in tensors]

@@ -1,7 +1,7 @@
-"""Codec wrappers that remember the values not sent: error feedback and momentum correction.
+"""Codec wrappers that store the values not sent: error feedback and momentum correction.
 
-A wrapper holds another codec or wrapper as `inner`. The wrapper's state holds the state of `inner`
-and lists with one flat array per tensor, for example the residuals.
+A codec wrapper holds another codec or wrapper in its field `inner`. The state of a codec wrapper
+holds the state of `inner` and lists with one flat array per tensor, for example the residuals.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class CodecWrapper(FeedsInTurn):
-    """A codec around another codec.
+    """Base class of wrappers: a gradient codec around another codec.
 
     Attributes:
-        inner: The codec or wrapper inside this wrapper.
+        inner: The gradient codec or wrapper inside this wrapper.
     """
 
     inner: Codec
@@ -38,7 +38,7 @@ class CodecWrapper(FeedsInTurn):
 
     @property
     def kind(self) -> Kind:
-        """The meaning of the values in the packets: gradients or changes of weights."""
+        """The meaning of the values in the codec's packets: gradients or changes of weights."""
         return self.inner.kind
 
     @property
@@ -48,7 +48,7 @@ class CodecWrapper(FeedsInTurn):
 
     @property
     def sends_fraction(self) -> bool:
-        """Whether the inner codec obeys `ctx.keep`, the fraction of entries to send."""
+        """Whether the inner codec obeys `ctx.keep`, the fraction of gradient entries to send."""
         return self.inner.sends_fraction
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
@@ -102,27 +102,29 @@ def coding_of(codec: Codec) -> Codec:
 
 @dataclasses.dataclass(frozen=True)
 class ErrorFeedback(CodecWrapper):
-    """Keep the values that the inner codec does not send, and add them to the next step's tensors.
+    """Codec wrapper that adds the values that the inner codec does not send to the next gradients.
 
-    With residual a (the values not sent yet), tensors h and carry m, per entry:
+    Error feedback with residual a (the values not sent yet), tensors h and carry m, per entry:
 
         a <- a + h;   q = the decoded packet;   a <- (a - q) + m q
 
-    q is 0 where nothing is sent. The rounding errors of sent values stay in the residual too. With
-    m = 0 this is Gradient Dropping's residual. With m > 0 it is SAMomentum without a division: an
-    entry that is sent after T steps is m times the value sent last plus the T values of h since
-    that value, so momentum decays once per sending, not once per step.
+    q is 0 where nothing is sent. The rounding errors of sent values stay in the residual (the
+    values not sent yet) too. With the carry m = 0, the residual is the residual of Gradient
+    Dropping. With m > 0 error feedback is SAMomentum without a division: an entry that is sent
+    after T steps is m times the value sent last plus the T values of h since that value, so
+    momentum decays once per sending, not once per step.
 
-    With a decay b each step begins with ``a <- b a``. An old residual then counts less than the new
-    tensors, which can contradict the residual after many local steps.
+    With a decay b, each step begins with ``a <- b a`` for the residual a. With a decay, an old
+    residual counts less than the new gradients, which can contradict the residual after many local
+    steps.
 
     Attributes:
-        inner: Codec that selects or rounds values.
+        inner: Gradient codec that selects or rounds values.
         carry: m, the fraction of a sent value that stays in the residual, from 0 to below 1. None
             counts as 0 until `with_momentum` sets the fraction.
-        decay: b, the factor of the old residual in each step, from 0 to 1; 1: no decay.
-        ahead: Fraction of the residual that a worker adds to the shards' weights when it begins its
-            local steps, from 0 to 1.
+        decay: b, the factor on the old residual in each step, from 0 to 1; 1: no decay.
+        ahead: Fraction of the residual (the values not sent yet) that a worker adds to the pulled
+            weights when it begins its local steps, from 0 to 1.
 
     Source: Aji and Heafield, EMNLP 2017 (m = 0). Dual-Way Gradient Sparsification, ICPP 2020
     (m > 0); the paper's u is the value to send, which is kept where sent and divided by m
@@ -135,21 +137,25 @@ class ErrorFeedback(CodecWrapper):
     ahead: float = 0.0
 
     def __post_init__(self) -> None:
-        """Reject a `carry` outside 0 to below 1, and other fractions outside 0 to 1."""
+        """Raise an error if `carry` is not from 0 to below 1, or another fraction not in 0 to 1."""
         if self.carry is not None and not 0 <= self.carry < 1:
             raise ConfigurationError(f"--dgs_momentum={self.carry}: expected 0 <= momentum < 1.")
         if not 0 <= self.decay <= 1:
-            raise ConfigurationError(f"--error_decay={self.decay}: expected 0 to 1.")
+            raise ConfigurationError(
+                f"--error_decay={self.decay}: expected 0 to 1, a factor in each step."
+            )
         if not 0 <= self.ahead <= 1:
-            raise ConfigurationError(f"--error_ahead={self.ahead}: expected 0 to 1.")
+            raise ConfigurationError(
+                f"--error_ahead={self.ahead}: expected 0 to 1, a fraction of the residual."
+            )
 
     @property
     def keeps_momentum(self) -> bool:
-        """Whether a fraction of each sent value stays in the residual."""
+        """Whether a fraction of each sent value stays in the residual as momentum."""
         return bool(self.carry)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the state before the first step: residuals of zeros, and the inner state."""
+        """Return the state before the first step: zero residuals, and the inner codec's state."""
         return super().init(spec, kernels) | {"residual": _zeros(spec, kernels)}
 
     def encode(
@@ -158,10 +164,11 @@ class ErrorFeedback(CodecWrapper):
         """Return the inner codec's packet for the residual plus the tensors.
 
         Raises:
-            NonFiniteUpdate: A tensor to encode holds NaN or infinity; the residual is unchanged.
+            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity; the residual is
+                unchanged.
         """
-        # Check before the decay: the decay and the inner codec change the residual in place, and a
-        # step that raises must leave the residual unchanged.
+        # Check the gradients before the decay: the decay and the inner codec change the residual in
+        # place, and a step that raises must leave the residual unchanged.
         check_finite(tensors, ctx)
         residuals = state["residual"]
         if self.decay != 1:
@@ -176,7 +183,7 @@ class ErrorFeedback(CodecWrapper):
 
     def undelivered(self, packet: Packet, state: State) -> State:
         """Add the values of a packet that the shards did not apply to the residual again."""
-        # `encode` took only the fraction 1 - carry of each value out of the residual.
+        # `encode` took only the fraction 1 - carry of each sent value out of the residual.
         _give_back(state["residual"], packet, 1 - (self.carry or 0.0))
         return super().undelivered(packet, state)
 
@@ -186,7 +193,7 @@ class ErrorFeedback(CodecWrapper):
         return residuals
 
     def with_momentum(self, momentum: float) -> CodecWrapper:
-        """Return the wrapper with an unset carry (None) replaced by `momentum`."""
+        """Return the wrapper with an unset `carry` (None) replaced by `momentum`."""
         filled = self if self.carry is not None else dataclasses.replace(self, carry=momentum)
         return CodecWrapper.with_momentum(filled, momentum)
 
@@ -198,22 +205,23 @@ def residuals_of(codec: Codec, state: State) -> list[Float32]:
 
 @dataclasses.dataclass(frozen=True)
 class MomentumCorrection(CodecWrapper):
-    """Pass a velocity instead of the gradient to the inner codec: unsent values gain momentum too.
+    """Codec wrapper that encodes a velocity, not the gradient: unsent values gain momentum too.
 
-    With velocity u, gradients h and momentum m, one of:
+    Momentum correction with velocity u, gradients h and momentum m does one of:
 
         u <- m u + h          u is passed to the inner codec;
         u <- m (u + h)        the new u plus h is passed to the inner codec (Nesterov).
 
-    Momentum factor masking then sets u to 0 where the inner codec's packet has entries, so that a
-    stale direction does not keep moving the entries that were just sent.
+    Momentum factor masking then sets the velocity u to 0 where the inner codec's packet has
+    entries, so that a stale direction does not keep moving the entries that were just sent.
 
     Attributes:
-        inner: Codec that remembers the values that it does not send, usually an ErrorFeedback.
-        momentum: m, the factor of the old velocity, from 0 to below 1. None counts as 0 until
+        inner: Codec that remembers the gradient values that it does not send, usually an
+            ErrorFeedback.
+        momentum: m, the factor on the old velocity, from 0 to below 1. None counts as 0 until
             `with_momentum` sets the momentum.
-        nesterov: Whether to pass the new velocity plus the gradient (Nesterov momentum) instead of
-            the new velocity.
+        nesterov: Whether to encode the new velocity plus the gradient (Nesterov momentum) instead
+            of the new velocity.
         masking: Whether to set the velocity of sent entries to 0 (momentum factor masking).
 
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, sections 3.2 and 3.3. The
@@ -225,7 +233,7 @@ class MomentumCorrection(CodecWrapper):
     masking: bool = True
 
     def __post_init__(self) -> None:
-        """Reject a momentum outside 0 to below 1."""
+        """Raise an error if the momentum is not from 0 to below 1."""
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ConfigurationError(f"--dgc_momentum={self.momentum}: expected 0 <= momentum < 1.")
 
@@ -235,7 +243,7 @@ class MomentumCorrection(CodecWrapper):
         return bool(self.momentum)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the state before the first step: velocities of zeros, and the inner state."""
+        """Return the state before the first step: zero velocities, and the inner codec's state."""
         return super().init(spec, kernels) | {"velocity": _zeros(spec, kernels)}
 
     def encode(
@@ -244,7 +252,8 @@ class MomentumCorrection(CodecWrapper):
         """Return the inner codec's packet for the velocity (the gradients with momentum).
 
         Raises:
-            NonFiniteUpdate: A tensor to encode holds NaN or infinity; the velocity is unchanged.
+            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity; the velocity is
+                unchanged.
         """
         check_finite(tensors, ctx)
         velocity: list[Float32] = state["velocity"]
@@ -255,7 +264,8 @@ class MomentumCorrection(CodecWrapper):
             for u, tensor, factor in zip(velocity, tensors, factors, strict=True):
                 step = tensor * tensor.dtype.type(factor)
                 u += step
-                ctx.kernels.accumulate(step, u, momentum)  # step is now h + m (u + h)
+                # the variable `step` is now h + m (u + h), with gradient h and old velocity u
+                ctx.kernels.accumulate(step, u, momentum)
                 u *= u.dtype.type(momentum)
                 passed_on.append(step)
         else:

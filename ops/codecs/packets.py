@@ -1,7 +1,7 @@
-"""Operations on packets in memory that codecs and their wrappers share.
+"""Operations on packets (encoded gradients) in memory that codecs and their wrappers share.
 
-The functions decode a block, copy a packet's values out of arrays that are about to change, and do
-one step of error feedback around any codec.
+The functions of this module decode a block, copy a packet's values out of arrays that are about to
+change, and do one step of error feedback around any codec.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class FeedsInTurn:
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """Do one error-feedback step, in separate passes over memory."""
+        """Do one error-feedback step (see `Codec.feed`) in separate passes over memory."""
         factors = ctx.factors or (1.0,) * len(tensors)
         for residual, tensor, factor in zip(residuals, tensors, factors, strict=True):
             ctx.kernels.accumulate(residual, tensor, factor)
         packet, state = self.encode(residuals, state, without_factors(ctx))
-        # Values of a dense block may be views of the residuals, which the subtraction below
+        # Values of a dense block may be views of the residuals, which the following subtraction
         # changes.
         packet = detached(packet, residuals)
         for block in packet.blocks:
@@ -54,14 +54,14 @@ class FeedsInTurn:
 
 
 def without_factors(ctx: EncodeContext) -> EncodeContext:
-    """Return `ctx` changed for tensors that are finite and already multiplied by the factors."""
+    """Return `ctx` changed for gradients that are finite and already multiplied by the factors."""
     return dataclasses.replace(ctx, factors=None, finite=True)
 
 
 def encode_multiplied(
     codec: Codec, tensors: Sequence[Float32], state: State, ctx: EncodeContext
 ) -> tuple[Packet, State]:
-    """Encode the tensors times `ctx.factors`, even if the codec does not take factors."""
+    """Encode the gradients times `ctx.factors`, even if the codec ignores factors."""
     if not codec.takes_factors:
         factors = ctx.factors or ()
         if factors:
@@ -84,13 +84,15 @@ def code_values(
     """Code the values of a tensor's entries in a value dtype.
 
     Args:
-        values: [k] float32, finite values to code.
+        values: [k] float32, finite gradient values to code.
         indices: [k] int64, ascending positions of the values in the tensor; None: the values are
             all of the tensor's entries.
-        size: Number of entries in the tensor.
-        dtype: Dtype to code the values in, one of VALUE_DTYPES and FEW_BITS.
-        kernels: Kernels that do the array work.
-        chunk: Number of consecutive entries that share scales, used only with a dtype of FEW_BITS.
+        size: Number of entries in the gradient tensor.
+        dtype: Dtype to code the values in, for example float32, int8 or sign (VALUE_DTYPES,
+            FEW_BITS).
+        kernels: Kernels (array functions) that do the array work.
+        chunk: Number of consecutive entries that share scales, used only with a few-bit dtype
+            (FEW_BITS).
     """
     if dtype not in FEW_BITS:
         return kernels.quantise(values, dtype)
@@ -102,10 +104,10 @@ def code_values(
 
 
 def decoded(block: Block, kernels: Kernels | None = None) -> tuple[Int64 | slice, Float32]:
-    """Return the index of a block's entries in the tensor, and the entries' values [k] float32.
+    """Return the positions of a block's entries in the tensor, and the values [k] float32.
 
     Args:
-        block: Block to decode, of any class.
+        block: Block (coded values of a tensor) to decode, of any class.
         kernels: Kernels that multiply the factors of a low-rank block, for example on the device;
             None: numpy's kernels.
     """
@@ -132,7 +134,7 @@ def detached(packet: Packet, arrays: Sequence[Float32]) -> Packet:
 
 
 def on_host(block: Block) -> Block:
-    """Return the block with its values in a numpy array on the host."""
+    """Return the gradient block with its values in a numpy array on the host."""
     import numpy as np
 
     from thinwire.ops.kernels.numpy_ops import is_on_device
@@ -144,10 +146,11 @@ def on_host(block: Block) -> Block:
 
 
 def rescaled(block: Block, factor: float) -> Block:
-    """Return the block with its decoded values multiplied by `factor`, which is above 0.
+    """Return the gradient block with its decoded values times `factor`, which is above 0.
 
-    Only the block's scale changes. The new scale is rounded to float32, the type of scales on the
-    wire, and limited to the range of normal float32, so that it becomes neither 0 nor infinite.
+    `rescaled` changes only the block's scale. The new scale of the block is rounded to float32, the
+    type of scales on the wire, and limited to the range of normal float32, so that it becomes
+    neither 0 nor infinite.
     """
     import numpy as np
 

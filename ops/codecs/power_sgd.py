@@ -1,4 +1,4 @@
-"""The PowerSGD codec: it sends each gradient matrix as the product of two thin matrices."""
+"""PowerSGD codec: it sends each gradient matrix as the product of two thin matrices."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class PowerSgd(StatelessCodec):
-    """Send each matrix M as ``P Q^T`` of rank r, from one power step that begins at the last Q.
+    """PowerSGD: sends each matrix M as ``P Q^T`` of rank r, from one power step from the last Q.
 
         P = orthonormal(M Q);   Q = M^T P
 
     A tensor of two or more dimensions is a matrix with the last axis as columns: [in, out] for a
-    dense layer, [height * width * in, out] for a convolution. A tensor is sent whole if its factors
-    would not be smaller than the tensor (a bias, for example), or if the factors leave the range of
-    float32. A matrix of zeros is not sent.
+    dense layer, [height * width * in, out] for a convolution. PowerSGD sends a tensor whole if its
+    factors P and Q would not be smaller than the tensor (a bias, for example), or if the factors
+    leave the range of float32. PowerSGD does not send a matrix of zeros.
 
     PowerSgd drops the difference M - P Q^T, so an `ErrorFeedback` belongs around this codec.
 
     Attributes:
-        powersgd_rank: r, the number of columns of P and of Q, at least 1; limited to the smaller
-            side of each matrix.
-        value_dtype: Dtype of the entries of P and Q on the wire, one of
-            thinwire.ops.types.VALUE_DTYPES.
+        powersgd_rank: r, the number of columns of the factors P and Q, at least 1; limited to the
+            smaller side of each matrix.
+        value_dtype: Dtype of the entries of the factors P and Q on the wire, for example float32 or
+            int8 (VALUE_DTYPES in thinwire.ops.types).
 
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
     Distributed Optimization", NeurIPS 2019, algorithm 1. Differences: the paper averages M Q and
@@ -56,7 +56,7 @@ class PowerSgd(StatelessCodec):
     kind: ClassVar[Kind] = Kind.GRADIENT
 
     def __post_init__(self) -> None:
-        """Reject a `powersgd_rank` below 1, and a `value_dtype` that is not in VALUE_DTYPES."""
+        """Raise an error if `powersgd_rank` is below 1, or `value_dtype` not in VALUE_DTYPES."""
         if self.powersgd_rank < 1:
             raise ConfigurationError(
                 f"--powersgd_rank={self.powersgd_rank}: expected 1 or more columns of each factor "
@@ -85,7 +85,7 @@ class PowerSgd(StatelessCodec):
         """Return a packet: low-rank blocks of matrices, and dense blocks of tensors sent whole.
 
         Raises:
-            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
+            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity.
         """
         check_finite(tensors, ctx)
         ctx = dataclasses.replace(ctx, finite=True)

@@ -1,4 +1,4 @@
-"""The registry of codecs: the values of --codec, and the wrappers that flags add to a codec."""
+"""Registry of gradient codecs: values of --codec, and the wrappers that flags add to a codec."""
 
 from __future__ import annotations
 
@@ -39,22 +39,25 @@ class CodecChoices:
     powersgd_rank: int = 2
 
 
-#: Flag -> default momentum, used if neither the flag nor a script's optimizer sets a momentum.
+#: Flag -> default momentum of the codec, used if neither the flag nor a script's optimizer sets a
+#: momentum.
 _MOMENTA = {"dgs_momentum": 0.7, "dgc_momentum": 0.9}
 
-Wrap = Callable[[Codec, CodecChoices, int], Codec]  # (codec, flags, number of workers) -> codec
+# function of (codec, flags of codecs, number of workers) that returns the wrapped codec
+Wrap = Callable[[Codec, CodecChoices, int], Codec]
 
 
 @dataclasses.dataclass(frozen=True)
 class CodecEntry:
-    """How to build the codec of one value of --codec.
+    """Description of how to build the gradient codec for one value of the flag --codec.
 
     Attributes:
-        base: Innermost codec class. Its fields are filled from the flags of the same names.
+        base: Innermost codec class, whose fields are filled from the flags of the same names.
         wrap: Function that adds the wrappers specific to this codec; None: the codec has no
-            wrappers of that kind.
-        own: Names of the flags that `wrap` reads.
-        warmup_epochs: Number of warm-up epochs if --warmup_epochs is not set; 0: no warm-up.
+            specific wrappers.
+        own: Names of the flags that the function `wrap` of this codec reads.
+        warmup_epochs: Number of warm-up epochs of the codec if the flag --warmup_epochs is not set;
+            0: no warm-up.
     """
 
     base: type[Codec]
@@ -97,8 +100,8 @@ def _deep(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
         codec = Clip(codec, choices.dgc_clip_norm / nb_workers**0.5, choices.dgc_clip_scope)
     elif choices.dgc_clip_scope != "model":
         raise ConfigurationError(
-            f"--dgc_clip_scope={choices.dgc_clip_scope} without --dgc_clip_norm: nothing is "
-            "clipped; set the norm, or leave the scope out."
+            f"--dgc_clip_scope={choices.dgc_clip_scope} without --dgc_clip_norm: no gradient is "
+            "clipped. Set --dgc_clip_norm, or leave --dgc_clip_scope out."
         )
     return RateAtSend(codec)
 
@@ -113,7 +116,7 @@ _DGC_CHOICES = (
     *("dgc_clip_norm", "dgc_clip_scope"),
 )
 
-#: Value of the flag --codec -> how to build the codec.
+#: Value of the flag --codec -> how to build the gradient codec.
 CODECS: dict[str, CodecEntry] = {
     "dense": CodecEntry(Dense),
     "topk": CodecEntry(TopK),
@@ -129,14 +132,14 @@ CODECS: dict[str, CodecEntry] = {
 def build_codec(
     name: str, choices: CodecChoices, nb_workers: int = 1, leaves_momentum: bool = False
 ) -> Codec:
-    """Return the codec `name` with all wrappers that the flags in `choices` add.
+    """Return the gradient codec `name` with all wrappers that the flags in `choices` add.
 
     Args:
-        name: Codec name, a key of CODECS.
-        choices: Flags of codecs, as the user set them.
+        name: Name of the gradient codec, a key of CODECS.
+        choices: Flags of gradient codecs, as the user set them.
         nb_workers: Number of workers in the run.
         leaves_momentum: True: a momentum that the user did not set stays None, and `with_momentum`
-            sets it later. False: it gets its default.
+            sets it later. False: the momentum gets its default.
 
     Raises:
         ConfigurationError: A flag has an illegal value, or no effect with this codec.
@@ -165,7 +168,7 @@ def build_codec(
 
 
 def _refuse_idle(name: str, row: CodecEntry, choices: CodecChoices) -> None:
-    """Reject flags without effect on the codec; all codecs accept the rate and the value dtype."""
+    """Raise an error if a flag has no effect on the codec."""
     usual = {field.name: field.default for field in dataclasses.fields(CodecChoices)}
     heeded = row.heeds | {"compression_rate", "value_dtype"}
     for setting, default in usual.items():
@@ -174,19 +177,20 @@ def _refuse_idle(name: str, row: CodecEntry, choices: CodecChoices) -> None:
         if value != default and not is_off and setting not in heeded:
             codecs = [codec for codec, entry in CODECS.items() if setting in entry.heeds]
             raise ConfigurationError(
-                f"--{setting}={value} has no effect with --codec={name}; it is for --codec="
-                f"{', '.join(codecs)}. Leave it out, or change the codec."
+                f"--{setting}={value} has no effect with --codec={name}; the flag is for "
+                f"--codec={', '.join(codecs)}. Leave --{setting} out, or change --codec."
             )
     if choices.error_decay is not None and not choices.error_feedback:
         raise ConfigurationError(
-            f"--error_decay={choices.error_decay:g} without --error_feedback: there is no residual "
-            "that could decay. Set --error_feedback too, or leave out --error_decay."
+            f"--error_decay={choices.error_decay:g} without --error_feedback: there is no "
+            "residual (unsent part of earlier updates) that could decay. Set --error_feedback "
+            "too, or leave out --error_decay."
         )
     if choices.error_ahead and not choices.error_feedback:
         raise ConfigurationError(
-            f"--error_ahead={choices.error_ahead:g} without --error_feedback: there is no residual "
-            "that local steps could begin with. Set --error_feedback too, or leave out "
-            "--error_ahead."
+            f"--error_ahead={choices.error_ahead:g} without --error_feedback: there is no "
+            "residual (unsent part of earlier updates) with which local steps could begin. Set "
+            "--error_feedback too, or leave out --error_ahead."
         )
     is_exact = choices.value_dtype in (None, "float32")
     if choices.error_feedback and row.base is Dense and is_exact:

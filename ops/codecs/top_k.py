@@ -1,4 +1,4 @@
-"""The codec that sends the entries of largest magnitude in each tensor."""
+"""Gradient codec that sends the entries of largest magnitude in each tensor."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ SELECTIONS = ("exact", "carried")
 
 @dataclasses.dataclass(frozen=True)
 class TopK(FusedSparsifier):
-    """Send the k entries of largest magnitude in each tensor and drop the others, as in AdaComp.
+    """Codec that sends the k entries of largest magnitude in each gradient tensor, as in AdaComp.
 
-    For a tensor of n entries, ``k = max(1, floor(c * n + 1e-9))``. Ties go to the lowest index.
-    Zeros are never sent: an all-zero tensor gives no block. With c >= 1 every entry is sent.
+    For a tensor of n entries and compression rate c, TopK sends ``k = max(1, floor(c * n + 1e-9))``
+    entries. Among entries of equal magnitude, TopK sends those with the lowest index. TopK never
+    sends zeros: an all-zero tensor gives no block. With compression rate c >= 1, TopK sends every
+    entry.
 
     Attributes:
-        compression_rate: c, the fraction of entries sent, above 0.
-        value_dtype: Dtype of the sent values on the wire, one of thinwire.ops.types.VALUE_DTYPES
-            and FEW_BITS.
+        compression_rate: c, the fraction of gradient entries sent, above 0.
+        value_dtype: Dtype of the sent gradient values on the wire, for example float32, int8 or
+            sign (VALUE_DTYPES and FEW_BITS in thinwire.ops.types).
         selection: "exact": send the k largest entries. "carried": send the entries above the last
             step's threshold, which adapts so that about k entries (0.8 k to 1.3 k) are sent.
 
@@ -39,7 +41,7 @@ class TopK(FusedSparsifier):
     selection: str = "exact"
 
     def __post_init__(self) -> None:
-        """Reject a `selection` that is not in SELECTIONS."""
+        """Raise an error if `selection` is not in SELECTIONS."""
         super().__post_init__()
         if self.selection not in SELECTIONS:
             raise ConfigurationError(
@@ -61,7 +63,7 @@ class TopK(FusedSparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> list[Selected]:
-        """Add tensors to residuals, then remove and return the entries to send.
+        """Add gradients to the residuals, then remove and return the entries to send.
 
         Returns:
             One (positions, values) pair per tensor.
@@ -80,7 +82,7 @@ class TopK(FusedSparsifier):
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[Selected]:
-        """Return the entries to send, one (positions, values) pair per tensor."""
+        """Return the gradient entries to send, one (positions, values) pair per tensor."""
         counts = [kept_entries(rate, tensor.size) for tensor in tensors]
         if self.selection == "exact":
             return [ctx.kernels.top_k(*pair) for pair in zip(tensors, counts, strict=True)]

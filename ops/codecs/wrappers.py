@@ -1,4 +1,4 @@
-"""Wrappers around any codec: they apply the learning rate, clip, warm up, or send tensors whole."""
+"""Codec wrappers that apply the learning rate, clip, warm up, or send small tensors whole."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ CLIP_SCOPES = ("model", "tensor")
 
 @dataclasses.dataclass(frozen=True)
 class Descend(CodecWrapper):
-    """Send changes of weights: pass ``-learning rate * tensors`` to the inner codec.
+    """Codec wrapper that passes ``-learning rate * gradients`` (weight changes) to the codec.
 
-    The inner codec's residual (the values not sent yet) is then a sum of changes, each at the
-    learning rate of its step. A new learning rate does not rescale the residual.
+    The residual of the inner codec (the values not sent yet) is then a sum of weight changes, each
+    at the learning rate of its step. A new learning rate does not rescale the residual (the weight
+    changes not sent yet).
 
     Attributes:
-        inner: Codec that encodes the changes of weights.
+        inner: Gradient codec that encodes the changes of weights.
 
     Source: Dual-Way Gradient Sparsification, ICPP 2020 (its residual sums eta times gradients).
     """
@@ -49,7 +50,7 @@ class Descend(CodecWrapper):
         """Return the inner codec's packet for the changes of weights.
 
         Raises:
-            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
+            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity.
         """
         ctx = _with_factor(ctx, len(tensors), -ctx.learning_rate)
         packet, state = super().encode(tensors, state, ctx)
@@ -58,14 +59,14 @@ class Descend(CodecWrapper):
 
 @dataclasses.dataclass(frozen=True)
 class RateAtSend(CodecWrapper):
-    """Send changes of weights: multiply the inner packet by minus the current learning rate.
+    """Codec wrapper that multiplies the inner packet of gradients by minus the learning rate.
 
     The inner codec's residual (the values not sent yet) is a sum of gradients, so a new learning
-    rate applies to the residual too. The minus sign is applied to the tensors and the rate to the
-    packet's scales, so that no value is rounded twice.
+    rate applies to the residual too. RateAtSend applies the minus sign to the tensors and the
+    learning rate to the packet's scales, so that no value is rounded twice.
 
     Attributes:
-        inner: Codec that encodes the gradients.
+        inner: Gradient codec to which this wrapper passes the gradients.
 
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018.
     """
@@ -82,7 +83,7 @@ class RateAtSend(CodecWrapper):
         """Return the inner codec's packet with its values times the learning rate.
 
         Raises:
-            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
+            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity.
         """
         rate = ctx.learning_rate
         ctx = _with_factor(ctx, len(tensors), -1.0)
@@ -93,8 +94,8 @@ class RateAtSend(CodecWrapper):
 
     def undelivered(self, packet: Packet, state: State) -> State:
         """Let the inner codec take its packet back, without the factor of the learning rate."""
-        # The residual sums gradients: with the rate in the packet's scales, the inner codec would
-        # add changes of weights to the residual.
+        # The residual sums gradients: with the learning rate in the packet's scales, the inner
+        # codec would add changes of weights to the residual.
         blocks = tuple(
             dataclasses.replace(block, values=dataclasses.replace(block.values, scale=scale))
             for block, scale in zip(packet.blocks, state["scales"], strict=True)
@@ -104,11 +105,11 @@ class RateAtSend(CodecWrapper):
 
 @dataclasses.dataclass(frozen=True)
 class Clip(CodecWrapper):
-    """Clip the tensors to an L2 norm before the inner codec accumulates them.
+    """Codec wrapper that clips gradients to an L2 norm before the inner codec accumulates them.
 
     Attributes:
-        inner: Codec that gets the clipped tensors.
-        norm: Largest L2 norm that the clipped tensors can have, above 0.
+        inner: Codec that gets the clipped gradient tensors.
+        norm: Largest L2 norm that the clipped gradients can have, above 0.
         scope: "model": `norm` limits the norm over all tensors together. "tensor": `norm` limits
             the norm of each tensor.
 
@@ -120,7 +121,7 @@ class Clip(CodecWrapper):
     scope: str = "model"
 
     def __post_init__(self) -> None:
-        """Reject a norm that is not finite and above 0, and an unknown scope."""
+        """Raise an error if the norm is not finite and above 0, or the scope is unknown."""
         if not 0 < self.norm < math.inf:
             raise ConfigurationError(
                 f"--dgc_clip_norm={self.norm}: expected a finite number above 0 (0 on the command "
@@ -134,10 +135,10 @@ class Clip(CodecWrapper):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet for the clipped tensors.
+        """Return the inner codec's packet for the clipped gradient tensors.
 
         Raises:
-            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
+            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity.
         """
         check_finite(tensors, ctx)
         factors = ctx.factors or (1.0,) * len(tensors)
@@ -166,15 +167,16 @@ def has_clipping(codec: Codec) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class WarmUp(CodecWrapper):
-    """Send more entries in the first epochs: ``R ** ((e + 1) / (E + 1))`` of them in epoch e < E.
+    """Codec wrapper that sends the fraction ``R ** ((e + 1) / (E + 1))`` of entries in epoch e < E.
 
-    At least R, the rate after the warm-up, is sent. With R = 0.001 and E = 4 the fractions are 25,
-    6.3, 1.6 and 0.4 %, then 0.1 %. Epochs are counted by the examples that all workers of the run
-    have consumed.
+    The warm-up sends at least the fraction R, the compression rate after the warm-up. With R =
+    0.001 and E = 4 the warm-up sends 25, 6.3, 1.6 and 0.4 % of the entries in its epochs, then 0.1
+    %. The epochs of the warm-up are counted by the examples that all workers of the run have
+    consumed.
 
     Attributes:
-        inner: Codec that sends a fraction of the entries.
-        compression_rate: R, the fraction of entries sent after the warm-up.
+        inner: Codec that sends a fraction of the gradient entries.
+        compression_rate: R, the fraction of gradient entries sent after the warm-up.
         epochs: E, the number of warm-up epochs, at least 1.
 
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, section 3.3.
@@ -184,7 +186,7 @@ class WarmUp(CodecWrapper):
     epochs: int = 4
 
     def __post_init__(self) -> None:
-        """Reject a warm-up of less than one epoch, and a compression rate of 0 or less."""
+        """Raise an error if the warm-up is below one epoch, or the compression rate 0 or less."""
         check_rate(self.compression_rate)
         if self.epochs < 1:
             raise ConfigurationError(
@@ -195,15 +197,16 @@ class WarmUp(CodecWrapper):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet with this epoch's fraction of the entries.
+        """Return the inner codec's packet with this epoch's fraction of the gradient entries.
 
         Raises:
-            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
+            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity.
         """
         epoch = min(int(ctx.epoch), self.epochs)
         rate = self.compression_rate
         keep = max(rate, rate ** ((epoch + 1) / (self.epochs + 1)))
-        # A `keep` from the caller wins: a worker sets it to flush the residual at the end.
+        # A `keep` from the caller takes precedence over the warm-up: a worker sets it to send the
+        # whole residual at the end.
         if ctx.keep is None:
             ctx = dataclasses.replace(ctx, keep=keep)
         return super().encode(tensors, state, ctx)
@@ -211,10 +214,10 @@ class WarmUp(CodecWrapper):
 
 @dataclasses.dataclass(frozen=True)
 class DenseBelow(CodecWrapper):
-    """Send small tensors whole: biases, for example, cost few bytes and suffer most from delay.
+    """Codec wrapper that sends small tensors whole: biases cost few bytes and suffer from delay.
 
-    A DenseBelow outside other wrappers acts as if it were inside them, directly around the codec:
-    the other wrappers process the small tensors too.
+    A DenseBelow outside other codec wrappers acts as if it were inside them, directly around the
+    codec: the other wrappers process the small tensors too.
 
     Attributes:
         inner: Codec for the large tensors; small tensors are sent in the inner codec's value dtype.
@@ -225,11 +228,11 @@ class DenseBelow(CodecWrapper):
     takes_factors: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Reject `entries` below 1: no tensor could be small."""
+        """Raise an error if `entries` is below 1, because then no tensor could be small."""
         if self.entries < 1:
             raise ConfigurationError(
                 f"--dense_below={self.entries}: expected 1 or more entries (0 on the command line "
-                "treats all tensors alike)."
+                "sparsifies all tensors)."
             )
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
@@ -245,7 +248,7 @@ class DenseBelow(CodecWrapper):
         """Return dense blocks of small tensors and the inner codec's blocks of large tensors.
 
         Raises:
-            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
+            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity.
         """
         check_finite(tensors, ctx)
         ctx = dataclasses.replace(ctx, finite=True)
@@ -304,7 +307,7 @@ class DenseBelow(CodecWrapper):
         return Dense(self.inner.value_dtype)
 
     def _slots(self, tensors: Sequence[Float32]) -> tuple[list[int], list[int]]:
-        """Return the slot numbers of the small tensors, and the slot numbers of the large ones."""
+        """Return the numbers of the small tensors, and the numbers of the large ones."""
         small = [slot for slot, tensor in enumerate(tensors) if tensor.size < self.entries]
         return small, [slot for slot, tensor in enumerate(tensors) if tensor.size >= self.entries]
 
@@ -320,7 +323,7 @@ def _pick(tensors: Sequence[Float32], slots: Sequence[int]) -> list[Float32]:
 
 
 def _joined(one: Packet, slots: Sequence[int], other: Packet, others: Sequence[int]) -> Packet:
-    """Merge two packets with blocks that are numbered by indices into `slots` and into `others`."""
+    """Merge two packets whose blocks are numbered by indices into `slots` and `others`."""
 
     def moved(packet: Packet, to: Sequence[int]) -> list[Block]:
         return [dataclasses.replace(block, slot=to[block.slot]) for block in packet.blocks]

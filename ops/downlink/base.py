@@ -1,4 +1,4 @@
-"""The interface of down codecs, which select the content of a shard's replies to workers."""
+"""Interface of downlink codecs, which select the content of a shard server's replies to workers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 
 class DownCodec(Policy, Protocol):
-    """Selects the weights or updates that a shard sends in its replies to workers.
+    """Selects the weights or updates that a shard server sends in its replies to workers.
 
-    An implementation is a frozen dataclass of hyper-parameters. The state belongs to the caller. A
-    method may change the state in place to save a copy; only the returned state is valid then.
+    A downlink codec is a frozen dataclass of hyper-parameters. The state of a downlink codec
+    belongs to the caller. A method of a downlink codec may change the passed state in place to save
+    a copy; the caller must use only the returned state.
 
     Attributes:
-        keeps_replicas: Whether replies depend on a replica of the worker's weights, kept on the
-            shard.
-        omits_own_entries: Whether a reply may omit entries that the worker can compute from its own
+        keeps_replicas: Whether replies depend on a replica (copy) of the worker's weights on the
+            shard server.
+        omits_own_entries: Whether a reply may omit weights that the worker can compute from its own
             push.
         relays: Whether a reply may hold the coded updates of rounds instead of new weights.
     """
@@ -33,7 +34,7 @@ class DownCodec(Policy, Protocol):
     relays: ClassVar[bool] = False
 
     def init(self, size: int) -> State:
-        """Return the down codec's state for a shard of `size` weights before the first reply."""
+        """Return the codec's state for a shard of `size` weights, before the first reply."""
 
     def record_update(
         self,
@@ -44,24 +45,27 @@ class DownCodec(Policy, Protocol):
         relayed: RelayedRound | None = None,
         before_change: BeforeChange = unguarded,
     ) -> State:
-        """Record that an update changed the shard's weights.
+        """Record that an update changed the shard server's weights.
 
         Args:
             indices: [k] int64, ascending positions of the changed weights; None: all weights.
-            version: Version of the shard (number of applied updates) after the update.
-            state: State of the down codec, from `init` or an earlier call.
-            own: Changed entries that one worker can compute from its own push; None if the update
+            version: Version of the shard server's weights (number of applied updates) after the
+                update.
+            state: State of the downlink codec, from `init` or an earlier call.
+            own: Changed weights that one worker can compute from its own push; None if the update
                 merges several pushes, or if replies cannot omit entries.
             relayed: Coded updates of the workers in this round; None if anything other than their
-                plain mean changed the weights, or if the down codec does not relay.
-            before_change: Function to call with an array of the state before the array changes.
+                plain mean changed the weights, or if the downlink codec relays no updates.
+            before_change: Function to call with an array of the downlink codec's state before the
+                array changes.
         """
         return state
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return a key; requests with equal keys may share the arrays of one reply.
+        """Return a key of the request; requests with equal keys may share one reply's arrays.
 
-        By default it is the base version: the reply does not depend on the worker.
+        By default the sharing key is the base version of the worker's weights: the reply does not
+        depend on the worker.
         """
         return request.base_version
 

@@ -1,7 +1,8 @@
-"""The exact down codecs `dense` and `delta`: their replies make a worker's weights the shard's.
+"""Exact downlink codecs `dense` and `delta`, after whose replies worker and shard weights agree.
 
-``dense`` sends the whole model in every reply, as AdaComp's published code does. ``delta`` sends
-the weights that changed since the worker's version; docs/methods/adacomp.md states the rule.
+The downlink codec ``dense`` sends the whole model in every reply, as AdaComp's published code does.
+The downlink codec ``delta`` sends the weights that changed since the worker's version;
+docs/methods/adacomp.md states the rule.
 """
 
 from __future__ import annotations
@@ -22,32 +23,36 @@ if TYPE_CHECKING:
 
 
 def full_reply(shard: ShardView) -> ModelReply:
-    """Return a reply with a copy of all weights of the shard."""
+    """Return a reply with a copy of all weights of the shard server."""
     return ModelReply(Operation.FULL, Update(None, shard.keep(shard.theta)), shard.version, "full")
 
 
 def check_fraction(name: str, value: float) -> None:
     """Raise ConfigurationError if the value of the setting `name` is not from 0 to 1."""
     if not 0 <= value <= 1:  # rejects NaN too, as comparisons with NaN are False
-        raise ConfigurationError(f"{name}={value}: expected a fraction from 0 to 1.")
+        raise ConfigurationError(
+            f"{name}={value} of --down_codec: expected a fraction from 0 to 1."
+        )
 
 
-#: Limits of the window of newest updates in `DownDelta`: positions of all updates, as a fraction of
-#: the shard's entries (with more, scanning all entries is as fast), and number of updates.
+#: Limits of the window of newest updates in `DownDelta`: the first is the number of positions of
+#: all updates, as a fraction of the shard's weights (with more positions, scanning all weights is
+#: as fast); the second is the number of updates.
 _WINDOW, _MOST_UPDATES = 0.25, 64
 
 
 def _keep_positions(state: State, indices: Int64, version: int, own: OwnEntries | None) -> None:
-    """Append an update to the window of remembered updates, and drop the oldest beyond limits."""
+    """Append an update to the window of remembered updates, and drop the oldest ones."""
     import numpy as np
 
     size, window = state["last_changed"].size, state["scratch"].setdefault("window", [])
-    # The window must hold consecutive versions: `_changed_since` merges all updates after a base
-    # version, and a missing version would hide the entries that its update changed.
+    # The window of updates must hold consecutive versions: `_changed_since` merges all updates
+    # after a base version, and a missing version would hide the weights that its update changed.
     if window and window[-1]["version"] != version - 1:
         window.clear()
     dtype = np.int32 if size < 1 << 31 else np.int64
-    not_own = indices[:0]  # entries that the update's sender cannot compute; almost always empty
+    # entries that the update's sender cannot compute from its own push; almost always empty
+    not_own = indices[:0]
     if own is not None and len(own.indices) < len(indices):
         not_own = np.setdiff1d(indices, own.indices, assume_unique=True)
     entry = {"version": version, "indices": indices.astype(dtype), "rest": not_own.astype(dtype)}
@@ -65,7 +70,7 @@ def _changed_since(base: int, own: State | None, state: State) -> Int64:
     if not window or window[0]["version"] > base + 1:
         is_lacking = last_changed > base
         if own is not None:
-            # Omit an entry of the worker's push only if no later update changed the entry.
+            # Omit an entry of the worker's own push only if no later update changed the weight.
             own_indices = own["indices"]
             is_lacking[own_indices[last_changed[own_indices] == own["version"]]] = False
         return np.flatnonzero(is_lacking)
@@ -73,7 +78,8 @@ def _changed_since(base: int, own: State | None, state: State) -> Int64:
     newer = [update for update in window if update["version"] > base]
     sets = [update["rest" if update["version"] == own_version else "indices"] for update in newer]
     joined = np.concatenate(sets)
-    joined.sort()  # not kind="stable": the vectorized sort is faster than a merge of sorted runs
+    # not kind="stable", because numpy's vectorized sort is faster than a merge of sorted ranges
+    joined.sort()
     is_new = np.ones(joined.size, bool)
     np.not_equal(joined[1:], joined[:-1], out=is_new[1:])
     return joined[is_new].astype(np.int64)
@@ -81,40 +87,43 @@ def _changed_since(base: int, own: State | None, state: State) -> Int64:
 
 @dataclasses.dataclass(frozen=True)
 class DownDense(DownCodec):
-    """Send the whole shard every time."""
+    """Downlink codec that sends all weights of the shard server in every reply."""
 
     def init(self, size: int) -> State:
-        """Return the empty state."""
+        """Return the empty state of a codec that needs none."""
         return {}
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return a reply with all weights of the shard."""
+        """Return a reply with all weights of the shard server."""
         return full_reply(shard)
 
 
 @dataclasses.dataclass(frozen=True)
 class DownDelta(DownCodec):
-    """Send the new values of the entries that changed since the worker's version (SET).
+    """Downlink codec that sends the weights that changed since the worker's version (SET).
 
-    One int32 per weight holds the version of the weight's last change and serves every worker. The
-    state also keeps the positions of the newest updates, up to `_WINDOW` of all weights: merging a
-    few updates takes a fraction of the time of scanning all weights. If more than `dense_fraction`
-    of the weights changed, the whole shard takes fewer bytes and is sent instead.
+    One int32 per weight holds the version of the weight's last change, for the replies to every
+    worker. The state of the downlink codec also has the positions of the newest updates, up to
+    `_WINDOW` of all weights: merging a few updates takes a fraction of the time of scanning all
+    weights. If more than `dense_fraction` of the weights changed, all weights of the shard server
+    take fewer bytes and are sent instead.
 
     A reply omits the entries of the worker's own push that no other update has changed since the
-    worker's base version: the worker adds the values that it sent (SET_REST). The state keeps the
-    positions of each worker's newest push for this purpose. Checkpoints do not contain these
-    positions, because a worker that rejoins receives the whole model.
+    worker's base version: the worker adds the values that it sent (operation SET_REST). The state
+    of the downlink codec stores the positions of each worker's newest push, so that a reply can
+    omit them. Checkpoints do not contain the positions of each worker's newest push, because a
+    worker that rejoins receives the whole model.
 
     Attributes:
-        dense_fraction: Fraction of changed weights above which the whole shard is sent, 0 to 1.
+        dense_fraction: Fraction of changed weights above which all weights of the shard server are
+            sent, 0 to 1.
     """
 
     dense_fraction: float = 0.6
     omits_own_entries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject a `dense_fraction` outside 0 to 1."""
+        """Raise an error if `dense_fraction` is outside 0 to 1."""
         check_fraction("dense_fraction", self.dense_fraction)
 
     def init(self, size: int) -> State:
@@ -139,9 +148,10 @@ class DownDelta(DownCodec):
             return state
         before_change(state["last_changed"], indices)
         if own is not None:
-            # The worker adds its values to the weights of its base version. The sum equals the
-            # shard's weights only where no other update changed the entry between the base version
-            # and this push. Read `last_changed` now: this push overwrites it below.
+            # The worker adds its pushed values to the weights of its base version. The sum equals
+            # the shard's weights only where no other update changed the entry between the base
+            # version and this push. `last_changed` must be read now, because this push overwrites
+            # it below.
             untouched = state["last_changed"][own.indices] <= own.base_version
             indices_to_omit = own.indices if untouched.all() else own.indices[untouched]
             state["scratch"][str(own.worker)] = own.as_state(indices_to_omit)
@@ -176,7 +186,7 @@ class DownDelta(DownCodec):
         return ModelReply(operation, Update(changed, shard.theta[changed]), shard.version, "delta")
 
     def _own_entries(self, request: ModelRequest, state: State) -> State | None:
-        """Return the entries that the worker computes from this request's push; None if none."""
+        """Return the entries that the worker computes from this request's push, or None."""
         entries: State | None = state["scratch"].get(str(request.worker))
         push = (request.step, request.base_version)
         if entries is None or (entries["step"], entries["base_version"]) != push:

@@ -1,9 +1,9 @@
-"""The entries of a worker's own push that the shard's reply to the worker can omit.
+"""Entries of a worker's own push that the shard server's reply to the worker can omit.
 
-If the shard applies a push alone and simply adds it, most of its entries end at exactly the value
-that the worker computes from its weights and the sent values with the same float32 operation. The
-shard does not derive these entries from settings: it compares the results with its weights, bit by
-bit.
+If the shard server applies a push alone and simply adds it, most of the changed weights end at
+exactly the value that the worker computes from its weights and the sent values with the same
+float32 operation. The shard server does not derive from settings which entries the worker can
+compute: it compares the results with its weights, bit by bit.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class OwnEntries:
     worker: int  # number of the worker that sent the push
     step: int  # the worker's step in which it sent the push
     base_version: int  # version of the worker's weights when it computed the push
-    version: int  # version of the shard after the push was applied
-    indices: Int64  # [j] int64, positions of the entries in the shard's weights
+    version: int  # version of the shard server's weights after the push was applied
+    indices: Int64  # [j] int64, positions of the entries in the shard server's weights
 
     def as_state(self, indices: Int64) -> State:
-        """Return plain data of the push and `indices`, to be stored in the down codec's state."""
+        """Return plain data of the push and `indices`, to store in the downlink codec's state."""
         return {
             "step": self.step,
             "base_version": self.base_version,
@@ -52,15 +52,16 @@ def find(
 ) -> OwnEntries | None:
     """Return the entries that equal the previous weights plus the sent values, bit for bit.
 
-    Kernels differ on subnormal numbers (TensorFlow's threads flush them to zero). Entries with a
-    subnormal value or sum are therefore not returned, and replies contain these entries.
+    Numerical kernels differ on subnormal numbers (TensorFlow's threads flush them to zero). Entries
+    with a subnormal value or sum are therefore not returned by `find`, and replies contain these
+    entries.
 
     Args:
         arrival: A worker's sparse update of k entries, as received; None if replies cannot omit
             entries.
         before: [k] float32, the weights at the update's entries before the update was applied.
-        theta: [n] float32, all weights of the shard after the update.
-        version: Version of the shard after the update.
+        theta: [n] float32, all weights of the shard server after the update.
+        version: Version of the shard server's weights after the update.
 
     Returns:
         The entries that the reply to the sender can omit; None if the arrival is None.

@@ -1,9 +1,10 @@
-"""The registry of down codecs, and the check for settings without an effect.
+"""Registry of downlink codecs, and the check for settings without an effect.
 
-``dense``, ``delta`` and ``relay`` are exact: after the worker has applied the reply, its weights
-equal the shard's bit for bit. ``sparse`` sends the largest differences first and the smaller ones
-in later replies. ``auto`` works like ``relay`` for a worker until the worker's replies are large,
-and then like ``sparse``.
+The downlink codecs ``dense``, ``delta`` and ``relay`` are exact: after the worker has applied the
+reply, its weights equal the shard server's weights bit for bit. The downlink codec ``sparse`` sends
+the largest differences of weights first and the smaller ones in later replies. The downlink codec
+``auto`` works like ``relay`` for a worker until the worker's replies are large, and then like
+``sparse``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from thinwire.ops.downlink.relay import DownRelay
 from thinwire.ops.downlink.sparse import DownAuto, DownSparse
 from thinwire.ops.types import ConfigurationError
 
-#: Value of the flag --down_codec -> class of the down codec.
+#: Value of the flag --down_codec -> class of the downlink codec.
 DOWN_CODECS: dict[str, type[DownCodec]] = {
     "dense": DownDense,
     "delta": DownDelta,
@@ -28,14 +29,14 @@ DOWN_CODECS: dict[str, type[DownCodec]] = {
 
 
 def refuse_idle(name: str, given: Mapping[str, object]) -> None:
-    """Reject settings of sparse replies if the down codec sends no sparse replies.
+    """Raise an error if settings of sparse replies are given to a codec that sends none.
 
     Args:
-        name: Name of the down codec, a key of DOWN_CODECS.
+        name: Name of the downlink codec, a key of DOWN_CODECS.
         given: Name of a setting (a flag without dashes) -> its value.
 
     Raises:
-        ConfigurationError: A setting has no effect with the down codec.
+        ConfigurationError: A setting has no effect with the downlink codec.
     """
     if issubclass(DOWN_CODECS[name], DownSparse):
         return
@@ -43,6 +44,7 @@ def refuse_idle(name: str, given: Mapping[str, object]) -> None:
     for setting in ("down_ratio", "down_value_dtype", "resync_every", "max_staleness"):
         if given[setting] != defaults[setting]:
             raise ConfigurationError(
-                f"--{setting}={given[setting]} has no effect with --down_codec={name}; it is for "
-                f"--down_codec=sparse and auto. Leave out --{setting}, or change --down_codec."
+                f"--{setting}={given[setting]} has no effect with --down_codec={name}; the flag "
+                f"is for --down_codec=sparse and auto. Leave out --{setting}, or change "
+                "--down_codec."
             )

@@ -1,10 +1,11 @@
-"""The down codec that relays the workers' coded updates: it sends them to the other workers.
+"""Downlink codec that relays (forwards) the workers' coded updates to the other workers.
 
-If a shard adds the plain mean of a round's updates, every worker can do the same. The worker
-decodes the round's updates, sums them in order of worker number and adds the mean, with the same
-functions as the shard. The worker's weights then equal the shard's, bit for bit. Updates of coarse
-values take fewer bytes than the new weights in float32. The shard never codes relayed updates: it
-sends the bytes that it received.
+If a shard server adds the plain mean of a round's updates to the weights, every worker can do the
+same. The worker decodes the relayed updates of a round, sums them in order of worker number and
+adds the mean, with the same functions as the shard server. After the relayed updates the worker's
+weights equal the shard server's weights, bit for bit. Coded updates of coarse (few-bit) values take
+fewer bytes than the new weights in float32. The shard server never codes relayed updates: it
+forwards the bytes that it received.
 """
 
 from __future__ import annotations
@@ -32,31 +33,33 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Int32, Int64
     from thinwire.ops.wire.blocks import WireBlock
 
-#: Limits of the rounds that a shard keeps for relaying: bytes of updates per weight of the shard
-#: (the last round is kept even above this limit), and number of rounds, which also caps the ages
-#: in `_KeptRound.at_least`.
+#: Limits of the rounds that a shard server stores for relaying: the first is the bytes of updates
+#: per weight of the shard (the last round is stored even above this limit); the second is the
+#: number of rounds, which also caps the ages in `_KeptRound.at_least`.
 _KEPT_BYTES, _MOST_ROUNDS = 0.5, 64
-#: Bytes that describe one block in a message's header, and the limit of their sum in a message.
+#: The first number is how many bytes describe one block in a message's header, the second is the
+#: limit of these bytes in a message.
 _DESCRIPTION_BYTES, _MOST_DESCRIPTIONS = 20, 256 << 10
-#: Limit of the entries that a worker decodes from several relayed rounds, per weight of the shard.
+#: Limit of the entries that a worker decodes from several relayed rounds, per weight of the shard
+#: server.
 _MOST_DECODED = 2
 #: Approximate bytes of a float32 weight on the wire, with its exponent deflated.
 _WEIGHT_BYTES = 3.5
 #: Limit of a relayed reply's bytes while other requests wait, as a multiple of the bytes of a delta
-#: reply (new values of the changed weights). The shard must merge, gather and code each entry of a
-#: delta reply, but sends relayed bytes unchanged.
+#: reply (new values of the changed weights). The shard server must merge, gather and code each
+#: entry of a delta reply, but sends relayed bytes unchanged.
 _MOST_MORE = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
 class _KeptRound:
-    """A round (a set of merged updates) that the shard can relay to workers.
+    """A round (a set of merged updates) that the shard server can relay to workers.
 
     Attributes:
-        version: Version of the shard after the round.
-        round: Copies of the workers' updates in the round.
-        num_bytes: Approximate bytes of each update, with the descriptions of the update's blocks.
-        num_entries: Sum of the updates' numbers of entries after decoding.
+        version: Version of the shard server's weights after the round.
+        round: Copies of the workers' coded updates in the round.
+        num_bytes: Approximate bytes of each worker's update, with the descriptions of its blocks.
+        num_entries: Sum over the updates of the number of entries after decoding.
         changed_at: [k] int32: for each weight that the round changed, the version of the weight's
             last change before the round. If the round changed all weights, the number of weights.
     """
@@ -71,9 +74,9 @@ class _KeptRound:
     def at_least(self) -> Int64:
         """[_MOST_ROUNDS + 1] int64: element i counts weights last changed i or more versions ago.
 
-        The ages are relative to this round's version and ignore this round's changes. The property
-        is computed on first use, when a worker lacks the round; a run with one worker never
-        computes it.
+        The age of a weight's last change is relative to this round's version and ignores this
+        round's changes. The property `at_least` is computed on first use, when a worker lacks the
+        round; a run with one worker never computes it.
         """
         import numpy as np
 
@@ -85,14 +88,14 @@ class _KeptRound:
 
 @dataclasses.dataclass(frozen=True)
 class DownRelay(DownDelta):
-    """Work like `DownDelta`, but send the coded updates since a worker's version if that pays.
+    """Downlink codec like `DownDelta` that sends coded updates where they take fewer bytes.
 
-    Relaying coded updates pays if the reply takes no more bytes than a delta reply (new values of
-    the changed weights), or up to a quarter more while other requests wait for the shard.
+    Coded updates are relayed if the reply takes no more bytes than a delta reply (new values of the
+    changed weights), or up to a quarter more while other requests wait for the shard server.
 
     A round can be relayed if the only change of the weights was the plain mean of the received
-    updates, times one factor. The reply omits the receiving worker's own update, which the worker
-    already has.
+    updates, times one factor. A relayed reply omits the receiving worker's own update, which the
+    worker already has.
     """
 
     relays: ClassVar[bool] = True
@@ -109,7 +112,8 @@ class DownRelay(DownDelta):
         """Record the changed weights, and keep the round's updates if they can be relayed."""
         rounds = state["scratch"].setdefault("rounds", [])
         kept_round = None if relayed is None else _keep(relayed, indices, version, state)
-        # The list must hold consecutive versions: a worker that skips a round has wrong weights.
+        # The list of rounds must hold consecutive versions: a worker that skips a round has wrong
+        # weights.
         if kept_round is None or (rounds and rounds[-1].version != version - 1):
             rounds.clear()
         if kept_round is not None:
@@ -118,7 +122,8 @@ class DownRelay(DownDelta):
         most = _KEPT_BYTES * state["last_changed"].size
         while len(rounds) > 1 and (num_bytes > most or len(rounds) > _MOST_ROUNDS):
             num_bytes -= sum(rounds.pop(0).num_bytes)
-        # `_keep` reads `last_changed` of the versions before this one; this call overwrites it.
+        # `_keep` reads `last_changed` as it was before this version; the call of
+        # `super().record_update` overwrites it.
         return super().record_update(indices, version, state, own, before_change=before_change)
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
@@ -142,7 +147,8 @@ def _keep(
         sum(block_bytes(block) + _DESCRIPTION_BYTES for block in update.blocks)
         for update in relayed.updates
     )
-    # A reply omits at most one update, the one that its receiver sent: subtract the largest.
+    # A reply omits at most one update, the update of its receiver, so the largest update is
+    # subtracted.
     if sum(num_bytes) - max(num_bytes) > _MOST_MORE * _WEIGHT_BYTES * size:
         return None
     counts = [sum(map(_num_values, update.blocks)) for update in relayed.updates]
@@ -170,7 +176,7 @@ def _copied(block: Block | WireBlock) -> Block | WireBlock:
 
 
 def _to_relay(request: ModelRequest, state: State) -> RelayedRounds | None:
-    """Return the rounds after the request's base version; None if not kept or not worth it."""
+    """Return the rounds after the request's base version; None if missing or too large."""
     base, stored = request.base_version, state["scratch"].get("rounds")
     if base is None or not stored or not stored[0].version <= base + 1 <= stored[-1].version:
         return None
@@ -190,7 +196,8 @@ def _to_relay(request: ModelRequest, state: State) -> RelayedRounds | None:
         for update in lacked.round.updates:
             num_blocks += len(update.blocks)
             most_blocks = max(most_blocks, len(update.blocks))
-        # Count an entry in the first lacking round that changed it: a delta holds the entry once.
+        # Count an entry in the first lacking round that changed it, because a delta reply holds the
+        # entry once.
         if any(is_sent):
             num_entries += int(lacked.at_least[min(lacked.version - base, _MOST_ROUNDS)])
     if not num_bytes or num_blocks * _DESCRIPTION_BYTES > _MOST_DESCRIPTIONS:

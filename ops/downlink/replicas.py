@@ -1,21 +1,22 @@
-"""Copies of workers' weights on a shard: replicas for sparse replies, and backups by version.
+"""Copies of workers' weights on a shard server: replicas for sparse replies, backups by version.
 
-A **replica** is a dense copy of one worker's weights, for replies that omit some differences
-(`thinwire.ops.downlink.sparse`). The replica has the same bits as the worker's weights: the shard
-and the worker do the same float32 operation with the same decoded values. An omitted difference
-remains between the shard and the replica, so no difference is lost. The functions of this module
-work on this state:
+A **replica** is a dense copy of one worker's weights on the shard server, for replies that omit
+some differences (`thinwire.ops.downlink.sparse`). The replica has the same bits as the worker's
+weights: the shard server and the worker do the same float32 operation with the same decoded values.
+A difference that a reply omits remains between the shard server's weights and the replica, so no
+difference is lost. The functions of this module work on a state, a dict with the keys:
 
-    replicas: worker -> {"weights": [n] float32, "version": shard's version at the last reply}
+    replicas: worker -> {"weights": [n] float32 copy of the worker's weights, "version": version of
+        the shard's weights at the last reply}
     resync: "iterations": number of worker 1's iterations; "step": step of the last counted
         iteration; "snapshot": the shard's weights [n] float32, or [0] while no worker waits for the
         snapshot; "pending": workers that have yet to receive the snapshot
-    scratch: not saved in checkpoints. "difference": [largest slice] float32, memory for the
+    scratch: arrays not saved in checkpoints. "difference": [largest slice] float32, memory for the
         differences of one slice; "last": worker -> `LastReply`
 
 `BackupWeights` holds copies of the shard's weights by version, for weightings that compare a
 gradient with the weights from which it was computed (w_bak in DC-ASGD). Workers that received the
-same version share one copy.
+same version of the weights share one backup copy.
 
 Source: the server of DGS, Yan et al. (ICPP 2020); docs/methods/compression.md.
 """
@@ -40,13 +41,14 @@ if TYPE_CHECKING:
 
 #: A worker sends its model's checksum with its push in every step divisible by this number.
 CHECKSUM_INTERVAL = 1000
-#: Number of the worker that sets the pace: its iterations determine when to take a snapshot.
+#: Number of the worker that sets the pace: its iterations determine when a shard server takes a
+#: snapshot of the weights for all workers.
 _PACEMAKER = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class LastReply:
-    """The shard's last sparse reply to a worker; a retry of the same push receives it again."""
+    """The shard server's last sparse reply to a worker, repeated if the worker retries the push."""
 
     step: int  # the worker's step of the push that the reply answered
     base_version: int  # version of the worker's weights before it applied the reply
@@ -54,7 +56,7 @@ class LastReply:
 
 
 def keep(worker: int, shard: ShardView, state: State) -> None:
-    """Copy the shard's weights into the replica of a worker that will receive the whole shard."""
+    """Copy the shard's weights into the replica of a worker that will receive all of them."""
     replicas = state["replicas"]
     if str(worker) not in replicas:
         replicas[str(worker)] = {"weights": np.empty_like(shard.theta)}
@@ -66,7 +68,7 @@ def keep(worker: int, shard: ShardView, state: State) -> None:
 
 
 def drop(worker: int, state: State) -> None:
-    """Drop the shard's copy of a worker's weights (its replica)."""
+    """Drop the shard server's copy of a worker's weights (its replica)."""
     state["replicas"].pop(str(worker), None)
     _settle(worker, state)
 
@@ -84,12 +86,13 @@ def _settle(worker: int, state: State) -> None:
 def count_iteration(request: ModelRequest, every: int, shard: ShardView, state: State) -> None:
     """Count worker 1's iterations, and take a snapshot of the shard in every `every`-th of them.
 
-    The DGS program takes its snapshot in iterations 151, 301 and so on. The program discards its
-    first iteration, so these iterations are pushes 150, 300 and so on. All workers with a replica
-    receive the snapshot. A new snapshot replaces a snapshot that workers still wait for.
+    The published DGS program takes its snapshot of the model in iterations 151, 301 and so on. The
+    DGS program discards its first iteration, so its snapshots are taken at pushes 150, 300 and so
+    on. All workers with a replica on the shard server receive the snapshot of the weights. A new
+    snapshot of the weights replaces a snapshot that workers still wait for.
     """
     resync = state["resync"]
-    # The comparison of steps keeps a retry of a counted push from being counted again.
+    # The comparison of steps prevents that a retry of a counted push is counted again.
     if request.worker != _PACEMAKER or request.step <= resync["step"]:
         return
     resync["step"] = request.step
@@ -100,10 +103,10 @@ def count_iteration(request: ModelRequest, every: int, shard: ShardView, state: 
 
 
 def send_snapshot(worker: int, shard: ShardView, state: State) -> ModelReply:
-    """Return a reply with the snapshot of the shard, which becomes the worker's replica.
+    """Return a reply with the snapshot of the weights, which becomes the worker's replica.
 
-    The shard's changes since the snapshot are now differences between the shard and the replica;
-    later replies send these differences.
+    The shard server's changes since the snapshot are now differences between its weights and the
+    replica; later replies send these differences.
     """
     replica = state["replicas"][str(worker)]
     snapshot = state["resync"]["snapshot"]
@@ -122,10 +125,11 @@ def send_all(worker: int, shard: ShardView, state: State, is_resync: bool = Fals
 
 
 def send_replica(worker: int, shard: ShardView, state: State) -> ModelReply:
-    """Return a reply with the worker's whole replica: the worker resumes at these weights.
+    """Return a reply with the worker's whole replica, so that the worker resumes at these weights.
 
-    Later replies send the differences between the replica and the shard. A shard that was restored
-    from a checkpoint sends replicas, so that the run continues bit for bit.
+    Later replies send the differences between the replica and the shard server's weights. A shard
+    server that was restored from a checkpoint sends replicas, so that the run continues bit for
+    bit.
     """
     replica = state["replicas"][str(worker)]
     state["scratch"]["last"].pop(str(worker), None)
@@ -138,17 +142,20 @@ def send_largest(
 ) -> ModelReply:
     """Return a reply with the entries of each slice where shard and replica differ most.
 
-    float32 values are the shard's weights and overwrite the worker's (SET). A sent entry then
-    equals the shard's bit for bit, where an addition would round. Values of other dtypes are
-    rounded differences (ADD). The shard adds the rounded differences to the replica as the worker
-    adds them to its weights, so the rounding errors remain as differences and are sent later.
+    Values of dtype float32 are the shard server's weights and overwrite the worker's weights
+    (operation SET). A sent float32 entry then equals the shard server's weight bit for bit, where
+    an addition would round. Sent values of other dtypes are rounded differences of weights
+    (operation ADD). The shard server adds the rounded differences to the replica as the worker adds
+    them to its weights, so the rounding errors remain as differences and are sent later.
 
     Args:
         request: Request of a worker with weights that equal its replica.
-        shard: Weights and version of the shard that replies.
-        ratio: Fraction of each slice's entries to send; at least one entry, but no zero difference.
-        value_dtype: Dtype of the sent values, one of thinwire.ops.types.VALUE_DTYPES.
-        state: State of the down codec; the worker's replica in it is updated as the worker will
+        shard: Weights and version of the shard server that replies.
+        ratio: Fraction of each variable slice's entries to send; at least one entry, but no zero
+            difference.
+        value_dtype: Dtype of the sent values, for example float32 or int8 (VALUE_DTYPES in
+            thinwire.ops.types).
+        state: State of the downlink codec; the worker's replica in it is updated as the worker will
             update its weights.
 
     Returns:
@@ -189,7 +196,7 @@ def sparse_bytes(shard: ShardView, ratio: float, value_dtype: str) -> float:
 
 
 def checksum(pieces: Iterable[Float32]) -> int:
-    """Return the CRC-32 of the little-endian bytes of all pieces, in order."""
+    """Return the CRC-32 of the little-endian bytes of all pieces of an array, in order."""
     total = 0
     for piece in pieces:
         total = zlib.crc32(np.ascontiguousarray(piece, "<f4").data, total)
@@ -199,7 +206,7 @@ def checksum(pieces: Iterable[Float32]) -> int:
 def _largest_differences(
     theta: Float32, copy: Float32, ratio: float, shard: ShardView, state: State
 ) -> Int64:
-    """Return the ascending positions where a slice of the shard differs most from the replica."""
+    """Return the ascending positions where a shard's slice differs most from the replica."""
     scratch = state["scratch"]
     if scratch["difference"].size < theta.size:
         scratch["difference"] = np.empty(_largest_slice(shard), np.float32)
@@ -211,7 +218,7 @@ def _largest_differences(
 def _update_replica(
     copy: Float32, theta: Float32, indices: Int64, value_dtype: str, shard: ShardView
 ) -> CodedValues:
-    """Update the replica at `indices` as the worker will update its weights.
+    """Update the worker's replica at `indices` as the worker will update its weights.
 
     Returns:
         The coded values to send to the worker.
@@ -233,13 +240,14 @@ def _largest_slice(shard: ShardView) -> int:
 
 
 class BackupWeights:
-    """Copies of the shard's weights at the versions that workers received last.
+    """Copies of the shard server's weights at the versions that workers received last.
 
-    The shard records copies only with a weighting that has `needs_copies`.
+    The shard server records copies of its weights only with a weighting policy that has
+    `needs_copies`.
     """
 
     def __init__(self) -> None:
-        """Start without copies of the shard's weights."""
+        """Start without copies of the shard server's weights."""
         # Worker -> version of the weights that the worker received last.
         self._versions: dict[int, int] = {}
         # Version -> the shard's weights [n] float32 at that version, read-only.
@@ -247,12 +255,12 @@ class BackupWeights:
 
     @property
     def copies(self) -> Mapping[int, Float32]:
-        """Version of the shard -> copy of the shard's weights [n] float32 at that version."""
+        """Version of the weights -> copy of the shard's weights [n] float32 at that version."""
         return self._copies
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the copies of the shard's weights take, in bytes."""
+        """Memory that the copies of the shard server's weights take, in bytes."""
         return sum(copy.nbytes for copy in self._copies.values())
 
     def record(self, worker: int, version: int, theta: Float32) -> None:
@@ -265,7 +273,7 @@ class BackupWeights:
         self._drop_unused()
 
     def forget(self, worker: int) -> None:
-        """Drop the version of a worker that has left, and the copy that only it used."""
+        """Forget the version of a worker that has left, and the copy that only it used."""
         self._versions.pop(worker, None)
         self._drop_unused()
 
@@ -277,7 +285,7 @@ class BackupWeights:
         }
 
     def restore(self, state: State) -> None:
-        """Replace all versions and copies by the state that `save` returned."""
+        """Replace all versions and copies of the weights by the state that `save` returned."""
         self._versions = {int(worker): version for worker, version in state["versions"].items()}
         self._copies = {int(version): copy for version, copy in state["copies"].items()}
 

@@ -1,4 +1,4 @@
-"""Estimates of the bytes that a shard's replies take, without coding the replies."""
+"""Estimates of the bytes that a shard server's replies take, without coding the replies."""
 
 from __future__ import annotations
 

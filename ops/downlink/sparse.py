@@ -1,7 +1,7 @@
-"""Down codecs that send a worker's largest differences first and the smaller ones later.
+"""Downlink codecs that send a worker's largest differences first and smaller ones later.
 
-The shard keeps a replica of each worker's weights to know the worker's differences to the shard
-(`thinwire.ops.downlink.replicas`).
+The shard server stores a replica of each worker's weights to know the differences between its
+weights and the worker's weights (`thinwire.ops.downlink.replicas`).
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class DownSparse(DownCodec):
-    """Send the entries of each slice in which the worker differs most from the shard.
+    """Downlink codec that sends the weights that differ most between worker and shard server.
 
-    The shard keeps a replica (copy) of each worker's weights and updates the replica with the
-    decoded values of each reply. Differences that a reply omits remain between the shard and the
-    replica and are sent later. A worker without a replica, or with weights that differ from its
-    replica, receives the whole model.
+    The shard server stores a replica (copy) of each worker's weights and updates the replica with
+    the decoded values of each reply. Differences of weights that a reply omits remain between the
+    shard server and the replica and are sent later. A worker without a replica, or with weights
+    that differ from its replica, receives the whole model.
 
     Attributes:
-        compression_rate: Fraction of entries that workers push; the default of `down_ratio`.
-        down_ratio: Fraction of each slice's entries to send, above 0; 1 or more sends all entries
-            that differ. None: `compression_rate`.
-        down_value_dtype: Dtype of the sent values, one of thinwire.ops.types.VALUE_DTYPES.
+        compression_rate: Fraction of gradient entries that workers push; the default of
+            `down_ratio`.
+        down_ratio: Fraction of each variable slice's weights to send in a reply, above 0; 1 or more
+            sends all weights that differ. None: `compression_rate`.
+        down_value_dtype: Dtype of the values in replies, for example float32 or int8 (VALUE_DTYPES
+            in thinwire.ops.types).
         resync_every: Number of worker 1's iterations between two snapshots of the model, which each
             worker receives with its next reply; 0: no snapshots.
-        max_staleness: Largest age of a worker's weights, in updates of the shard; a worker with
-            older weights receives the whole model; 0: no limit.
+        max_staleness: Largest age of a worker's weights, in updates of the shard server; a worker
+            with older weights receives the whole model; 0: no limit.
 
     Source: the server of DGS with secondary compression, Yan et al. (ICPP 2020);
     docs/methods/compression.md. The resynchronization comes from the DGS program; the paper does
@@ -57,7 +59,7 @@ class DownSparse(DownCodec):
     keeps_replicas: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject fractions of 0 or less, unknown value dtypes, and negative limits."""
+        """Raise an error for fractions of 0 or less, unknown value dtypes, and negative limits."""
         check_rate(self.compression_rate)
         if self.down_ratio is not None:
             check_rate(self.down_ratio, "down_ratio")
@@ -75,7 +77,7 @@ class DownSparse(DownCodec):
 
     @property
     def ratio(self) -> float:
-        """The fraction of each slice's entries that a sparse reply sends."""
+        """The fraction of each variable slice's weights that a sparse reply sends."""
         return self.compression_rate if self.down_ratio is None else self.down_ratio
 
     def init(self, size: int) -> State:
@@ -135,25 +137,27 @@ class DownSparse(DownCodec):
             replicas.count_iteration(request, self.resync_every, shard, state)
 
     def _ratio_for(self, request: ModelRequest, shard: ShardView) -> float:
-        """Return the fraction of each slice's entries to send in this reply."""
+        """Return the fraction of each variable slice's weights to send in this reply."""
         return self.ratio
 
 
 @dataclasses.dataclass(frozen=True)
 class DownAuto(DownSparse):
-    """Work like `DownRelay` for each worker until its replies stay large, then like `DownSparse`.
+    """Downlink codec like `DownRelay` until a worker's replies stay large, then `DownSparse`.
 
-    A reply is large if it changes more than `switch_fraction` of the shard's weights, takes more
-    bytes than a sparse reply, and takes more than `push_factor` times the bytes of its push. After
-    `patience` large replies in a row, the worker gets a replica and sparse replies; the last large
-    reply is still exact. A single large reply only shows that the worker was busy, for example
-    compiling or evaluating. Replies stay exact while they cost about as much as pushes, for example
-    in DGC's warm-up. If `down_ratio` is None, no sparse reply is made smaller than its push.
+    A reply counts as large if it changes more than `switch_fraction` of the shard's weights, takes
+    more bytes than a sparse reply, and takes more than `push_factor` times the bytes of its push.
+    After `patience` large replies in a row, the worker gets a replica on the shard server and
+    sparse replies; the last large reply is still exact. A single large reply only shows that the
+    worker was busy, for example compiling or evaluating. Replies stay exact while they cost about
+    as many bytes as pushes, for example in DGC's warm-up. If `down_ratio` is None, no sparse reply
+    is made smaller than the push that it answers.
 
     Attributes:
-        switch_fraction: Fraction of the shard's weights; only a reply with more entries is large.
-        push_factor: Multiple of a push's bytes; only a reply with more bytes is large. 0: the size
-            of the push does not matter.
+        switch_fraction: Fraction of the shard server's weights; only a reply with more entries
+            counts as large.
+        push_factor: Multiple of a push's bytes; only a reply with more bytes counts as large. 0:
+            the size of the push does not matter.
         patience: Number of large replies in a row after which a worker gets sparse replies.
 
     Source: DGS's secondary compression "on demand"; docs/methods/compression.md.
@@ -166,13 +170,18 @@ class DownAuto(DownSparse):
     relays: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject a `switch_fraction`, `push_factor` or `patience` out of its range."""
+        """Raise an error if `switch_fraction`, `push_factor` or `patience` is out of its range."""
         super().__post_init__()
         check_fraction("switch_fraction", self.switch_fraction)
         if not self.push_factor >= 0:  # rejects NaN too, as comparisons with NaN are False
-            raise ConfigurationError(f"push_factor={self.push_factor}: expected 0 or more.")
+            raise ConfigurationError(
+                f"push_factor={self.push_factor} of --down_codec=auto: expected 0 or more times "
+                "the bytes of a push."
+            )
         if self.patience < 1:
-            raise ConfigurationError(f"patience={self.patience}: expected 1 or more replies.")
+            raise ConfigurationError(
+                f"patience={self.patience} of --down_codec=auto: expected 1 or more large replies."
+            )
 
     def init(self, size: int) -> State:
         """Return the states of DownSparse and DownRelay, and empty tables of exact workers."""
@@ -190,7 +199,7 @@ class DownAuto(DownSparse):
     ) -> State:
         """Record the changed weights for exact replies, which workers without a replica receive.
 
-        A round is not kept for relaying if its only sender is the only worker with exact replies.
+        A round is not stored for relaying if its only sender is the only worker with exact replies.
         """
         if own is not None and str(own.worker) in state["replicas"]:
             own = None
@@ -212,12 +221,14 @@ class DownAuto(DownSparse):
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
         """Return a sparse reply to a worker with a replica, and all changes to another worker."""
-        self._count_iteration(request, shard, state)  # exact replies count as iterations too
+        # iterations of worker 1 with exact replies also count toward the next snapshot
+        self._count_iteration(request, shard, state)
         if str(request.worker) in state["replicas"]:
             return super().gather(request, shard, state)
         since = state["exact_since"].get(str(request.worker))
-        # After a sparse reply the worker's weights equal no version of the shard, so a delta from
-        # its base version would be wrong. Send the whole shard; exact replies start at its version.
+        # After a sparse reply the worker's weights equal no version of the shard server's weights,
+        # so a delta reply from its base version would be wrong. Therefore all weights are sent;
+        # exact replies start at their version.
         if since is None or request.base_version is None or request.base_version < since:
             state["exact_since"][str(request.worker)] = shard.version
             return full_reply(shard)
@@ -246,7 +257,7 @@ class DownAuto(DownSparse):
         return max(self.ratio, request.push_bytes / shard.theta.nbytes)
 
     def _is_large(self, reply: ModelReply, request: ModelRequest, shard: ShardView) -> bool:
-        """Return whether an exact reply is large next to its push and next to a sparse reply."""
+        """Return whether an exact reply is large compared to its push and to a sparse reply."""
         from thinwire.ops.downlink import replicas, sizes
 
         update, size = reply.update, len(shard.theta)

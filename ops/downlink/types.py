@@ -1,4 +1,4 @@
-"""Data types of the downlink: a worker's request for the model, and the shard's reply."""
+"""Data types of the downlink: a worker's request for the model, and the shard server's reply."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 
 class Operation(enum.Enum):
-    """How a shard's reply changes the worker's weights; messages contain these numbers."""
+    """How a shard server's reply changes the worker's weights; messages contain these numbers."""
 
-    NONE = 0  # the weights stay unchanged
-    FULL = 1  # replace all weights of the shard
-    SET = 2  # overwrite the entries in the reply
-    ADD = 3  # add the reply's values to the entries in the reply
-    SET_REST = 4  # SET, after the worker has added its own push to its weights
-    RELAY = 5  # decode the workers' updates in the reply and apply the mean of each round
+    NONE = 0  # the reply leaves the worker's weights unchanged
+    FULL = 1  # the reply replaces all weights of the shard server
+    SET = 2  # the reply's values overwrite the weights at the positions in the reply
+    ADD = 3  # the reply's values are added to the weights at the positions in the reply
+    SET_REST = 4  # like SET, after the worker has added its own push to its weights
+    # the worker decodes the workers' updates in the reply and applies the mean of each round
+    RELAY = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,31 +33,35 @@ class ModelRequest:
 
     worker: int
     step: int  # the worker's step of the push; 0 for a pull
-    base_version: int | None  # version of the worker's weights; None: unknown to this shard
-    push_bytes: int = 0  # bytes of the worker's newest coded push; 0 if it has not pushed
-    is_urgent: bool = False  # True: other workers' requests wait, so the shard must save CPU time
+    base_version: int | None  # version of the worker's weights; None: unknown to this shard server
+    push_bytes: int = 0  # number of bytes of the worker's newest coded push; 0 if it has not pushed
+    # True: other workers' requests wait, so the shard server must save CPU time
+    is_urgent: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardView:
-    """The shard's data that a down codec can read."""
+    """The shard server's data that a downlink codec can read."""
 
-    theta: Float32  # [n], the shard's weights, read-only
-    version: int  # T: number of updates that the shard has applied
+    theta: Float32  # [n], the shard server's weights, read-only
+    version: int  # number of updates that the shard server has applied (T in the literature)
     kernels: Kernels
-    offsets: tuple[int, ...]  # start of each slice in theta, then n
-    keep: Keep = copied  # function that returns the present content of a shard's array for a reply
-    before_change: BeforeChange = unguarded  # function to call before a replica changes
+    # start of each variable slice in theta, then n (the number of weights)
+    offsets: tuple[int, ...]
+    # function that returns the present content of a shard server's array for a reply
+    keep: Keep = copied
+    # function to call before a replica (copy of a worker's weights) changes
+    before_change: BeforeChange = unguarded
 
 
 @dataclasses.dataclass(frozen=True)
 class RelayedUpdate:
-    """One worker's coded update, which a shard sends on to other workers.
+    """One worker's coded update, which a shard server forwards to other workers.
 
     Attributes:
         worker: Number of the worker that sent the update.
-        step: Worker's step of the push that held the update.
-        blocks: Blocks of the update, in wire form as received, or decoded.
+        step: Training step of the worker's push that contained the update.
+        blocks: Coded blocks of the update, in wire form as received, or decoded.
     """
 
     worker: int
@@ -69,9 +74,9 @@ class RelayedRound:
     """A round that changed the weights by ``theta -= rate * mean(updates)`` and nothing else.
 
     Attributes:
-        updates: Workers' updates in the order in which they are summed, by worker number. An update
-            without blocks counts in the mean like the other updates.
-        rate: Factor of the mean, a number that float32 represents exactly.
+        updates: Workers' updates of the round in the order in which they are summed, by worker
+            number. An update without blocks counts in the mean like the other updates.
+        rate: Factor on the mean of the updates, a number that float32 represents exactly.
     """
 
     updates: tuple[RelayedUpdate, ...]
@@ -83,12 +88,13 @@ class RelayedRounds:
     """All rounds since a worker's version, for a reply that omits the worker's own update.
 
     Attributes:
-        rounds: Rounds (sets of updates merged together) in order of the shard's versions.
-        worker: Number of the worker that receives the rounds.
+        rounds: Rounds (sets of updates merged together) in order of the shard server's versions.
+        worker: Number of the worker that receives the relayed rounds.
         step: Step of the worker's push that the reply answers; the reply can omit this push's
             update. 0 for a pull: the reply omits no update.
-        num_bytes: Approximate bytes of the other workers' updates, with block descriptions.
-        num_entries: Approximate number of weights that the rounds change.
+        num_bytes: Approximate bytes of the other workers' updates, with descriptions of their
+            blocks.
+        num_entries: Approximate number of weights that the relayed rounds change.
     """
 
     rounds: tuple[RelayedRound, ...]
@@ -104,12 +110,12 @@ class RelayedRounds:
 
 @dataclasses.dataclass(frozen=True)
 class RepeatedRound:
-    """A relayed round (updates that a shard merged) as the receiving worker decodes it.
+    """A relayed round (updates that a shard server merged) as the receiving worker decodes it.
 
     Attributes:
         updates: Blocks of each worker's update, in the order in which the updates are summed; None
             stands for the receiving worker's own update.
-        rate: Factor of the updates' mean.
+        rate: Factor on the mean of the updates.
     """
 
     updates: tuple[tuple[Block, ...] | None, ...]
@@ -118,13 +124,14 @@ class RepeatedRound:
 
 @dataclasses.dataclass(frozen=True)
 class ModelReply:
-    """A shard's reply to a `ModelRequest` of a worker.
+    """A shard server's reply to a `ModelRequest` of a worker.
 
     Attributes:
-        operation: How the worker applies the update to its weights.
-        update: New values with their positions in the shard; or coded blocks, one per slice (slot =
-            slice number); or workers' updates, which the worker applies as the shard did.
-        version: Version of the worker's weights after it has applied the update.
+        operation: How the worker applies the reply to its weights.
+        update: New values with their positions in the shard server's weights; or coded blocks, one
+            per variable slice (slot = slice number); or workers' updates, which the worker applies
+            as the shard server did.
+        version: Version of the worker's weights after it has applied the reply.
         kind: Kind of reply for the counters: "full" (the whole model), "delta" (all changed
             entries), "sparse" (the largest differences) or "relay" (coded updates of rounds).
         is_resync: True if the whole model was sent although the worker's weights were known.

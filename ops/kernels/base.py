@@ -1,11 +1,11 @@
-"""The interface of the kernels: one function for each array operation of the policies.
+"""Interface of the kernels: one function for each array operation of the policies.
 
-There are two implementations: numpy functions, and `tf.function`s that run on any device. A
-conformance test checks that the results of the two implementations are equal. With the TensorFlow
-kernels, a codec's residuals are `thinwire.ops.kernels.device.DeviceArray`s, and gradients may be
-DeviceArrays, too. Residuals and gradients then stay on the device, and selected entries are
-returned as numpy arrays. A DeviceArray has the operators that codecs use, so codecs handle a
-DeviceArray like a numpy array.
+The kernels have two implementations: numpy functions, and `tf.function`s that run on any device. A
+conformance test checks that the results of the numpy kernels and the TensorFlow kernels are equal.
+With the TensorFlow kernels, a codec's residuals are `thinwire.ops.kernels.device.DeviceArray`s, and
+gradients may be DeviceArrays, too. With the TensorFlow kernels, residuals and gradients stay on the
+device, and selected entries are returned as numpy arrays. A DeviceArray has the operators that
+codecs use, so codecs handle a DeviceArray like a numpy array.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-    #: Selected entries: ascending positions [m], and the values [m] at these positions.
+    #: Selected gradient entries: ascending positions [m], and the values [m] at these positions.
     Selected = tuple[Int64, Float32]
-    #: Selected entries: positions [m], values [m], and the threshold for the next selection.
+    #: Selected gradient entries: positions [m], values [m], and the magnitude threshold for the
+    #: next selection.
     SelectedWithThreshold = tuple[Int64, Float32, float]
-    #: Positions of the weights that a release (a merged update) changed; None means all weights.
+    #: Positions of the weights that a merged update changed; None means all weights.
     HitSet = NDArray[np.integer] | None
 
 
 class SelectWithFeedback(Protocol):
-    """Function that selects entries from the sum of a residual and an addend."""
+    """Function that selects entries from the sum of a residual and an addend (the new gradient)."""
 
     def __call__(
         self,
@@ -61,7 +62,7 @@ class SelectOfEach(Protocol):
 
 
 class SelectOfChunks(Protocol):
-    """Function that selects entries from each chunk of a residual plus an addend."""
+    """Function that selects entries from each chunk of a residual plus an addend (new gradient)."""
 
     def __call__(
         self, residual: Float32, addend: Float32, k: int, chunk: int, factor: float = 1.0, /
@@ -75,65 +76,74 @@ class Accumulate(Protocol):
     def __call__(
         self, target: Float32, addend: Float32, factor: float = 1.0, decay: float = 1.0, /
     ) -> None:
-        """Compute ``target = decay * target + factor * addend`` in place."""
+        """Compute ``target = decay * target + factor * addend`` for arrays in place."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
     """One implementation of the kernels (array operations), in numpy or in TensorFlow.
 
-    The docstrings of the numpy functions document each operation. Selection functions are in
-    `thinwire.ops.kernels.numpy_select` and `numpy_chunks`. Functions for values of few bits are in
-    `few_bits`. All other functions are in `thinwire.ops.kernels.numpy_ops`.
+    The docstrings of the numpy functions document each kernel (array operation). The selection
+    kernels are in `thinwire.ops.kernels.numpy_select` and `numpy_chunks`. The kernels for values
+    quantized to few bits are in `few_bits`. All kernels except selection and few-bit quantization
+    are in `thinwire.ops.kernels.numpy_ops`.
 
     Attributes:
-        name: Name of the implementation, "numpy" or "tf" (TensorFlow).
-        top_k: (x [n], k) -> positions and values of the k entries of largest magnitude.
+        name: Name of the kernels' implementation, "numpy" or "tf" (TensorFlow).
+        top_k: Function (x [n], k) -> positions and values of the k entries of largest magnitude.
         feedback_top_k: Adds an addend to a residual, then removes and returns the k largest
             entries, exactly.
-        feedback_of_each: Does `feedback_top_k` for several residuals with one addend for each.
-        carried_top_k: (x [n], k, threshold of the previous step) -> about k of the largest entries,
-            and the threshold for the next step.
+        feedback_of_each: Does `feedback_top_k` for several residuals with one addend for each
+            residual.
+        carried_top_k: Function (x [n], k, magnitude threshold of the previous step) -> about k of
+            the largest entries, and the threshold for the next step.
         feedback_carried: Does `carried_top_k` for the sum of a residual and an addend.
-        chunk_top_k: (x [n], k, entries per chunk) -> the k largest entries of each chunk.
+        chunk_top_k: Function (x [n], k, entries per chunk) -> the k largest entries of each chunk.
         feedback_chunk_top_k: Does `chunk_top_k` for the sum of a residual and an addend.
-        random_k: (n, k, rng) -> k random positions below n.
-        accumulate: Computes ``target = decay * target + factor * addend`` in place.
-        zeros: (sizes) -> one array of zeros for each size, for a codec's state.
-        joined: (arrays) -> one array with the entries of all arrays, in order.
-        first_not_finite: (tensors) -> index of the first tensor with NaN or infinity, or None.
-        norm: (x [n]) -> L2 norm of x.
-        as_saved: (codec state) -> the state for a checkpoint, with numpy arrays only.
-        as_kept: (saved state, fresh state) -> the saved state, with its arrays on the device where
-            the fresh state has device arrays.
-        quantise: (values [k], dtype) -> values coded in the dtype.
-        quantise_chunks: (values [k], edges [c + 1] of chunks, dtype of few bits) -> (codes [k],
-            scales [c, m]).
-        dequantise: (coded values) -> decoded values [k].
-        apply_sparse: (weights theta [n], indices [k], values [k], rate) subtracts rate * values
-            from theta at the indices, in place.
-        apply_dense: (weights theta [n], values [n], rate) subtracts rate * values in place.
-        scale: (values, rate) -> rate * values.
-        hits: (sets of positions, indices or None for all, scratch [n]) -> sigma [k] int32, the
-            number of sets that contain each entry.
-        damp: (sigma [k]) -> 1 / max(1, sigma) float32, a factor of the learning rate.
-        compensate: (values [k], theta [k], base [k], strength) -> gradient values corrected for the
-            change of the weights from base to theta.
-        adapt: (mean square [k], gradient values [k], decay, strength) -> (next mean square [k],
-            strengths of the compensation [k]).
-        contribution: (values [size], entries per block, averages [n], alpha) -> (new averages of
-            the blocks' mean magnitudes [n], sums of magnitudes [n]).
-        to_levels: (blocks [m, e], bits) -> (levels [m, e], lowest values [m], step widths [m]).
-        best_first: (arrays with m scores, classes [m]) -> positions by class, then by descending
-            score.
-        block_flags: (sums [n]) -> (flags of sums that are not 0, flags of infinite or NaN sums).
-        take_blocks: (values [size], block numbers [m], rows [m, e]) copies the blocks into rows.
-        code_blocks: (values [size], block numbers [m], entries per block, bits) -> (levels [m, e],
-            lowest values [m], step widths [m], coding errors [size]).
-        power_step: (matrix [rows * columns], Q [columns, rank]) -> (P [rows, rank], new Q), or None
-            if the result leaves the range of float32.
-        entries: (P [rows, rank], Q [columns, rank], first, size) -> `size` entries of P Q^T, from
-            entry `first` on.
+        random_k: Function (n, k, random generator) -> k random positions below n.
+        accumulate: Computes ``target = decay * target + factor * addend`` for arrays in place.
+        zeros: Function (sizes) -> one array of zeros for each size, for a codec's state.
+        joined: Function (arrays) -> one array with the entries of all arrays, in order.
+        first_not_finite: Function (tensors) -> index of the first tensor with NaN or infinity, or
+            None.
+        norm: Function (x [n]) -> L2 norm of the array x.
+        as_saved: Function (codec state) -> the codec state for a checkpoint, with numpy arrays
+            only.
+        as_kept: Function (saved codec state, fresh codec state) -> the saved state, with its arrays
+            on the device where the fresh state has device arrays.
+        quantise: Function (values [k], dtype) -> values coded in the dtype.
+        quantise_chunks: Function (values [k], edges [c + 1] of chunks, dtype of few bits) -> (codes
+            [k], scales [c, m] of the chunks).
+        dequantise: Function (coded values) -> decoded float32 values [k].
+        apply_sparse: Function (weights theta [n], indices [k], values [k], rate) that subtracts
+            rate * values from theta at the indices, in place.
+        apply_dense: Function (weights theta [n], values [n], rate) that subtracts rate * values
+            from theta in place.
+        scale: Function (values, rate) -> rate * values.
+        hits: Function (sets of positions, one per update, indices or None for all, scratch [n]) ->
+            sigma [k] int32, the number of updates that changed each entry.
+        damp: Function (staleness sigma [k] of the weights) -> 1 / max(1, sigma) float32, a factor
+            on the learning rate.
+        compensate: Function (gradient values [k], theta [k], base [k], strength) -> gradient values
+            corrected for the change of the weights from base to theta.
+        adapt: Function (mean square [k], gradient values [k], decay, strength) -> (next mean square
+            [k], strengths of the compensation for delay [k]).
+        contribution: Function (values [size], entries per gradient block, averages [n], alpha) ->
+            (new averages of the blocks' mean magnitudes [n], sums of magnitudes [n]).
+        to_levels: Function (gradient blocks [m, e], bits) -> (quantization levels [m, e], lowest
+            values [m], step widths [m]).
+        best_first: Function (arrays with m scores of gradient blocks, classes [m]) -> positions by
+            class, then by descending score.
+        block_flags: Function (sums of the magnitudes of each gradient block [n]) -> (flags of sums
+            that are not 0, flags of infinite or NaN sums).
+        take_blocks: Function (values [size], block numbers [m], rows [m, e]) that copies the blocks
+            of a gradient into rows.
+        code_blocks: Function (values [size], block numbers [m], entries per block, bits) ->
+            (quantization levels [m, e], lowest values [m], step widths [m], coding errors [size]).
+        power_step: Function (matrix [rows * columns], Q [columns, rank]) -> (P [rows, rank], new Q)
+            of PowerSGD, or None if the result leaves the range of float32.
+        entries: Function (P [rows, rank], Q [columns, rank], first, size) -> `size` entries of P
+            Q^T, from entry `first` on.
     """
 
     name: str

@@ -14,9 +14,10 @@ PLACES = tf.TensorSpec([None], tf.int64)
 NUMBER = tf.TensorSpec([], tf.int32)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-#: True: compile functions with XLA, because there is a GPU. None: run TensorFlow's kernels, which
-#: start faster without a GPU. XLA fuses operations that otherwise each need one pass over memory,
-#: but it lacks operations that only a CPU can do, and compiles again for every array length.
+#: True: compile functions with XLA, because there is a GPU. None: run TensorFlow's own operations,
+#: which start faster without a GPU. XLA fuses operations that otherwise each need one pass over
+#: memory, but it lacks operations that only a CPU can do, and compiles again for every array
+#: length.
 USES_XLA = True if tf.config.list_physical_devices("GPU") else None
 
 
@@ -47,21 +48,23 @@ def _put(x: Any, places: Any, values: Any) -> Any:
 class DeviceArray:
     """An array [n] float32 on TensorFlow's device, with the operators of a numpy array.
 
-    An in-place operation replaces the array's tensor by a new tensor. Operands can be numpy arrays:
-    the operators copy numpy operands to the device. `np.asarray` copies a DeviceArray to the host;
-    no operator copies a DeviceArray to the host.
+    An in-place operation replaces the DeviceArray's tensor by a new tensor. Operands of a
+    DeviceArray can be numpy arrays: the operators copy numpy operands to the device. `np.asarray`
+    copies a DeviceArray to the host; no operator copies a DeviceArray to the host.
 
     Attributes:
-        value: [n] float32 tensor on the device, never written to.
+        value: [n] float32 tensor on the device, which is never overwritten.
     """
 
-    __array_ufunc__ = None  # makes numpy's operators call the operators of this class
+    # `__array_ufunc__ = None` makes numpy's operators call the operators of this class
+    __array_ufunc__ = None
     dtype = np.dtype(np.float32)
 
     def __init__(self, value: Any) -> None:
-        """Hold a tensor, or copy a numpy array to the device."""
+        """Store a tensor, or copy a numpy array to the device."""
         if isinstance(value, np.ndarray):
-            # On a CPU, TensorFlow can use the numpy array's memory, which the caller can overwrite.
+            # On a CPU, a TensorFlow tensor can use the numpy array's memory, which the caller can
+            # overwrite.
             value = value.copy()
         self.value = tf.convert_to_tensor(value, tf.float32)
 
@@ -83,7 +86,7 @@ class DeviceArray:
         """Set the entries at positions [k] int64, or all entries, to values [k] or a number.
 
         Raises:
-            IndexError: `where` is a slice of only some entries.
+            IndexError: `where` is a slice of only some entries of the device array.
         """
         if not isinstance(where, slice):
             spread = tf.broadcast_to(tensor_of(values), [len(where)])
@@ -154,7 +157,7 @@ def as_saved(state: Any) -> Any:
 
 
 def as_kept(saved: Any, fresh: Any) -> Any:
-    """Return a saved state, its arrays on the device where the fresh state has device arrays."""
+    """Return a saved codec state, with arrays on the device where the fresh state has them."""
     if isinstance(saved, dict) and isinstance(fresh, dict):
         return {key: as_kept(value, fresh.get(key)) for key, value in saved.items()}
     if isinstance(saved, list) and isinstance(fresh, list) and len(saved) == len(fresh):

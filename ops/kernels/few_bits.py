@@ -11,9 +11,10 @@ sign   1    the mean of the magnitudes
 
 int4 and int2 code a value as the nearest magnitude, and a value half-way between two magnitudes as
 the larger magnitude. means2 codes a magnitude above the overall mean as the mean of the magnitudes
-above it, and a smaller magnitude as the mean of the magnitudes up to it. M and the means are sent
-as bfloat16, so M and the means are rounded to bfloat16 before values are compared with them. Each
-product is rounded to float32 once, so that all nodes decode to equal values.
+above it, and a smaller magnitude as the mean of the magnitudes up to it. The largest magnitude M of
+a chunk and the means are sent as bfloat16, so they are rounded to bfloat16 before values are
+compared with them. Each product of a few-bit code and its scale is rounded to float32 once, so that
+all nodes decode to equal values.
 
 Source: 2 bits of the selected values: SparseLoCo (arXiv 2508.15706); conditional means: Seide et
 al., "1-bit stochastic gradient descent", INTERSPEECH 2014; the scaled sign: Karimireddy et al.,
@@ -74,9 +75,9 @@ def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[NDArray[
     """Code values of consecutive chunks with a few bits each, and compute each chunk's scales.
 
     Args:
-        values: [k] float32, finite values to code.
+        values: [k] float32, finite gradient values to code.
         edges: [c + 1] int64, ascending: the start of each chunk in `values`, from 0 on, and then k.
-        dtype: Dtype to code the values in, one of FEW_BITS.
+        dtype: Few-bit dtype to code the values in, for example int4 or sign (FEW_BITS).
 
     Returns:
         Codes [k] uint8 and scales [c, m] float32, in the layout of a `ChunkedValues`.

@@ -1,4 +1,4 @@
-"""Selection of the kernels (array operations in numpy or TensorFlow) that --kernels names."""
+"""Selection of the kernels (array operations in numpy or TensorFlow) by the flag --kernels."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ KERNEL_CHOICES = ("auto", "tf", "numpy")
 def load_kernels(choice: str, on_gpu: bool = False) -> Kernels:
     """Return the kernels for a value of the flag --kernels.
 
-    Without a GPU, "auto" selects numpy, which is faster on CPUs (`bench/machine/kernels.py`).
+    Without a GPU, the value "auto" of the flag --kernels selects numpy, which is faster on CPUs
+    (`bench/machine/kernels.py`).
 
     Args:
-        choice: "auto", "tf" or "numpy". TensorFlow is imported only if its kernels are selected.
-        on_gpu: Whether the tensors are on a GPU. If so, "auto" selects "tf".
+        choice: Kernels to use: "auto", "tf" or "numpy". TensorFlow is imported only if its kernels
+            are selected.
+        on_gpu: Whether the tensors are on a GPU. If so, the choice "auto" selects "tf".
 
     Raises:
-        ConfigurationError: `choice` is not one of the three names.
+        ConfigurationError: `choice` is not "auto", "tf" or "numpy".
     """
     if choice not in KERNEL_CHOICES:
         raise ConfigurationError(
@@ -37,11 +39,12 @@ def load_kernels(choice: str, on_gpu: bool = False) -> Kernels:
 def _keep_freed_memory() -> None:
     """Make the C library keep freed memory, so that temporary arrays reuse the memory.
 
-    By default, the GNU C library returns freed blocks to the system, and the system fills each new
-    block page by page. Selecting 1 % of 25 M entries then takes a third longer. The library keeps
-    freed blocks up to the size of the largest block that was ever freed (at most 32 MiB), and twice
-    that size in total. The block that this function frees is never touched, so the block takes no
-    memory. The function has no effect with C libraries other than GNU's.
+    By default, the GNU C library returns freed memory blocks to the system, and the system fills
+    each new block page by page. If freed memory is returned to the system, selecting 1 % of 25 M
+    entries takes a third longer. The GNU C library keeps freed memory blocks up to the size of the
+    largest block that was ever freed (at most 32 MiB), and twice that size in total. The memory
+    block that `_keep_freed_memory` frees is never written, so the block takes no memory.
+    `_keep_freed_memory` has no effect with C libraries other than GNU's.
     """
     import numpy as np
 

@@ -1,8 +1,8 @@
 """Exact selection of the largest entries of each chunk of an array, in one pass over memory.
 
-A chunk is a run of `chunk` consecutive entries. The last chunk can be shorter; the functions select
-the same fraction of its entries as of a full chunk.
-Source: Wang et al., "SparseLoCo" (arXiv 2508.15706); docs/methods/local_steps.md.
+A chunk is a range of `chunk` consecutive entries of an array. The last chunk of an array can be
+shorter; the functions select the same fraction of its entries as of a full chunk. Source: Wang et
+al., "SparseLoCo" (arXiv 2508.15706); docs/methods/local_steps.md.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-_PIECE = 1 << 17  # number of entries handled together: they and their magnitudes stay in cache
+# number of entries processed together: they and their magnitudes stay in the processor's cache
+_PIECE = 1 << 17
 
 
 def chunk_top_k(x: Float32, k: int, chunk: int) -> tuple[Int64, Float32]:
-    """Return the k entries of largest magnitude in each chunk (run of entries) of an array.
+    """Return the k entries of largest magnitude in each chunk (range of entries) of an array.
 
-    Among equal magnitudes, the entries with the lowest indices are selected. Zeros are never
-    selected, so fewer than k entries of a chunk can be returned.
+    Among entries of equal magnitude, the entries with the lowest indices are selected. Zeros are
+    never selected, so `chunk_top_k` can return fewer than k entries of a chunk.
 
     Args:
-        x: [n] float32, finite values to select from.
+        x: Array [n] float32 of finite gradient values from which to select.
         k: Number of entries to select from each full chunk, 1 to `chunk`. From a shorter last chunk
             of m entries, ceil(k m / chunk) entries are selected.
         chunk: Number of entries per chunk, at least 1.
@@ -45,11 +46,12 @@ def feedback_chunk_top_k(
     """Add an addend to a residual, then remove and return the entries that `chunk_top_k` selects.
 
     Args:
-        residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.
-        addend: [n] float32, finite values to add.
-        k: Number of entries to select from each full chunk.
-        chunk: Number of entries per chunk.
-        factor: Factor of the addend in the addition.
+        residual: [n] float32, changed in place: ``+= factor * addend``, then set to zero where
+            selected.
+        addend: [n] float32, finite values to add to the residual.
+        k: Number of entries to select from each full chunk of the sum.
+        chunk: Number of entries per chunk of the array.
+        factor: Factor by which the addend is multiplied before the addition.
     """
     return _select(residual, addend, k, chunk, factor)
 
@@ -104,7 +106,8 @@ def _mark(rows: Float32, k: int, kept: NDArray[np.bool_]) -> None:
         return
     lowest = np.partition(rows, length - k, axis=1)[:, length - k, None]
     kept &= rows >= lowest
-    # Magnitudes equal to the k-th largest can raise the number above k: deselect the last of them.
+    # Magnitudes equal to the k-th largest can raise the number of selected entries above k, so the
+    # last of them are deselected.
     for row in (np.count_nonzero(kept, axis=1) > k).nonzero()[0]:
         ties = (rows[row] == lowest[row]).nonzero()[0]
         surplus = np.count_nonzero(kept[row]) - k

@@ -1,14 +1,15 @@
 """The kernels in numpy, named like the fields of `thinwire.ops.kernels.base.Kernels`.
 
-Arithmetic is float32, in a fixed order: product = rate * value, then theta - product. The
-TensorFlow kernels use the same order, so the results are equal bit for bit above the subnormal
-range (TensorFlow's threads flush subnormal numbers to zero).
+The arithmetic of the numpy kernels is float32, in a fixed order: product = rate * value, then theta
+- product. The TensorFlow kernels use the same order of operations as the numpy kernels, so the
+results are equal bit for bit above the subnormal range (TensorFlow's threads flush subnormal
+numbers to zero).
 
-The module's sections: arrays of a codec's state; applying updates; hits of entries (AdaComp's
-staleness); delay compensation (DC-ASGD); values in fewer bits; blocks of a gradient with their
-contributions and levels (DGT); products of thin matrices (PowerSGD). Functions that select entries
-are in `thinwire.ops.kernels.numpy_select` and `numpy_chunks`. Functions for values of few bits,
-with scales for each chunk, are in `few_bits`.
+The sections of the module `numpy_ops`: arrays of a codec's state; applying updates; hits of entries
+(AdaComp's staleness); delay compensation (DC-ASGD); values in fewer bits; blocks of a gradient with
+their contributions and levels (DGT); products of thin matrices (PowerSGD). Kernels that select
+entries are in `thinwire.ops.kernels.numpy_select` and `numpy_chunks`. Kernels for values quantized
+to few bits, with scales for each chunk, are in `few_bits`.
 """
 
 from __future__ import annotations
@@ -28,21 +29,29 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-# Numbers of entries that the functions handle together, so that the touched memory stays in cache.
-_FINITE_PIECE = 1 << 18  # entries that `peak` reads twice; the second read is from cache
-_REGION = 1 << 19  # entries of the scratch array that `hits` counts in together, for any model size
-_PIECE = 1 << 16  # entries of a dense update, or of blocks, with a buffer for their products
-_TILE_ENTRIES = 1 << 15  # entries of one tile of a matrix product in `entries`
+# Number of entries that the function `peak` reads twice; the second read is from the processor's
+# cache.
+_FINITE_PIECE = 1 << 18
+# number of weights whose hits (updates of the weight) the function `hits` counts together, for any
+# model size
+_REGION = 1 << 19
+# number of entries of a dense update, or of gradient blocks, that are processed at a time
+_PIECE = 1 << 16
+# number of entries of one tile of a matrix product in the function `entries`
+_TILE_ENTRIES = 1 << 15
 
-#: Term under the square root in `adapt`: keeps strengths finite where all gradients were 0.
+#: Term under the square root in `adapt`, which keeps the strength of the delay compensation finite
+#: where all gradients were 0.
 FLOOR = 1e-7
 
 LARGEST_FLOAT16 = np.float32(65504)
 LARGEST_BFLOAT16 = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
-_LARGEST_CODE = 127  # int8 codes are -127 to 127: 0 is exact, and both signs have the same range
-# Limit of PowerSGD's factors, below float32's largest (3.4e38): margin for sums and rounding.
+# int8 codes are from -127 to 127, so that 0 is exact and both signs have the same range
+_LARGEST_CODE = 127
+# Limit of the entries of PowerSGD's factors, below float32's largest number (3.4e38), with a margin
+# for sums and rounding.
 _LARGEST_FACTOR = np.float32(1e37)
 
 
@@ -77,7 +86,8 @@ def peak(values: Float32) -> float:
     for start in range(0, values.size, _FINITE_PIECE):
         piece = values[start : start + _FINITE_PIECE]
         high, low = float(piece.max()), float(piece.min())
-        # max and min of NaN are NaN, and a comparison with NaN is False, so `not` catches NaN too.
+        # The max and min of NaN are NaN, and a comparison with NaN is False, so the `not` in this
+        # condition catches NaN too.
         if not (high < math.inf and low > -math.inf):
             return math.inf
         largest = max(largest, high, -low)
@@ -98,7 +108,8 @@ def norm(tensor: Float32) -> float:
         square = float(np.dot(tensor, tensor))
     if 1e-30 < square < math.inf:
         return math.sqrt(square)
-    # The sum of squares leaves the range of float32: divide by the largest magnitude first.
+    # The sum of squares leaves the range of float32, so the tensor is divided by its largest
+    # magnitude first.
     largest = float(np.max(np.abs(tensor), initial=0.0))
     return largest * float(np.linalg.norm(tensor / np.float32(largest))) if largest else 0.0
 
@@ -120,10 +131,10 @@ def apply_sparse(theta: Float32, indices: Int64, values: Float32, rate: float | 
     """Subtract a sparse update from weights: ``theta[indices] -= rate * values`` in place.
 
     Args:
-        theta: [n] float32, weights, changed in place.
+        theta: [n] float32, weights, which `apply_sparse` changes in place.
         indices: [k] int64, unique positions of the values in theta.
         values: [k] float32, gradients or changes of weights.
-        rate: One rate for all entries, or [k] float32 with a rate for each entry.
+        rate: One learning rate for all entries, or [k] float32 with a rate for each entry.
     """
     np.subtract.at(theta, indices, scale(values, rate))
 
@@ -153,16 +164,16 @@ def hits(
     indices: Int64 | None,
     scratch: NDArray[Any],
 ) -> NDArray[np.int32]:
-    """Count how many updates changed each entry: the entry's staleness sigma.
+    """Count how many updates changed each weight: the weight's staleness sigma.
 
-    The cost is O(number of updates * k). The scratch array is processed in regions that stay in
-    cache.
+    The cost of `hits` is O(number of updates * k). The scratch array of `hits` is processed in
+    regions that stay in the processor's cache.
 
     Args:
         window: One set of changed positions per update: ascending, unique positions [k] of any
             integer dtype, or None for a dense update, which changed every entry.
-        indices: [k] int64, ascending positions of the entries to count updates for. None: all
-            entries.
+        indices: [k] int64, ascending positions of the weights for which to count updates. None: all
+            weights.
         scratch: [n] integers for a shard of n weights, all zero before and after the call.
 
     Returns:
@@ -175,7 +186,8 @@ def hits(
         for touched in sparse:
             np.add.at(sigma, touched.astype(np.int64), np.int32(1))
         return sigma
-    # Count in groups of sets: more sets than this would overflow a counter in `scratch`.
+    # The counts are made in groups of sets, because more sets than `largest_count` would overflow a
+    # counter in `scratch`.
     largest_count = int(np.iinfo(scratch.dtype).max)
     for first in range(0, len(sparse), largest_count):
         _add_hits(sparse[first : first + largest_count], indices, scratch, sigma)
@@ -205,25 +217,26 @@ def _add_hits(
         for touched in positions:
             counter[touched] += increment
         sigma[part] += counter.take(indices[part] - start)
-        for touched in positions:  # set scratch to zero again for the next region and call
+        # set the scratch array to zero again for the next region and call
+        for touched in positions:
             counter[touched] = 0
 
 
 def damp(sigma: NDArray[Any]) -> Float32:
-    """Return the fraction of the learning rate for each entry: 1 / max(1, sigma).
+    """Return the fraction of the learning rate for each weight: 1 / max(1, sigma).
 
     Args:
-        sigma: [k] integers, number of updates that changed each entry (its staleness).
+        sigma: [k] integers, number of updates that changed each weight (its staleness).
     """
     shares: Float32 = np.float32(1) / np.maximum(sigma, 1).astype(np.float32)
     return shares
 
 
 def union(sets: Sequence[Int64]) -> Int64:
-    """Return all positions that are in any of the sets, ascending and once each.
+    """Return all positions that are in any of the sets, ascending and without duplicates.
 
-    This function does not use np.unique, which hashes. A stable sort merges the sets, which are
-    sorted already, a hundred times faster.
+    The function `union` does not use np.unique, which hashes. A stable sort merges the sets of
+    positions, which are sorted already, a hundred times faster than np.unique.
 
     Args:
         sets: At least one set of ascending, unique positions [k] int64.
@@ -250,7 +263,7 @@ def compensate(
         values: g, [k] float32, the gradient computed at the weights `base`.
         theta: [k] float32, the current weights.
         base: [k] float32, the weights at which g was computed.
-        strength: L, the strength of the correction, one number or [k] float32.
+        strength: L, the strength of the correction for delay, one number or [k] float32.
 
     Returns:
         The corrected gradient, [k] float32, a new array.
@@ -268,20 +281,24 @@ def adapt(
 ) -> tuple[Float32, Float32]:
     """Return the next running mean of g * g, and the compensation strengths L for that mean.
 
-    ``m = decay * m + (1 - decay) * g * g`` and ``L = strength / sqrt(m + 1e-7)``.
+    The formulas of `adapt` are ``m = decay * m + (1 - decay) * g * g`` and ``L = strength / sqrt(m
+    + 1e-7)``.
 
     Args:
-        mean_square: Previous mean m, [k] float32, not negative; 0 before the first gradient.
-        values: Gradient g, [k] float32.
-        decay: Weight of the previous mean, from 0 (use only this gradient) to below 1.
-        strength: Numerator of L, not negative.
+        mean_square: Previous running mean m of squared gradients, [k] float32, not negative; 0
+            before the first gradient.
+        values: Gradient g of the weights, [k] float32.
+        decay: Weight of the previous mean of squared gradients, from 0 (use only this gradient) to
+            below 1.
+        strength: Numerator of the compensation strength L, not negative.
 
     Returns:
         The next mean m and the strengths L, [k] float32 each, new arrays.
     """
     averaged = values * values
     averaged *= np.float32(1 - decay)
-    # One scratch array for all steps: fresh memory pages cost more than the arithmetic.
+    # One scratch array is used for all operations, because fresh memory pages cost more time than
+    # the arithmetic.
     scratch = np.multiply(mean_square, np.float32(decay))
     averaged += scratch
     np.sqrt(np.add(averaged, np.float32(FLOOR), out=scratch), out=scratch)
@@ -296,12 +313,13 @@ def quantise(values: Float32, dtype: str) -> CodedValues:
     """Code float32 values in a dtype with as many or fewer bits.
 
     Args:
-        values: [k] float32, finite values to code.
-        dtype: float32 (no copy); bfloat16 (round to nearest even); float16 (limit to +-65504); int8
-            (one scale = max|v| / 127 for all values, round half to even).
+        values: [k] float32, finite gradient values to code.
+        dtype: Dtype of the coded values: float32 (no copy); bfloat16 (round to nearest even);
+            float16 (limit to +-65504); int8 (one scale = max|v| / 127 for all values, round half to
+            even).
 
     Raises:
-        ValueError: `dtype` is none of these four names.
+        ValueError: `dtype` is not float32, bfloat16, float16 or int8.
     """
     if dtype == "float32":
         return CodedValues(dtype, values)
@@ -346,7 +364,8 @@ def int8_scale(largest: float) -> float:
     if largest == 0:
         return 1.0
     scale = np.float32(largest / _LARGEST_CODE)
-    # If the scale was rounded up, the largest code may decode to infinity: round down.
+    # If the scale was rounded up, the largest code may decode to infinity, so the scale is rounded
+    # down.
     if float(scale) * _LARGEST_CODE > _LARGEST_FLOAT32:
         scale = np.nextafter(scale, np.float32(0))
     return max(float(scale), _SMALLEST_SCALE)
@@ -355,7 +374,7 @@ def int8_scale(largest: float) -> float:
 def unknown_dtype(dtype: str) -> ValueError:
     """Return the error to raise for an unknown value dtype."""
     return ValueError(
-        f"value dtype {dtype!r} is unknown; expected float32, bfloat16, float16 or int8."
+        f"the value dtype {dtype!r} is unknown; expected float32, bfloat16, float16 or int8."
     )
 
 
@@ -379,15 +398,16 @@ def contribution(
 ) -> tuple[Float32, Float32]:
     """Update the running mean magnitude (contribution) of each block of a tensor.
 
-    The new average is ``alpha * average + (1 - alpha) * mean magnitude``. If a block's sum of
-    magnitudes is not finite, the block's average stays unchanged.
+    The new average magnitude of a block is ``alpha * average + (1 - alpha) * mean magnitude``. If a
+    block's sum of magnitudes is not finite, the block's average stays unchanged.
 
     Args:
         values: [size] float32, the tensor's values.
-        block_entries: Number of entries per block. The last block can have fewer entries; its mean
-            is over these entries only.
-        averages: [n] float32, previous average of each block, n = ceil(size / block_entries).
-        alpha: Weight of the previous average, 0 to 1.
+        block_entries: Number of entries per gradient block. The last block of a tensor can have
+            fewer entries; its mean is over these entries only.
+        averages: [n] float32, previous average magnitude of each gradient block, n = ceil(size /
+            block_entries).
+        alpha: Weight of a block's previous average magnitude, 0 to 1.
 
     Returns:
         The new averages [n] float32, and the sums of magnitudes [n] float32. A sum is 0 only for a
@@ -414,12 +434,13 @@ def contribution_at(
     """Do `contribution` for a sparse tensor: `values` has some of its entries; the others are 0.
 
     Args:
-        values: [k] float32, stored entries of the tensor, in order of their positions.
-        edges: [n + 1] int64: the values of block b are ``values[edges[b] : edges[b + 1]]``.
-        size: Number of entries of the tensor, with the zeros.
-        block_entries: Number of entries per block.
-        averages: [n] float32, previous average of each block.
-        alpha: Weight of the previous average, 0 to 1.
+        values: [k] float32, stored entries of the sparse tensor, in order of their positions.
+        edges: [n + 1] int64: the values of gradient block b are ``values[edges[b] : edges[b +
+            1]]``.
+        size: Number of entries of the sparse tensor, with the zeros.
+        block_entries: Number of entries per gradient block.
+        averages: [n] float32, previous average magnitude of each gradient block.
+        alpha: Weight of a block's previous average magnitude, 0 to 1.
     """
     sums = np.zeros(averages.size, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -451,8 +472,8 @@ def to_levels(rows: Float32, bits: int) -> tuple[NDArray[Any], Float32, Float32]
     """Code the values of blocks of equal length as levels between each block's lowest and highest.
 
     Args:
-        rows: [m, e] float32, one block per row, e above 0.
-        bits: Bits per level: 16, 8 or 4.
+        rows: [m, e] float32, one gradient block per row, e above 0.
+        bits: Number of bits per quantization level: 16, 8 or 4.
 
     Returns:
         Levels [m, e], uint16 with 16 bits and uint8 with 8 or 4 bits; the blocks' lowest values [m]
@@ -469,9 +490,9 @@ def to_levels_at(
     """Code the values of adjacent blocks of any length above 0 as levels (see `to_levels`).
 
     Args:
-        values: [k] float32, the values of all blocks, block after block.
-        starts: [m] int64, ascending from 0: the start of each block in `values`.
-        bits: Bits per level: 16, 8 or 4.
+        values: [k] float32, the values of all gradient blocks, block after block.
+        starts: [m] int64, ascending from 0: the start of each gradient block in `values`.
+        bits: Number of bits per quantization level: 16, 8 or 4.
 
     Returns:
         Levels [k]; the blocks' lowest values [m] and step widths [m].
@@ -486,7 +507,7 @@ def to_levels_at(
 
 
 def from_levels(levels: NDArray[Any], lows: Float32, steps: Float32) -> Float32:
-    """Return the values of the levels; the blocks' lowest values and steps are broadcast."""
+    """Return the values of quantization levels; blocks' lowest values and steps broadcast."""
     values = levels.astype(np.float32)
     values += np.float32(0.5)
     values *= steps
@@ -501,10 +522,11 @@ def step_of(lows: Float32, highs: Float32, bits: int) -> Float32:
 
 def _levels(values: Float32, lows: Float32, steps: Float32, bits: int) -> NDArray[Any]:
     levels = values - lows
-    # A block of equal values has step 0: divide its differences, which are 0, by 1.
+    # A block of equal values has step width 0, so its differences, which are 0, are divided by 1.
     levels /= np.where(steps > 0, steps, np.float32(1))
     np.minimum(levels, np.float32(2**bits - 1), out=levels)
-    return levels.astype(_dtype(bits))  # the cast truncates, which equals floor for levels >= 0
+    # the cast to an integer truncates, which equals floor for levels >= 0
+    return levels.astype(_dtype(bits))
 
 
 def _dtype(bits: int) -> type:
@@ -527,10 +549,11 @@ def block_flags(sums: Float32) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 def best_first(scores: Sequence[Float32], classes: NDArray[np.uint8]) -> Int64:
     """Return positions of scores by class, and within a class by descending score.
 
-    Equal scores of a class stay in order of their positions.
+    In the sorted order, equal scores of a class stay in order of their positions.
 
     Args:
-        scores: Arrays that together have m float32 scores. Scores in class 1 are finite.
+        scores: Arrays that together have m float32 scores of gradient blocks. Scores in class 1 are
+            finite.
         classes: [m] uint8, class of each score: class 0 comes first, then class 1; class 2 is
             omitted from the result.
     """
@@ -541,11 +564,11 @@ def best_first(scores: Sequence[Float32], classes: NDArray[np.uint8]) -> Int64:
 
 
 def take_blocks(values: NDArray[Any], numbers: Int64, out: NDArray[Any]) -> None:
-    """Copy some blocks of full length out of a tensor.
+    """Copy some gradient blocks of full length out of a tensor.
 
     Args:
-        values: [size] of any dtype, the tensor.
-        numbers: [m] int64, numbers of the blocks to copy.
+        values: [size] of any dtype, the tensor that consists of blocks.
+        numbers: [m] int64, numbers of the gradient blocks to copy.
         out: [m, entries per block], overwritten with the blocks.
     """
     np.take(rows_of(values, out.shape[1]), numbers, axis=0, out=out, mode="clip")
@@ -554,13 +577,13 @@ def take_blocks(values: NDArray[Any], numbers: Int64, out: NDArray[Any]) -> None
 def code_blocks(
     values: Float32, numbers: Int64, block_entries: int, bits: int
 ) -> tuple[NDArray[Any], Float32, Float32, Float32]:
-    """Code some blocks of full length of a tensor with `to_levels`.
+    """Code some gradient blocks of full length of a tensor with `to_levels`.
 
     Args:
-        values: [size] float32, the tensor.
-        numbers: [m] int64, ascending numbers of the blocks to code.
-        block_entries: e, the number of entries per block.
-        bits: Bits per level: 16, 8 or 4.
+        values: [size] float32, the tensor that consists of blocks.
+        numbers: [m] int64, ascending numbers of the gradient blocks to code.
+        block_entries: e, the number of entries per gradient block.
+        bits: Number of bits per quantization level: 16, 8 or 4.
 
     Returns:
         Levels [m, e], lowest values [m], step widths [m], and errors [size] float32. The error of a
@@ -593,14 +616,15 @@ def rows_of(values: NDArray[Any], block_entries: int) -> NDArray[Any]:
 def entries(left: Float32, right: Float32, first: int, size: int) -> Float32:
     """Return consecutive entries of the matrix product ``left @ right.T``, row by row.
 
-    Each entry is summed separately and in a fixed order, so that any part of the matrix decodes to
-    the same bits on every machine. A matrix product of BLAS does not guarantee equal bits.
+    Each entry of the matrix product is summed separately and in a fixed order, so that any part of
+    the matrix decodes to the same bits on every machine. A matrix product of BLAS does not
+    guarantee equal bits on every machine.
 
     Args:
-        left: Left factor [rows, rank] float32, rank at least 1.
-        right: Right factor [columns, rank] float32.
-        first: Index of the first entry to return, in the flattened product.
-        size: Number of entries to return.
+        left: Left factor of the product, [rows, rank] float32, rank at least 1.
+        right: Right factor of the product, [columns, rank] float32.
+        first: Index of the first entry to return, in the flattened matrix product.
+        size: Number of entries of the matrix product to return.
 
     Returns:
         The entries [size] float32; not finite where factors or sums are not finite.
@@ -663,11 +687,12 @@ def subspace_step(
 def directed(right: Float32, rng: np.random.Generator) -> Float32:
     """Scale each column of Q to a largest magnitude of 1; replace columns of zeros by random ones.
 
-    A column of zeros would stay zero in all later steps. The lengths of the nonzero columns have no
-    effect on the step's result, but would leave the range of float32 after some steps.
+    A column of zeros in Q would stay zero in all later steps of PowerSGD. The lengths of the
+    nonzero columns of Q have no effect on the step's result, but would leave the range of float32
+    after some steps.
 
     Args:
-        right: Q [columns, rank] float32, finite.
+        right: Right factor Q [columns, rank] of PowerSGD, float32, finite.
         rng: Random generator, used only if Q has a column of zeros.
     """
     largest = np.abs(right).max(axis=0)

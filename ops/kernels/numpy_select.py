@@ -1,11 +1,12 @@
 """Selection in numpy: the k entries of largest magnitude, and random positions.
 
-The exact selection compares all entries with a threshold from a sample, in one pass over
-cache-sized pieces, and finds slightly more than k candidates. The exact k entries are then selected
-among the candidates. If fewer than k entries reach the threshold, all entries are compared, so the
-result does not depend on the sample. The carried selection uses the previous step's threshold: it
-selects about k entries with less work. Both selections can add an addend to an error-feedback
-residual in the same pass.
+The exact selection of the k largest entries compares all entries with a threshold from a sample, in
+one pass over cache-sized chunks, and finds slightly more than k candidates. The k largest entries
+are then selected exactly among the candidates. If fewer than k entries reach the threshold from the
+sample, all entries are compared, so the result does not depend on the sample. The carried selection
+uses the previous step's magnitude threshold: it selects about k entries with less work than the
+exact selection. The exact and the carried selection can add an addend to an error-feedback residual
+in the same pass.
 
 Source: AdaComp's selection; docs/methods/adacomp.md.
 """
@@ -21,38 +22,50 @@ import numpy as np
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-#: Arrays with fewer entries are sorted as a whole: sampling a threshold costs more than it saves.
+#: Arrays with fewer entries than EXACT_BELOW are sorted as a whole, because sampling a threshold
+#: costs more time than it saves.
 EXACT_BELOW = 4096
 #: The carried selection rejects the previous step's threshold if more than TOO_MANY * k or fewer
 #: than TOO_FEW * k entries reach the threshold.
 TOO_MANY, TOO_FEW = 1.3, 0.8
 
-_ACCUMULATE_PIECE = 1 << 16  # entries per addition: its three arrays fit in the second-level cache
-_PEELED_FRACTION = 0.05  # if more of the entries are selected, bit peeling takes too many rounds
-_SCANNED_FRACTION = 0.2  # if more are selected, comparing with a threshold excludes too few entries
-_SAMPLED_KEPT = 200  # selected entries expected in a sample: its rank is then accurate to 7 %
-_HINTED = 1.4  # rank of the hint divided by k: fewer than k entries seldom reach the hint
-_COUNTED = 1 << 14  # from this many magnitudes on, counting by size replaces partitioning them all
-_COUNTED_BITS = 17  # lower bits of a float that counting ignores: counted sizes are 1/64 apart
-_SMALL = 1024  # arrays with fewer entries are sorted together: cheaper than one call per array
-_TOGETHER = 3  # least number of small arrays to sort together; fewer are faster one by one
-_MAGNITUDE = np.int32(0x7FFFFFFF)  # mask of a float32's bits without the sign
-_FEW = 32  # up to this many magnitudes are too few to extrapolate a threshold from
-_SLOPE = 0.3  # assumed slope if it cannot be fitted: magnitudes fall with this power of the rank
-_SAFETY = 4.0  # standard deviations of the sampled rank by which a threshold is lowered
-_PIECE = 1 << 17  # entries per comparison pass: its buffers fit in the second-level cache
-_REGION = 1 << 21  # entries per gather, a multiple of _PIECE: they fit in the last-level cache
-_WORD = 32  # bits per word from which the bit peeling takes one bit per round
+# number of entries per addition, whose three arrays fit in the second-level cache
+_ACCUMULATE_PIECE = 1 << 16
+# fraction of selected entries above which bit peeling takes too many rounds
+_PEELED_FRACTION = 0.05
+# fraction of selected entries above which comparing with a threshold excludes too few entries
+_SCANNED_FRACTION = 0.2
+# number of selected entries expected in a sample, whose rank is then accurate to 7 %
+_SAMPLED_KEPT = 200
+# rank of the hint (an expected magnitude) divided by k, so that fewer than k entries seldom reach
+# the hint
+_HINTED = 1.4
+# number of magnitudes from which counting by size replaces partitioning all of them
+_COUNTED = 1 << 14
+# number of lower bits of a float that counting ignores, so that counted sizes are 1/64 apart
+_COUNTED_BITS = 17
+# number of entries below which arrays are sorted together, which is cheaper than one call per array
+_SMALL = 1024
+_TOGETHER = 3  # least number of small arrays to sort together; fewer arrays are faster one by one
+_MAGNITUDE = np.int32(0x7FFFFFFF)  # bit mask of a float32's magnitude (all bits except the sign)
+_FEW = 32  # number of magnitudes up to which a threshold cannot be extrapolated from them
+_SLOPE = 0.3  # assumed slope if it cannot be fitted: magnitudes fall with this power of their rank
+_SAFETY = 4.0  # number of standard deviations of the sampled rank by which a threshold is lowered
+# number of entries per comparison pass, whose buffers fit in the second-level cache
+_PIECE = 1 << 17
+# number of entries per gather, a multiple of _PIECE, which fit in the last-level cache
+_REGION = 1 << 21
+_WORD = 32  # number of bits per word from which the bit peeling takes one bit per round
 
 
 def accumulate(target: Float32, addend: Float32, factor: float = 1.0, decay: float = 1.0) -> None:
     """Do ``target = decay * target + factor * addend`` in place, and round each product.
 
     Args:
-        target: [n] float32, changed in place.
-        addend: [n] float32, added to the target.
-        factor: Factor of the addend; 1 leaves it unchanged.
-        decay: Factor of the target before the addition; 1 leaves it unchanged.
+        target: [n] float32 array that is changed in place.
+        addend: [n] float32, added to the target array.
+        factor: Factor on the addend; 1 leaves it unchanged.
+        decay: Factor on the target before the addition; 1 leaves it unchanged.
     """
     product = np.empty(min(_ACCUMULATE_PIECE, target.size) if factor != 1 else 0, np.float32)
     for start in range(0, target.size, _ACCUMULATE_PIECE):
@@ -77,11 +90,11 @@ def random_k(n: int, k: int, rng: np.random.Generator) -> Int64:
 def top_k(x: Float32, k: int) -> tuple[Int64, Float32]:
     """Return the k entries of largest magnitude of an array.
 
-    Among equal magnitudes, the lowest indices are selected. Zeros are never selected, so fewer than
-    k entries can be returned.
+    Among entries of equal magnitude, those with the lowest indices are selected. Zeros are never
+    selected, so `top_k` can return fewer than k entries.
 
     Args:
-        x: [n] float32, finite values to select from.
+        x: Array [n] float32 of finite gradient values from which to select.
         k: Number of entries to select; n or more selects every non-zero entry.
 
     Returns:
@@ -101,16 +114,17 @@ def feedback_top_k(
     """Add an addend to a residual, then remove and return the k largest entries of the sum.
 
     Args:
-        residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.
-        addend: [n] float32, finite values to add.
-        k: Number of entries to select, as for `top_k`.
-        factor: Factor of the addend in the addition.
+        residual: [n] float32, changed in place: ``+= factor * addend``, then set to zero where
+            selected.
+        addend: [n] float32, finite values to add to the residual.
+        k: Number of entries of the sum to select, as for `top_k`.
+        factor: Factor by which the addend is multiplied before the addition.
         hint: A magnitude that slightly more than k entries are expected to reach; 0 if unknown. The
             hint changes only the running time, not the result.
 
     Returns:
         Indices and values of the k largest entries of the sum, as `top_k` returns them, and a hint
-        for the next step with this residual (0: unknown).
+        for the next step with this residual, 0 if unknown.
     """
     if np.float32(hint) > 0 and _is_worth_a_scan(residual.size, k):
         threshold = np.float32(hint)
@@ -128,7 +142,9 @@ def feedback_top_k(
             return indices, values, hint
     else:
         accumulate(residual, addend, factor)
-    if hint > 0:  # gradients have shrunk since the last step: fewer than k entries reach the hint
+    # gradients have shrunk since the last step, so fewer than k entries reach the expected
+    # magnitude `hint`
+    if hint > 0:
         indices, values = _once_more(residual, np.abs(values), k)
     else:
         indices, values = _exact(residual, k)
@@ -146,14 +162,14 @@ def feedback_of_each(
 ) -> list[tuple[Int64, Float32, float]]:
     """Do `feedback_top_k` for each of several residuals.
 
-    Small residuals are sorted together, because one call per small residual would cost more.
+    Small residuals are sorted together, because one call per small residual would cost more time.
 
     Args:
-        residuals: Arrays [n] float32, changed in place.
-        addends: Array to add to each residual.
+        residuals: Residual arrays [n] float32, changed in place.
+        addends: For each residual, the array (new gradient) to add.
         counts: Number k of entries to select from each residual.
-        factors: Factor of each addend.
-        hints: Hint of each residual (see `feedback_top_k`); 0 if unknown.
+        factors: Factor by which each addend is multiplied before the addition.
+        hints: Hint (expected k-th magnitude) of each residual (see `feedback_top_k`); 0 if unknown.
     """
     inputs = list(zip(residuals, addends, counts, factors, hints, strict=True))
     small = [place for place, residual in enumerate(residuals) if 0 < residual.size < _SMALL]
@@ -176,14 +192,17 @@ def _take_of_small(
     ends = sizes.cumsum()
     starts, num_kept = ends - sizes, np.minimum(counts, sizes)
     joined = np.concatenate(residuals)
-    bits = joined.view(np.int32) & _MAGNITUDE  # integers in the same order as the magnitudes
+    # the bits of floats are integers in the same order as the magnitudes
+    bits = joined.view(np.int32) & _MAGNITUDE
     numbers = np.arange(sizes.size).repeat(sizes)
-    keys = (numbers << 32) + (_MAGNITUDE - bits)  # ascending by array, then by falling magnitude
+    # sort keys ascend by array, then by falling magnitude
+    keys = (numbers << 32) + (_MAGNITUDE - bits)
     limits = np.sort(keys)[np.maximum(starts + num_kept - 1, 0)]
     limits[num_kept == 0] = -1
     is_chosen = keys <= limits[numbers]
     surplus = np.add.reduceat(is_chosen, starts, dtype=np.int64) - num_kept
-    for place in (surplus > 0).nonzero()[0]:  # deselect the last entries of equal magnitude
+    # deselect the last of several entries of equal magnitude
+    for place in (surplus > 0).nonzero()[0]:
         start, stop = starts[place], ends[place]
         ties = start + (keys[start:stop] == limits[place]).nonzero()[0]
         is_chosen[ties[ties.size - surplus[place] :]] = False
@@ -201,14 +220,15 @@ def _take_of_small(
 def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32, float]:
     """Return the entries that reach a magnitude threshold, and the threshold for the next step.
 
-    The next threshold is the k-th largest magnitude of the selected entries. If fewer than k were
-    selected, the threshold is lowered along the slope of the selected magnitudes. If more than
-    1.3 k entries reach the threshold, the k largest of these entries are selected. If fewer than
-    0.8 k entries reach the threshold, the k largest of all entries are selected.
+    The threshold for the next step is the k-th largest magnitude of the selected entries. If fewer
+    than k entries were selected, the threshold is lowered along the slope of the selected
+    magnitudes. If more than 1.3 k entries reach the magnitude threshold, the k largest of these
+    entries are selected. If fewer than 0.8 k entries reach the magnitude threshold, the k largest
+    of all entries are selected.
 
     Args:
-        x: [n] float32, finite values to select from.
-        k: Number of entries to aim for, 1 to n; 0 for an empty array.
+        x: Array [n] float32 of finite gradient values from which to select.
+        k: Number of entries to select approximately, 1 to n; 0 for an empty array.
         threshold: Magnitude from which entries are selected, returned by the previous step; 0 if
             unknown.
 
@@ -234,10 +254,11 @@ def feedback_carried(
     """Do `carried_top_k` for a residual plus an addend, and remove the selected entries.
 
     Args:
-        residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.
-        addend: [n] float32, finite values to add.
-        k: Number of entries to aim for, 1 to n; 0 for an empty array.
-        factor: Factor of the addend in the addition.
+        residual: [n] float32, changed in place: ``+= factor * addend``, then set to zero where
+            selected.
+        addend: [n] float32, finite values to add to the residual.
+        k: Number of entries to select approximately, 1 to n; 0 for an empty array.
+        factor: Factor by which the addend is multiplied before the addition.
         threshold: Magnitude from which entries are selected, returned by the previous step; 0 if
             unknown.
     """
@@ -254,7 +275,7 @@ def feedback_carried(
 
 
 def largest(values: Float32, k: int) -> Int64:
-    """Return the ascending positions of the k values of largest magnitude; ties: the first ones."""
+    """Return the ascending positions of the k largest magnitudes, the first ones among equals."""
     if values.size <= k:
         return np.arange(values.size)
     if k <= 0:
@@ -270,14 +291,14 @@ def lowest_of(values: Float32, k: int) -> float:
 def magnitude_at(magnitudes: Float32, rank: float) -> float:
     """Return the magnitude at a rank (1: the largest), given an array's m > 0 largest magnitudes.
 
-    For a rank above m, the magnitude is extrapolated as a power of the rank, fitted between the
-    ranks m / 2 and m.
+    For a rank above the number m of known magnitudes, the magnitude is extrapolated as a power of
+    the rank, fitted between the ranks m / 2 and m.
     """
     count, whole_rank = magnitudes.size, math.ceil(rank)
     if whole_rank <= count:
         return float(np.partition(magnitudes, count - whole_rank)[count - whole_rank])
     half = max(1, count // 2)
-    # Partition at one rank: a call with two ranks takes ten times as long.
+    # Partition at one rank, because a call of np.partition with two ranks takes ten times as long.
     ordered = np.partition(magnitudes, count - half)
     lowest, middle = float(ordered[: count - half + 1].min()), float(ordered[count - half])
     power = math.log(middle / lowest) / math.log(count / half) if half < count else _SLOPE
@@ -288,8 +309,8 @@ def at_least(x: Float32, threshold: np.float32, expected: int) -> tuple[Int64, F
     """Return the (indices, values) of entries with a magnitude of at least a threshold > 0.
 
     Args:
-        x: [n] float32, values to select from.
-        threshold: Smallest magnitude to select.
+        x: Array [n] float32 of gradient values from which to select.
+        threshold: Smallest magnitude of an entry to select.
         expected: Expected number of selected entries, which changes only the running time.
     """
     if expected > _PEELED_FRACTION * x.size:
@@ -316,10 +337,11 @@ def _scan_dense(x: Float32, threshold: np.float32) -> tuple[Int64, Float32]:
 def _sampled_threshold(
     x: Float32, addend: Float32 | None, k: int, factor: float = 1.0
 ) -> np.float32:
-    """Estimate a magnitude that slightly more than k entries reach; 0 if a scan does not pay."""
+    """Estimate a magnitude that slightly more than k entries reach; 0 if a scan is not faster."""
     if not _is_worth_a_scan(x.size, k):
         return np.float32(0)
-    stride = max(1, k // _SAMPLED_KEPT) | 1  # odd: an even stride can hit one column of a matrix
+    # the stride is odd, because an even stride can hit one column of a matrix
+    stride = max(1, k // _SAMPLED_KEPT) | 1
     sample = x[::stride]
     if addend is not None:
         sample = sample + np.float32(factor) * addend[::stride]
@@ -339,7 +361,7 @@ def _scan(
 ) -> tuple[Int64, Float32]:
     """Return (indices, values) of entries that reach a threshold > 0, fast if few entries do.
 
-    With an addend, x changes in place before the comparison: ``x += factor * addend``.
+    With an addend, the scan changes x in place before the comparison: ``x += factor * addend``.
     """
     masks = np.empty((2, min(_PIECE, x.size)), bool)
     packed = np.empty(-(-min(_REGION, x.size) // _WORD), np.uint32)
@@ -358,7 +380,7 @@ def _scan(
             bits = np.packbits(above, bitorder="little")
             octets[first // 8 : first // 8 + bits.size] = bits
         num_words = -(-region.size // _WORD)
-        # The last word can still have bits of the previous region: clear these bits.
+        # The last word can still have bits of the previous region, so these bits are cleared.
         octets[-(-region.size // 8) : packed.itemsize * num_words] = 0
         positions = _set_bits(packed[:num_words])
         values.append(region.take(positions))
@@ -370,17 +392,19 @@ def _scan(
 def _set_bits(words: np.ndarray) -> Int64:
     """Return the ascending positions of the set bits in words [w] uint32, lowest bit first.
 
-    Each round clears the lowest set bit of every non-zero word ("peeling"). With 1 % of the bits
-    set, peeling is twice as fast as ``nonzero`` of the boolean mask, which mispredicts a branch at
-    every set bit. About a third of the words then has a set bit. If more than a tenth of the words
-    has a set bit, numpy's ``nonzero`` of the words runs without branches.
+    Each round of bit peeling clears the lowest set bit of every non-zero word. With 1 % of the bits
+    set, bit peeling is twice as fast as ``nonzero`` of the boolean mask, which mispredicts a branch
+    at every set bit. With 1 % of the bits set, about a third of the 32-bit words has a set bit. If
+    more than a tenth of the words has a set bit, numpy's ``nonzero`` of the words runs without
+    branches.
     """
     origins = (words != 0).nonzero()[0]
     words = words.take(origins)
     origins *= _WORD
     rounds = []
     while words.size:
-        below = words - np.uint32(1)  # the lowest set bit becomes 0, the zeros below it become 1
+        # in `words - 1` the lowest set bit becomes 0 and the zeros below it become 1
+        below = words - np.uint32(1)
         rounds.append(origins + np.bitwise_count(below & ~words))
         words &= below
         remaining = (words != 0).nonzero()[0]
@@ -395,8 +419,8 @@ def _set_bits(words: np.ndarray) -> Int64:
 def _exact(x: Float32, k: int) -> tuple[Int64, Float32]:
     """Return the k largest entries of x by comparing all entries, without a threshold.
 
-    The position search runs on a boolean mask: numpy is five times faster with a mask than with
-    floats.
+    The search for positions runs on a boolean mask: numpy is five times faster with a mask than
+    with floats.
     """
     if k <= 0:
         return np.empty(0, np.int64), np.empty(0, np.float32)
@@ -404,7 +428,7 @@ def _exact(x: Float32, k: int) -> tuple[Int64, Float32]:
     values = x.take(indices)
     if indices.size <= k:
         return indices, values
-    # Partition non-zero values only: many equal zeros would take ten times as long.
+    # Only non-zero values are partitioned, because many equal zeros would take ten times as long.
     return _chosen(indices, values, _are_largest(np.abs(values), k).nonzero()[0])
 
 
@@ -419,22 +443,25 @@ def _once_more(x: Float32, magnitudes: Float32, k: int) -> tuple[Int64, Float32]
 
 
 def _lowest_and_hint(magnitudes: Float32, k: int) -> tuple[np.float32, float]:
-    """Return the k-th largest of m >= k magnitudes, and roughly the one of rank `_HINTED` * k."""
+    """Return the k-th largest of m >= k magnitudes, and roughly that of rank `_HINTED` * k."""
     hint_rank = math.ceil(_HINTED * k)
     if magnitudes.size < _COUNTED:
         ordered = np.partition(magnitudes, magnitudes.size - k)
         if magnitudes.size < hint_rank:
             return ordered[-k], magnitude_at(magnitudes, hint_rank)
         return ordered[-k], magnitude_at(ordered[:-k], hint_rank - k)
-    # For floats that are not negative, the order of the bits is the order of the values.
+    # For floats that are not negative, the order of their bits as integers is the order of their
+    # values.
     sizes = magnitudes.view(np.int32) >> _COUNTED_BITS
     smallest = int(sizes.min())
     sizes -= np.int32(smallest)
     counts = np.bincount(sizes)
-    reached = counts[::-1].cumsum()  # element i: how many magnitudes have the i + 1 largest sizes
+    # element i of `reached` is the number of magnitudes with the i + 1 largest sizes
+    reached = counts[::-1].cumsum()
     place = int(reached.searchsorted(k))
     same_size = magnitudes[sizes == counts.size - 1 - place]
-    rank = int(reached[place]) - k  # index of the k-th largest in `same_size`, in ascending order
+    # index of the k-th largest magnitude in `same_size`, in ascending order
+    rank = int(reached[place]) - k
     lowest = np.partition(same_size, rank)[rank]
     if magnitudes.size < hint_rank:
         return lowest, magnitude_at(magnitudes, hint_rank)

@@ -1,9 +1,10 @@
 """The kernels in TensorFlow, for any device; each is traced once for all array lengths.
 
-The functions take numpy arrays, tensors or `DeviceArray`s. Selected and coded values are returned
-as numpy arrays; all other results stay on the device. TensorFlow's threads flush subnormal numbers
-to zero, so results can differ from numpy's by less than the smallest normal number. In a function
-that XLA compiles, a product and a sum can be rounded together once instead of twice.
+The TensorFlow kernels take numpy arrays, tensors or `DeviceArray`s as arguments. The TensorFlow
+kernels return selected and coded values as numpy arrays; all other results stay on the device.
+TensorFlow's threads flush subnormal numbers to zero, so results of its kernels can differ from
+numpy's by less than the smallest normal number. In a function that XLA compiles, a product and a
+sum can be rounded together once instead of twice.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _to_int8(values: Any, scale: Any) -> Any:
 
 @traced(FLOATS, PLACES, NUMBER)
 def _chunk_figures(values: Any, chunks: Any, count: Any) -> Any:
-    """Return figures of each chunk of values, and flags of magnitudes above their chunk's mean.
+    """Return sums of each chunk of values, and flags of magnitudes above their chunk's mean.
 
     Returns:
         Largest magnitude [c] and sum of magnitudes [c] of each chunk; flags [k] of magnitudes above
@@ -113,7 +114,8 @@ def _is_negative(values: Any) -> Any:
 
 @traced(PLACES)
 def _damp(sigma: Any) -> Any:
-    # Divide in double precision: float32 division can use an approximate reciprocal.
+    # The division is in double precision, because float32 division can use an approximate
+    # reciprocal.
     return tf.cast(1.0 / tf.cast(tf.maximum(sigma, 1), tf.float64), tf.float32)
 
 
@@ -130,7 +132,7 @@ def _adapt(mean_square: Any, values: Any, decay: Any, share: Any, strength: Any)
 
 @traced(FLOATS, NUMBER, FLOATS, *[FLOAT] * 2)
 def _contribution(values: Any, block_entries: Any, averages: Any, alpha: Any, share: Any) -> Any:
-    """Return the new averages of blocks and the blocks' sums of magnitudes."""
+    """Return the new average magnitudes of gradient blocks and the blocks' sums of magnitudes."""
     num_full = tf.size(values) // block_entries
     rows = tf.reshape(values[: num_full * block_entries], [num_full, block_entries])
     tail = values[num_full * block_entries :][None][: tf.size(averages) - num_full]
@@ -141,7 +143,7 @@ def _contribution(values: Any, block_entries: Any, averages: Any, alpha: Any, sh
         sums.append(tf.reduce_sum(tf.abs(part), 1))
         any_set.append(tf.reduce_any(bits != 0, 1))
     # TensorFlow flushes subnormal sums to zero, but callers take a sum of 0 for a block of zeros.
-    # A block with only subnormal numbers gets the smallest normal number as its sum.
+    # So a block with only subnormal numbers gets the smallest normal number as its sum.
     total = tf.concat(sums, 0)
     total = tf.where((total == 0) & tf.concat(any_set, 0), np.finfo(np.float32).tiny, total)
     counts = tf.concat(
@@ -181,7 +183,7 @@ def _take_blocks(values: Any, numbers: Any, block_entries: Any) -> Any:
 
 @traced(FLOATS, PLACES, NUMBER, NUMBER)
 def _code_blocks(values: Any, numbers: Any, block_entries: Any, bits: Any) -> Any:
-    """Return levels, lowest values and steps of some blocks, and the errors of all entries."""
+    """Return levels, lowest values and steps of some blocks, and errors of all entries."""
     rows = _take_blocks(values, numbers, block_entries)
     levels, lows, steps = _to_levels(rows, bits)
     decoded = (tf.cast(levels, tf.float32) + 0.5) * steps[:, None] + lows[:, None]
@@ -220,7 +222,7 @@ def _plus_outer(total: Any, down: Any, across: Any) -> Any:
 
 
 def _rates(rate: float | Float32, size: int) -> Any:
-    """Return the rates as an array [k], or one rate for all entries as an array [1]."""
+    """Return the learning rates as an array [k], or one rate for all entries as an array [1]."""
     return np.broadcast_to(np.asarray(rate, np.float32), (size if np.ndim(rate) else 1,))
 
 
@@ -237,7 +239,7 @@ def joined(arrays: Sequence[Any]) -> Float32:
 def first_not_finite(tensors: Sequence[Any]) -> int | None:
     """Return the index of the first tensor with NaN or infinity, or None.
 
-    The flags of all tensors are copied from the device together.
+    The NaN flags of all tensors are copied from the device together.
     """
     if not any(isinstance(tensor, DeviceArray) for tensor in tensors):
         return numpy_ops.first_not_finite(tensors)
@@ -272,14 +274,14 @@ def apply_dense(theta: Float32, values: Any, rate: float | Float32) -> None:
 
 
 def scale(values: Any, rate: float | Float32) -> Any:
-    """Return ``rate * values``: a DeviceArray if the values are one, otherwise a numpy array."""
+    """Return ``rate * values``: a DeviceArray if `values` is a DeviceArray, else a numpy array."""
     if isinstance(values, DeviceArray):
         return DeviceArray(_product(_rates(rate, values.size), values.value))
     return _product(_rates(rate, int(values.shape[0])), values).numpy()
 
 
 def damp(sigma: Any) -> Float32:
-    """Return the fraction of the learning rate for each entry, 1 / max(1, sigma)."""
+    """Return the fraction of the learning rate for each weight of staleness sigma."""
     shares: Float32 = _damp(tf.cast(sigma, tf.int64)).numpy()
     return shares
 
@@ -292,9 +294,9 @@ def compensate(values: Any, theta: Any, base: Any, strength: float | Float32) ->
 
 
 def adapt(mean_square: Any, values: Any, decay: float, strength: float) -> tuple[Float32, Float32]:
-    """Return the next running mean of g * g and the compensation strengths.
+    """Return the next running mean of squared gradients and the delay compensation strengths.
 
-    The strengths can differ from `numpy_ops.adapt`'s strengths in the last bit.
+    The compensation strengths can differ from `numpy_ops.adapt`'s strengths in the last bit.
     """
     averaged, strengths = _adapt(mean_square, values, decay, 1 - decay, strength)
     return averaged.numpy(), strengths.numpy()
@@ -303,7 +305,7 @@ def adapt(mean_square: Any, values: Any, decay: float, strength: float) -> tuple
 def contribution(values: Any, block_entries: int, averages: Any, alpha: float) -> tuple[Any, Any]:
     """Return the new averages and the sums of magnitudes of blocks, on the device if `values` is.
 
-    The sums can differ from the sums of `numpy_ops.contribution` in their last bits.
+    The sums of magnitudes can differ from the sums of `numpy_ops.contribution` in their last bits.
     """
     inputs = tensor_of(values), block_entries, tensor_of(averages)
     averaged, sums = _contribution(*inputs, alpha, 1 - alpha)
@@ -319,7 +321,7 @@ def to_levels(rows: Any, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
 
 
 def _levels_on_host(levels: Any, bits: int) -> NDArray[Any]:
-    """Copy levels [m, e] from the device to the host, in as few bytes as possible."""
+    """Copy quantization levels [m, e] from device to host, in as few bytes as possible."""
     if bits == 16:
         return cast("NDArray[Any]", levels.numpy())
     if bits == 8 or levels.shape[1] % 2:
@@ -339,7 +341,7 @@ def block_flags(sums: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 def best_first(scores: Sequence[Any], classes: NDArray[np.uint8]) -> Int64:
     """Return positions of scores by class, then by descending score, then by position.
 
-    The positions are sorted on the device if a part of the scores is a DeviceArray.
+    The positions of scores are sorted on the device if a part of the scores is a DeviceArray.
     """
     if not any(isinstance(part, DeviceArray) for part in scores):
         return numpy_ops.best_first(scores, classes)
@@ -372,7 +374,7 @@ def code_blocks(
 def power_step(tensor: Any, right: Float32) -> tuple[Float32, Float32] | None:
     """Do one step of PowerSGD's subspace iteration; only the factors are copied from the device.
 
-    The sums of matrix products have another order than in `numpy_ops.power_step`.
+    The sums of matrix products on the device have another order than in `numpy_ops.power_step`.
     """
     if not isinstance(tensor, DeviceArray):
         return numpy_ops.power_step(tensor, right)
@@ -408,9 +410,10 @@ def quantise(values: Any, dtype: str) -> CodedValues:
 def quantise_chunks(values: Any, edges: Int64, dtype: str) -> tuple[NDArray[np.uint8], Float32]:
     """Code values of consecutive chunks with a few bits each, and compute each chunk's scales.
 
-    Sums are in double precision, in another order than in `few_bits.quantise_chunks`.
+    The sums of chunks are in double precision, in another order than in `few_bits.quantise_chunks`.
     """
-    if not isinstance(values, DeviceArray):  # selected values: few, and on the host already
+    # selected values are few, and on the host already
+    if not isinstance(values, DeviceArray):
         return few_bits.quantise_chunks(values, edges, dtype)
     if not values.size:
         return few_bits.quantise_chunks(np.empty(0, np.float32), edges, dtype)

@@ -1,8 +1,9 @@
 """Selection of the largest entries in TensorFlow on a CPU, without XLA.
 
-The results are as long as the number of selected entries. XLA needs shapes that depend only on the
-lengths of the inputs, which `tensorflow_select` provides. Without XLA, TensorFlow's `where` and
-`nth_element`, which only a CPU can run, take a twelfth of the time of `tensorflow_select`.
+The arrays that selection without XLA returns are as long as the number of selected entries. XLA
+needs array shapes that depend only on the lengths of the inputs, as in `tensorflow_select`. Without
+XLA, TensorFlow's `where` and `nth_element`, which only a CPU can run, take a twelfth of the time of
+`tensorflow_select`.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ def _at_rank(magnitudes: Any, rank: Any) -> Any:
 def _largest(x: Any, k: Any, stride: Any, rank: Any) -> tuple[Any, Any]:
     """Return the positions and values of the k entries of largest magnitude.
 
-    Candidates are the entries that reach a threshold from a sample. If fewer than k entries reach
-    the threshold, all non-zero entries are candidates.
+    The candidates for the largest entries are the entries that reach a threshold from a sample. If
+    fewer than k entries reach the threshold from the sample, all non-zero entries are candidates.
     """
     magnitudes = magnitudes_of(x)
-    # 1 is the lowest nonzero magnitude in bits: zeros are never selected.
+    # The threshold is at least 1, the lowest nonzero magnitude in bits, so zeros are never
+    # selected.
     threshold = tf.maximum(_at_rank(magnitudes[::stride], rank), 1)
     places = _places_of(magnitudes >= threshold)
     if tf.size(places) < k:
@@ -46,7 +48,7 @@ def _largest(x: Any, k: Any, stride: Any, rank: Any) -> tuple[Any, Any]:
         selected = tf.gather(magnitudes, places)
         least = _at_rank(selected, k)
         above, ties = selected > least, _places_of(selected == least)
-        # Among magnitudes equal to the k-th largest, the first ones are selected.
+        # Among entries with magnitudes equal to the k-th largest, the first ones are selected.
         last = ties[k - tf.reduce_sum(tf.cast(above, tf.int32)) - 1]
         equal = tf.logical_and(selected == least, tf.range(tf.size(selected, tf.int64)) <= last)
         places = tf.gather(places, _places_of(tf.logical_or(above, equal)))

@@ -1,10 +1,11 @@
 """Selection of the largest entries in TensorFlow, with shapes that XLA can compile.
 
-XLA needs shapes that depend only on the lengths of the inputs. Selected positions are therefore in
-arrays of a fixed length, filled with n after the last position; the caller cuts the arrays. Without
-XLA, the functions of `tensorflow_scan` are used instead. Magnitudes are compared as the bits of the
-float without its sign. The order of these bits is the order of the magnitudes, and is exact for
-subnormal numbers, which TensorFlow's threads flush to zero.
+XLA needs array shapes that depend only on the lengths of the inputs. The positions of selected
+entries are therefore in arrays of a fixed length, filled with n after the last position; the caller
+cuts the arrays. Without XLA, the selection functions of `tensorflow_scan` are used instead. The
+selection compares magnitudes as the bits of the float without its sign. The order of floats' bits
+without sign is the order of the magnitudes, and is exact for subnormal numbers, which TensorFlow's
+threads flush to zero.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ from thinwire.ops.kernels.tensorflow_scan import magnitudes_of
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-_HALVINGS = 31  # rounds of the binary search for a position: enough for 2**31 entries
-_SAMPLED_KEPT = 200  # selected entries expected in a sample
-_SAFETY = 4.0  # standard deviations of the sampled rank by which a threshold is lowered
-_SPARE = 64  # capacity for candidates in addition to two per selected entry
+# number of rounds of the binary search for a position: enough for 2**31 entries
+_HALVINGS = 31
+_SAMPLED_KEPT = 200  # number of selected entries expected in a sample
+_SAFETY = 4.0  # number of standard deviations of the sampled rank by which a threshold is lowered
+_SPARE = 64  # number of places for candidates in addition to two per selected entry
 
 
 def plan(size: int, k: int) -> tuple[int, int, int, int]:
     """Plan the selection of k entries, 0 < k <= size; return (k, stride, rank, capacity).
 
-    Every stride-th entry belongs to the sample. The threshold is the rank-th largest magnitude of
-    the sample: slightly more than k entries are expected to reach it. If more than `capacity`
-    entries reach it, the selection compares all entries.
+    Every stride-th entry of the array belongs to the sample. The threshold is the rank-th largest
+    magnitude of the sample: slightly more than k entries of the array are expected to reach it. If
+    more than `capacity` entries reach the threshold, the selection compares all entries.
     """
     stride = max(k // _SAMPLED_KEPT, 1)
     num_sampled = -(-size // stride)
@@ -75,17 +77,20 @@ def _values_at(x: Any, places: Any) -> Any:
 def _largest(x: Any, k: Any, stride: Any, rank: Any, capacity: Any) -> tuple[Any, Any, Any]:
     """Return positions, values and number of the k entries of largest magnitude.
 
-    The k entries are selected among the entries that reach a threshold from a sample. If fewer than
-    k or more than `capacity` entries reach it, the k entries are selected among all entries.
+    The k largest entries are selected among the entries that reach a threshold from a sample. If
+    fewer than k or more than `capacity` entries reach the threshold, the k entries are selected
+    among all entries.
     """
     size, magnitudes = tf.size(x), magnitudes_of(x)
     lowest = tf.math.top_k(magnitudes[::stride], rank).values[-1]
-    threshold = tf.maximum(lowest, 1)  # 1 is the lowest nonzero magnitude: never select zeros
+    # the threshold is at least 1, the lowest nonzero magnitude, so that zeros are never selected
+    threshold = tf.maximum(lowest, 1)
     candidates, count = _first_reaching(magnitudes, threshold, capacity)
     if tf.logical_and(count >= k, count <= capacity):
         reached = tf.gather(magnitudes, tf.minimum(candidates, size - 1))
         reached = tf.where(candidates < size, reached, 0)
-        highest = tf.math.top_k(reached, k)  # among equal magnitudes, the lowest position is first
+        # tf.math.top_k returns the lowest position first among equal magnitudes
+        highest = tf.math.top_k(reached, k)
         places = tf.gather(candidates, highest.indices)
     else:
         highest = tf.math.top_k(magnitudes, k)
@@ -107,8 +112,8 @@ def _feedback_top_k(
     """Add to a residual; return the sum without its k largest entries, and these entries."""
     total = residual + factor * addend
     places, values, count = _largest(total, k, stride, rank, capacity)
-    # Places contain n only if fewer than k entries are not 0. All of these are selected, so the
-    # remainder is all 0, and writing 0 to entry 0 instead of entry n changes nothing.
+    # `places` contains n only if fewer than k entries are not 0. All of these entries are selected,
+    # so the remainder is all 0, and writing 0 to entry 0 instead of entry n changes nothing.
     taken = tf.where(places < tf.size(total), places, 0)
     remainder = tf.tensor_scatter_nd_update(total, taken[:, None], tf.zeros_like(values))
     return remainder, places, values, count
@@ -152,7 +157,8 @@ def feedback_top_k(
 ) -> tuple[Int64, Float32, float]:
     """Add an addend to a residual, then remove and return the sum's k largest entries.
 
-    A DeviceArray changes on the device, a numpy residual on the host. The returned hint is 0.
+    A residual that is a DeviceArray changes on the device, a numpy residual on the host. The hint
+    (expected k-th magnitude) that the TensorFlow kernel returns is 0 (unknown).
     """
     k = min(k, residual.size)
     if k > 0 and isinstance(residual, DeviceArray):
@@ -170,14 +176,15 @@ def feedback_top_k(
 
 @fused(FLOATS, *[NUMBER] * 3)
 def _chunk_top_k(x: Any, k: Any, chunk: Any, last: Any) -> Any:
-    """Return the k largest entries of each chunk, and the `last` largest entries of the last one.
+    """Return the k largest entries of each chunk, and the `last` largest ones of the last chunk.
 
     The array of positions is filled with n after the last selected position.
     """
     size = tf.size(x)
     count = (size + chunk - 1) // chunk
     rows = tf.reshape(tf.pad(magnitudes_of(x), [[0, count * chunk - size]]), [count, chunk])
-    highest = tf.math.top_k(rows, k)  # among equal magnitudes, the lowest position is first
+    # tf.math.top_k returns the lowest position first among equal magnitudes
+    highest = tf.math.top_k(rows, k)
     numbers = tf.range(count)[:, None]
     limits = tf.where(numbers == count - 1, last, k)
     chosen = tf.logical_and(highest.values > 0, tf.range(k)[None] < limits)

@@ -1,8 +1,9 @@
-"""Methods: combinations of policies that train a model.
+"""Training methods: combinations of policies that train a model.
 
-A `Method` holds one policy for each interface. `METHODS` lists the combinations of the papers.
-`compose` builds a method from the values of the flags. `thinwire.ops.methods.validation` rejects
-policies that cannot work together, before the run starts.
+A training method (class `Method`) holds one policy for each policy interface. `METHODS` lists the
+combinations of policies that published papers describe. `compose` builds a training method from the
+values of the flags. `thinwire.ops.methods.validation` rejects policies that cannot work together,
+before the run starts.
 """
 
 from thinwire.ops.methods.builder import Choices, compose

@@ -33,10 +33,10 @@ from thinwire.ops.sync.rule import SYNC_RULES, make_rule
 from thinwire.ops.types import ConfigurationError, Kind, Policy, configured
 from thinwire.ops.weighting.registry import WEIGHTINGS
 
-#: Staleness bound of --sync=ssp, in steps, if neither a flag nor the method sets a bound.
+#: Staleness bound of --sync=ssp, in steps, if neither a flag nor the training method sets a bound.
 DEFAULT_SSP_BOUND = 3
-#: Learning rate of an adaptive Keras optimizer on the PS if neither a flag nor the method sets a
-#: rate.
+#: Learning rate of an adaptive Keras optimizer on the parameter server if neither a flag nor the
+#: training method sets a rate.
 _ADAPTIVE_RATE = 0.01
 
 
@@ -44,14 +44,14 @@ _ADAPTIVE_RATE = 0.01
 class Choices(CodecChoices, DgtChoices):
     """Values of the flags that describe a training method.
 
-    None means that the user has not given the flag: the method's value counts, or the policy's
-    default if the method has no value.
+    The value None of a setting means that the user has not given the flag: the method's value
+    counts, or the policy's default if the method has no value.
     """
 
     method: str
     nb_workers: int
     overrides: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    # Settings of the down codecs (codecs of the shards' replies) sparse and auto.
+    # Settings of the downlink codecs (codecs of the shard servers' replies) sparse and auto.
     down_ratio: float | None = None
     down_value_dtype: str = "float32"
     resync_every: int = 0
@@ -90,7 +90,8 @@ class Choices(CodecChoices, DgtChoices):
     prox_mu: float | None = None
     local_opt_state: str = "keep"
     local_lr: float | None = None
-    learning_rate: float = 0.02  # learning rate by which the method divides `local_lr`
+    # learning rate of the run, by which the method divides `local_lr` to get a factor
+    learning_rate: float = 0.02
     schedule_clock: str = "batches"
     bn_sync: bool = True
     placement: str = "hash"
@@ -98,18 +99,18 @@ class Choices(CodecChoices, DgtChoices):
     collective: str = THROUGH_PS
     overlap: bool = False
     aggregate: str = Mean.name
-    # Trimmed fraction of the aggregate trimmed_mean; None: not given.
+    # Trimmed fraction of the aggregate trimmed_mean; None: the flag is not given.
     trim_fraction: float | None = None
     dp_clip: float = 0.0
     dp_noise: float = 0.0
 
 
 def compose(choices: Choices) -> Method:
-    """Build a method from the flags' values, and check that its policies work together.
+    """Build a training method from the flags' values, and check that its policies work together.
 
     Raises:
-        ConfigurationError: A policy's name is unknown, a value is illegal, or two flags exclude
-            each other.
+        ConfigurationError: A policy's name is unknown, a flag's value is illegal, or two flags
+            exclude each other.
     """
     if choices.method not in METHODS:
         raise ConfigurationError(
@@ -162,7 +163,7 @@ def compose(choices: Choices) -> Method:
 def _refuse_idle(
     interface: str, registry: Mapping[str, type[Policy]], name: str, choices: Choices
 ) -> None:
-    """Reject settings that belong to a policy that the method does not use."""
+    """Raise an error if settings belong to a policy that the training method does not use."""
     defaults = {field.name: field.default for field in dataclasses.fields(Choices)}
     for other, policy in registry.items():
         prefix = other.replace("_", "") + "_"
@@ -171,22 +172,22 @@ def _refuse_idle(
             value = getattr(choices, setting)
             if value != defaults[setting]:
                 raise ConfigurationError(
-                    f"--{setting}={value} is for --{interface}={other}, and this is "
-                    f"--{interface}={name}; change one."
+                    f"--{setting}={value} is for --{interface}={other}, but this run has "
+                    f"--{interface}={name}; change one of the two flags."
                 )
 
 
 def _check_epochs(pacer: str, choices: Choices) -> None:
-    """Reject --local_epochs with --local_steps, or with a pacer that ignores --local_epochs."""
+    """Raise an error for --local_epochs with --local_steps, or with a pacer that ignores it."""
     if choices.local_epochs and choices.local_steps is not None:
         raise ConfigurationError(
             f"--local_epochs={choices.local_epochs} and --local_steps={choices.local_steps} were "
-            "both given; leave one out."
+            "both given, and both set the length of a round; leave one of the two flags out."
         )
     if choices.local_epochs and pacer != "fixed":
         raise ConfigurationError(
-            f"--local_epochs={choices.local_epochs} is for --pacer=fixed, and this is "
-            f"--pacer={pacer}; change one."
+            f"--local_epochs={choices.local_epochs} is for --pacer=fixed, but this run has "
+            f"--pacer={pacer}; change one of the two flags."
         )
 
 
@@ -203,19 +204,19 @@ def _drawn_rule(name: str, choices: Choices) -> SyncRule:
     if name != "bsp":
         flag = "--draws" if choices.draws is not None else f"--fraction={choices.fraction:g}"
         raise ConfigurationError(
-            f"{flag} draws the workers of each round, and with --sync={name} there are no rounds "
-            f"that all workers share. Take --sync=bsp, or leave --sync={name} out."
+            f"{flag} selects the workers that train in each round, but with --sync={name} the "
+            f"workers have no common rounds. Use --sync=bsp, or leave {flag} out."
         )
     make_rule(name, choices.nb_workers, choices.groups, choices.bound, choices.auto_groups)
     return DrawnSync(choices.nb_workers, choices.fraction, choices.seed, choices.draws)
 
 
 def _weighting(name: str, rule: SyncRule, counts_all_alike: bool, is_script: bool) -> str:
-    """Return the name of the updates' weighting if no flag sets a weighting.
+    """Return the name of the policy that weights updates if no flag sets a weighting.
 
-    A script's optimizer averages gradients over all examples, so updates of a round are weighted by
-    their examples. A robust aggregate and noise for privacy need equal weights: a worker must not
-    count more because it reports more examples.
+    A script's optimizer averages gradients over all examples, so the updates of a round are
+    weighted by their numbers of examples. A robust aggregate and noise for privacy need equal
+    weights: a worker must not count more because it reports more examples.
     """
     if counts_all_alike:
         return "none" if name == "samples" else name
@@ -227,7 +228,8 @@ def _placement(choices: Choices) -> placement.Placement:
     if choices.ps_speeds and choices.placement != "speed":
         raise ConfigurationError(
             f"--ps_speeds={','.join(f'{speed:g}' for speed in choices.ps_speeds)} is for "
-            f"--placement=speed, and this is --placement={choices.placement}; change one."
+            f"--placement=speed, but this run has --placement={choices.placement}; change one of "
+            "the two flags."
         )
     return configured(placement.REGISTRY[choices.placement], choices)
 
@@ -240,17 +242,17 @@ def _aggregate(choices: Choices) -> Aggregate:
         return AGGREGATES[name]()
     if name != TrimmedMean.name:
         raise ConfigurationError(
-            f"--trim_fraction={fraction:g} is for --aggregate=trimmed_mean, and this is "
-            f"--aggregate={name}; change one."
+            f"--trim_fraction={fraction:g} is for --aggregate=trimmed_mean, but this run has "
+            f"--aggregate={name}; change one of the two flags."
         )
     return TrimmedMean(fraction)
 
 
 def _local(choices: Choices) -> LocalStep:
-    """Return the optimizer of local steps; reject settings that this optimizer lacks.
+    """Return the optimizer of local steps; raise an error for settings that it does not have.
 
-    The optimizer gets --local_lr as a factor of --learning_rate, so that the schedule applies to
-    the local rate too.
+    The optimizer of local steps gets --local_lr as a factor of --learning_rate, so that the
+    schedule applies to the local rate too.
     """
     name = choices.local_optimizer or LocalUpdate.optimizer
     default_momentum = 0.9 if name == "momentum" else 0.0
@@ -273,27 +275,28 @@ def _local(choices: Choices) -> LocalStep:
         if field.name not in accepted and values[field.name] != field.default:
             flag = LOCAL_FLAGS[field.name]
             raise ConfigurationError(
-                f"--{flag}={getattr(choices, flag)} has no effect with "
-                f"--local_optimizer={name}: the script's compiled optimizer steps. Leave --{flag} "
-                "out, and set the equivalent argument of the compiled optimizer."
+                f"--{flag}={getattr(choices, flag)} has no effect with --local_optimizer={name}: "
+                f"workers take steps with the script's compiled optimizer. Leave --{flag} out, "
+                "and set the equivalent argument of the compiled optimizer."
             )
     local: LocalStep = policy(**{key: value for key, value in values.items() if key in accepted})
     return local
 
 
 def _server(name: str, choices: Choices, kind: Kind) -> ServerUpdate:
-    """Return the optimizer with which the PS applies updates.
+    """Return the optimizer with which the parameter server applies updates.
 
-    If workers send changes of weights, some names mean an outer optimizer, which steps with the
-    mean change.
+    If workers send changes of weights, some values of --server_optimizer mean an outer optimizer,
+    which steps with the mean change.
     """
     if name == SCRIPT:
         return _awaited(choices)
     if choices.global_lr_schedule and kind is Kind.GRADIENT:
         raise ConfigurationError(
-            "--global_lr_schedule applies to changes of weights, but the workers send gradients: "
-            "their rate is --learning_rate with --lr_schedule. Leave --global_lr_schedule out, or "
-            "take local steps (--pacer=esync, or --pacer=fixed with --local_steps above 1)."
+            "--global_lr_schedule applies to changes of weights, but the workers of this run send "
+            "gradients: their learning rate is --learning_rate with --lr_schedule. Leave "
+            "--global_lr_schedule out, or take local steps (--pacer=esync, or --pacer=fixed with "
+            "--local_steps above 1)."
         )
     if name in OUTER_OPTIMIZERS and (kind is Kind.DELTA or name not in OPTIMIZERS):
         policy = OUTER_OPTIMIZERS[name]
@@ -307,8 +310,8 @@ def _server(name: str, choices: Choices, kind: Kind) -> ServerUpdate:
 def _with_usual_rates(name: str, choices: Choices, kind: Kind) -> Choices:
     """Fill in the momentum and learning rate of a Keras optimizer if no flag gives them.
 
-    An adaptive optimizer gets a small rate: it steps each entry by about the rate, for any size of
-    the change of weights.
+    An adaptive optimizer gets a small learning rate: it changes each weight by about the rate, for
+    any size of the update.
     """
     is_sgd = OPTIMIZERS[name] == "SGD"
     momentum, rate = choices.momentum, choices.global_lr
@@ -320,7 +323,7 @@ def _with_usual_rates(name: str, choices: Choices, kind: Kind) -> Choices:
 
 
 def _refuse_others(name: str, policy: type[ServerUpdate], choices: Choices) -> None:
-    """Reject settings that the chosen optimizer of the PS does not have."""
+    """Raise an error if the chosen optimizer of the PS does not have a given setting."""
     policies: dict[str, type[ServerUpdate]] = {"sgd": OptimizerUpdate, **OUTER_OPTIMIZERS}
     fields = {cls: {f.name for f in dataclasses.fields(cls)} for cls in policies.values()}
     for setting in sorted(set().union(*fields.values()) - fields[policy] - {"optimizer"}):
@@ -328,32 +331,36 @@ def _refuse_others(name: str, policy: type[ServerUpdate], choices: Choices) -> N
         if value:
             users = [other for other, cls in policies.items() if setting in fields[cls]]
             raise ConfigurationError(
-                f"--{setting}={value} has no effect with --server_optimizer={name}; it is for "
-                f"--server_optimizer={', '.join(users)} (a name that Keras also has counts only "
-                f"with changes of weights). Leave --{setting} out, or change --server_optimizer."
+                f"--{setting}={value} has no effect with --server_optimizer={name}; the flag is "
+                f"for --server_optimizer={', '.join(users)} (for an optimizer that Keras has too, "
+                f"only if the workers push changes of weights). Leave --{setting} out, or change "
+                "--server_optimizer."
             )
 
 
 def _awaited(choices: Choices) -> AwaitedUpdate:
-    """Return a placeholder for a script's optimizer; reject flags that this optimizer sets."""
+    """Return a placeholder for a script's optimizer; reject flags that it sets itself."""
     for flag, value in (("momentum", choices.momentum), ("weight_decay", choices.weight_decay)):
         if value:
             raise ConfigurationError(
-                f"--{flag}={value:g}: the script's compiled optimizer steps on the PS, with its "
-                f"own {flag}. Leave --{flag} out, and give it to the optimizer."
+                f"--{flag}={value:g}: the PS applies the script's compiled optimizer with the "
+                f"{flag} of that optimizer. Leave --{flag} out, and give {flag} to the compiled "
+                "optimizer."
             )
     return AwaitedUpdate()
 
 
 def adopt(method: Method, offer: Offer) -> Method:
-    """Return the method with the optimizers of a script's offer, if the PS uses them.
+    """Return the method with the optimizers that a worker's script offers, if the PS uses them.
 
-    Workers and PS place the model with the result: `adopt(method, offer).place(spec, num_shards)`.
-    Nodes compare the fingerprints of the original `method`, not of the result.
+    Workers and parameter server divide the model with the resulting method: `adopt(method,
+    offer).place(spec, num_shards)`. Nodes compare the fingerprints of the original `method`, not of
+    the method that `adopt` returns.
 
     Raises:
-        ConfigurationError: The offer names a class that is not on the allow-list, has no optimizer,
-            or has an optimizer that cannot step with the codec's updates.
+        ConfigurationError: The offer (a worker's description of its script) names a class that is
+            not on the allow-list, has no optimizer, or has an optimizer that cannot step with the
+            codec's updates.
     """
     if not method.server.awaits_offer:
         return method

@@ -1,7 +1,8 @@
 """Training methods: named combinations of policies, written as data.
 
-A new method is a row in METHODS. A new policy is a class, and a row in its package's registry.
-`thinwire.ops.methods.builder.compose` builds a Method and checks that its policies work together.
+A new training method is a new entry in METHODS. A new policy is a class, and an entry in the
+registry of its package. `thinwire.ops.methods.builder.compose` builds a Method and checks that its
+policies work together.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from thinwire.ops.weighting.base import Weighting
 #: Names of the policy interfaces, in the order in which the run's fingerprint lists them. Each name
 #: is also a flag.
 INTERFACES = ("pacer", "codec", "down_codec", "router", "sync", "weighting", "server_optimizer")
-#: Hyper-parameter that a row of METHODS may set -> owner of the hyper-parameter: an interface or
+#: Hyper-parameter that an entry of METHODS may set -> owner of the hyper-parameter: an interface or
 #: another hyper-parameter. A hyper-parameter has the name of its flag and its field of `Choices`,
-#: where None means that the user has not given a value. The row's value counts only if the owner
-#: has the row's value too. A flag replaces the row's value.
+#: where None means that the user has not given a value. The entry's value counts only if the owner
+#: has the entry's value too. A flag replaces the entry's value.
 BELONGS_TO = {
     "local_steps": "pacer",
     "local_optimizer": "pacer",
@@ -62,8 +63,8 @@ _ROUNDS = _DENSE_ASP | {"pacer": "fixed", "sync": "bsp"}
 #: --method value -> the method's row: value of each interface, and hyper-parameters. A
 #: hyper-parameter stands after its owner, because `row_with` reads a row in order.
 METHODS: dict[str, dict[str, Any]] = {
-    # AdaComp: top-k per tensor, other entries dropped; rate eta / max(1, staleness) per entry.
-    # Hardy et al., arXiv 1702.04683.
+    # AdaComp: sends the largest gradient entries of each tensor and drops the others; learning rate
+    # eta / max(1, staleness) per entry. Hardy et al., arXiv 1702.04683.
     "adacomp": _DENSE_ASP | {"codec": "topk", "down_codec": "delta", "weighting": "per_entry"},
     # Asynchronous SGD: the PS takes one step for every push.
     "asgd": _DENSE_ASP,
@@ -72,11 +73,11 @@ METHODS: dict[str, dict[str, Any]] = {
     # Bulk synchronous SGD: the PS takes one step per round, with the updates of all workers.
     "bsp": _DENSE_ASP | {"sync": "bsp"},
     "ssgd": _DENSE_ASP | {"sync": "bsp"},
-    # Stale synchronous: no worker is more steps ahead of the slowest worker than the bound. Ho et
-    # al., NIPS 2013.
+    # Stale synchronous parallel: no worker is more steps ahead of the slowest worker than the
+    # bound. Ho et al., NIPS 2013.
     "ssp": _DENSE_ASP | {"sync": "ssp"},
-    # Grouping-SGD: synchronous groups of workers that step asynchronously to each other, weighted
-    # by 1/Y. Jiang et al., CCGrid 2019.
+    # Grouping-SGD: groups of workers that step synchronously inside and asynchronously between
+    # groups, with updates weighted by 1/Y (Y is the staleness). Jiang et al., CCGrid 2019.
     "gsp": _DENSE_ASP | {"sync": "gsp", "weighting": "inverse"},
     # Dual-Way Gradient Sparsification: the residual of unsent entries holds the momentum. ICPP
     # 2020.
@@ -134,12 +135,14 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def row_with(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's row of METHODS. The user's values replace the row's values.
+    """Return a training method's entry of METHODS.
+
+    The user's values replace the values of the method's entry.
 
     Args:
-        name: Name of the method, a key of METHODS.
-        given: Interface or hyper-parameter -> the user's value; None if the user has given no
-            value.
+        name: Name of the training method, a key of METHODS.
+        given: Policy interface or hyper-parameter -> the user's value; None if the user has given
+            no value.
 
     Returns:
         The value of each interface, and the row's hyper-parameters that the user has given or that
@@ -157,37 +160,39 @@ def row_with(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_methods(name: str) -> str:
-    """Return the methods' values of a hyper-parameter, for a flag's help: "5 with a, "."""
+    """Return help text with the value of a hyper-parameter per method, like "5 with a, "."""
     return "".join(f"{row[name]} with {method}, " for method, row in METHODS.items() if name in row)
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A training method: the policies and settings that train a model.
+    """Training method: the policies and settings that train a model.
 
     Attributes:
-        name: Name of the method, the value of --method.
+        name: Name of the training method, the value of the flag --method.
         pacer: Policy that decides after which local step a worker pushes.
         codec: Policy that codes (compresses) the workers' updates.
-        down_codec: Policy that codes (compresses) the shards' replies.
-        router: Policy that assigns parts of an update to network classes of service.
-        sync: Policy that decides which workers' updates the PS merges into one step, and which
-            workers wait.
-        weighting: Policy that scales each worker's update before the PS merges updates.
-        server: Optimizer with which the PS applies merged updates.
-        choices: Interface or hyper-parameter -> value, from `row_with`, as text for people and
-            summary.json.
-        placement: Policy that divides the model among the shards.
+        down_codec: Policy that codes (compresses) the shard servers' replies.
+        router: Policy that chooses for each part of an update whether it is sent over gRPC or in
+            UDP datagrams.
+        sync: Policy that decides which workers' updates the parameter server merges into one step,
+            and which workers wait.
+        weighting: Policy that scales each worker's update before the parameter server merges
+            updates.
+        server: Optimizer with which the parameter server applies merged updates.
+        choices: Policy interface or hyper-parameter -> value, from `row_with`, as text for people
+            and summary.json.
+        placement: Policy that divides the model among the shard servers.
         local: Optimizer with which a worker takes local steps between two exchanges.
         bn_sync: True if shard 0 averages BatchNorm's moving statistics over the workers.
         schedule_clock: Name of the count (batches or steps) at which the learning rate schedule of
             a script's optimizer is read.
-        collective: THROUGH_PS if the PS sums gradients, or the name of the algorithm by which
-            workers sum gradients.
+        collective: THROUGH_PS if the parameter server sums gradients, or the name of the all-reduce
+            algorithm by which workers sum gradients.
         overlap: True if workers compute the next gradient while an exchange is under way.
-        aggregate: Policy that merges the updates of one release (a merged round).
+        aggregate: Policy that merges the workers' updates of one round.
         privacy: Policy that clips workers' updates and adds noise to their mean.
-        warnings: Warnings about flags that make no difference with this method.
+        warnings: Warnings about flags that have no effect with this training method.
     """
 
     name: str
@@ -221,7 +226,7 @@ class Method:
 
     @property
     def ahead(self) -> float:
-        """Fraction (0 to 1) of unsent entries that a worker adds to its weights before a round."""
+        """Fraction (0 to 1) of unsent update entries that a worker adds to its weights."""
         codecs = wrappers_of(self.codec)
         return max((codec.ahead for codec in codecs if isinstance(codec, ErrorFeedback)), default=0)
 
@@ -247,9 +252,9 @@ class Method:
         return with_momentum(self.codec, 0.0) is not self.codec
 
     def of_part(self, num_examples: int, batch_size: int) -> Method:
-        """Return the method with a pacer for one worker's part of the data.
+        """Return the method with a pacer for one worker's share of the training examples.
 
-        The method's fingerprint stays equal, because the fingerprint leaves out the number of
+        The method's fingerprint stays equal for all workers, because it leaves out the number of
         mini-batches.
 
         Args:
@@ -263,8 +268,8 @@ class Method:
     def with_momentum(self, momentum: float) -> Method:
         """Return the method with the momentum of a worker's script, if no flag set a momentum.
 
-        Only the worker uses the momentum. Nodes compare fingerprints of the methods without this
-        momentum.
+        Only the worker uses the momentum of its script's optimizer. Nodes compare fingerprints of
+        training methods without the script's momentum.
         """
         return dataclasses.replace(self, codec=with_momentum(self.codec, momentum))
 
@@ -283,14 +288,14 @@ class Method:
         """Return each shard's layout (its slices of variables); all nodes compute equal layouts.
 
         Raises:
-            ConfigurationError: A shard would be empty, or the PS' optimizer works with one shard
-                only.
+            ConfigurationError: A shard server would get no weights, or the parameter server's
+                optimizer works with one shard server only.
         """
         if num_shards > 1 and self.server.needs_one_shard:
             raise ConfigurationError(
                 f"--nb_ps={num_shards}: the optimizer clips by the norm of all gradients together "
-                "(global_clipnorm), which no shard alone knows. Take --nb_ps=1, or compile the "
-                "model with clipnorm or clipvalue instead."
+                "(global_clipnorm), but each PS shard knows only a part of the gradients. Take "
+                "--nb_ps=1, or compile the model with clipnorm or clipvalue instead."
             )
         return self.placement.place(spec, num_shards, not self.server.needs_whole_variables)
 

@@ -1,7 +1,7 @@
-"""Checks of a method: `validate` checks that its policies fit, `check_shards` its shards.
+"""Checks of a training method: `validate` checks that policies fit, `check_shards` the shards.
 
-This module holds every check that concerns more than one policy. The class of a policy checks the
-policy's own values.
+The module `validation` holds every check that concerns more than one policy. The class of a policy
+checks the policy's own settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from thinwire.ops.weighting.by_staleness import Unweighted
 from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.ops.weighting.per_entry import PerEntry
 
-#: Interface -> name of the only policy that works if workers sum updates without a parameter
+#: Policy interface -> name of the only policy that works if workers sum updates without a parameter
 #: server.
 _ONLY = {
     "codec": Dense,
@@ -36,20 +36,21 @@ _ONLY = {
 
 
 def rule_for(rule: SyncRule, collective: str) -> SyncRule:
-    """Return the synchronization rule; close its rounds to joiners if the collective needs it."""
-    # One group of workers, and all other settings have their defaults.
+    """Return the synchronization rule; let no worker join mid-round if --collective needs it."""
+    # The variable `plain` is True for one group of workers if all other synchronization settings
+    # have their defaults.
     plain = len(rule.groups) == 1 and rule == GroupSync(rule.groups)
     closes = plain and collective != THROUGH_PS
     return ClosedGroupSync(rule.groups) if closes else rule
 
 
 def validate(method: Method) -> list[str]:
-    """Reject a method that cannot work; return warnings about flags without effect.
+    """Raise an error if a method cannot work; return warnings about flags without effect.
 
     Raises:
         ConfigurationError: The codec cannot send the pacer's updates, the weighting cannot weigh
-            the updates, the synchronization rule cannot merge them, or the PS cannot step with the
-            updates.
+            the updates, the synchronization rule cannot merge them, or the parameter server cannot
+            step with the updates.
     """
     _check_kinds(method)
     _check_collective(method)
@@ -68,22 +69,23 @@ def validate(method: Method) -> list[str]:
 
 
 def _check_kinds(method: Method) -> None:
-    """Reject policies that need gradients if the workers push changes of weights."""
+    """Raise an error if workers push changes of weights and a policy needs gradients."""
     if method.codec.kind is Kind.DELTA and method.takes_local_steps:
         raise ConfigurationError(
             f"--codec={method.choices['codec']} computes a change of weights from every gradient, "
-            f"but --pacer={method.choices['pacer']} already sends changes of weights. Change one."
+            f"but --pacer={method.choices['pacer']} already sends changes of weights. Change one "
+            "of the two flags."
         )
     if isinstance(method.weighting, DcAsgd) and method.kind is Kind.DELTA:
         raise ConfigurationError(
-            f"--weighting=dc_asgd compensates gradients; --pacer={method.choices['pacer']} with "
-            f"--codec={method.choices['codec']} sends changes of weights. Take another weighting, "
-            "or --pacer=every with a codec of gradients."
+            f"--weighting=dc_asgd compensates gradients, but --pacer={method.choices['pacer']} "
+            f"with --codec={method.choices['codec']} sends changes of weights. Take another "
+            "weighting, or --pacer=every with a codec of gradients."
         )
 
 
 def _check_collective(method: Method) -> None:
-    """Reject --collective with a policy that only a parameter server can carry out.
+    """Raise an error if --collective is given with a policy that needs a parameter server.
 
     Raises:
         ConfigurationError: The workers are not one synchronous group, or the updates are not plain
@@ -94,56 +96,58 @@ def _check_collective(method: Method) -> None:
     flag = f"--collective={method.collective}"
     if not method.sync.takes_all:
         raise ConfigurationError(
-            f"{flag} sums over all workers in every round, but --fraction and --draws leave some "
-            "workers out. Leave --fraction and --draws out, or take --collective=ps."
+            f"{flag} sums the updates of all workers in every round, but --fraction and --draws "
+            "omit some workers. Leave --fraction and --draws out, or take --collective=ps."
         )
     if not isinstance(method.sync, ClosedGroupSync):
         raise ConfigurationError(
-            f"{flag} sums over all workers in every round, and --sync={method.choices['sync']} "
-            "does not wait for all workers; take --method=bsp or --method=esync, or "
-            "--collective=ps."
+            f"{flag} sums the updates of all workers in every round, but "
+            f"--sync={method.choices['sync']} does not wait for all workers; take --method=bsp or "
+            "--method=esync, or --collective=ps."
         )
     for interface, policy in _ONLY.items():
         if not isinstance(getattr(method, interface), policy):
             raise ConfigurationError(
-                f"{flag} sends plain dense sums from worker to worker, and this is "
+                f"{flag} sends plain dense sums from worker to worker, but this run has "
                 f"--{interface}={method.choices[interface]}; leave --{interface} out, or take "
                 "--collective=ps."
             )
     if method.server.awaits_offer or method.server.needs_whole_variables:
         raise ConfigurationError(
-            f"{flag} steps one flat vector on each worker, and "
+            f"with {flag}, each worker updates the weights as one flat vector, but "
             f"--server_optimizer={method.server.optimizer} needs variables with their names and "
             "shapes. Take --collective=ps, or another --server_optimizer."
         )
     if describe(method.server).get("global_lr_schedule"):
         raise ConfigurationError(
-            f"{flag}: workers do not know how much of the budget is consumed, so "
+            f"{flag}: workers do not know which fraction of the run's budget is consumed, so "
             "--global_lr_schedule has no effect. Leave --global_lr_schedule out, or take "
             "--collective=ps."
         )
     if method.codec.value_dtype != "float32":
         raise ConfigurationError(
-            f"{flag} sums float32, and this is --value_dtype={method.codec.value_dtype}; leave "
-            "--value_dtype out, or take --collective=ps."
+            f"{flag} sums float32 values, but this run has "
+            f"--value_dtype={method.codec.value_dtype}; leave --value_dtype out, or take "
+            "--collective=ps."
         )
 
 
 def _check_overlap(method: Method) -> None:
-    """Reject --overlap if a worker's next step must start from the shards' answer."""
+    """Raise an error for --overlap if a worker's next step needs the shard servers' reply."""
     obstacle = why_no_overlap(method)
     if method.overlap and obstacle is not None:
         raise ConfigurationError(
-            "--overlap computes the next gradient before an exchange is answered, and this run has "
-            f"{obstacle}. Leave --overlap out, or change the other flag."
+            "--overlap computes the next gradient before the PS has answered the last exchange, "
+            f"which is not possible because this run has {obstacle}. Leave --overlap out, or "
+            "change the other flag."
         )
 
 
 def why_no_overlap(method: Method) -> str | None:
-    """Return the setting that excludes --overlap, as text; None if no setting does.
+    """Return the setting that excludes --overlap, as text; None if no setting excludes it.
 
-    A setting excludes --overlap if the worker needs the shards' answer to an exchange before the
-    next step.
+    A setting excludes --overlap if the worker needs the shard servers' reply to an exchange before
+    its next step.
     """
     if method.takes_local_steps:
         return f"--pacer={method.choices['pacer']}, whose local steps start from the answer"
@@ -160,7 +164,7 @@ def why_no_overlap(method: Method) -> str | None:
 
 
 def check_dense(method: Method) -> None:
-    """Reject a codec that sends parts of gradients if the optimizer needs dense gradients.
+    """Raise an error if a codec sends parts of gradients and the optimizer needs dense gradients.
 
     Raises:
         ConfigurationError: The optimizer needs dense gradients, and the codec sends only a part of
@@ -168,36 +172,37 @@ def check_dense(method: Method) -> None:
     """
     if method.server.needs_dense and method.codec.sends_fraction:
         raise ConfigurationError(
-            f"{method.server.described.name} divides by means over rows and columns of the "
-            f"gradient. A mean is 0 if --codec={method.choices['codec']} sends no entry of its "
-            "row or column. Take --method=asgd or --method=bsp, or another optimizer."
+            f"the optimizer {method.server.described.name} divides by means over rows and columns "
+            f"of the gradient. Such a mean is 0 if --codec={method.choices['codec']} sends no "
+            "entry of its row or column. Take --method=asgd or --method=bsp, or another optimizer."
         )
 
 
 def _check_server(method: Method) -> None:
-    """Reject an optimizer on the PS if the codec sends changes that the PS only adds."""
+    """Raise an error if the codec sends weight changes that the PS optimizer cannot apply."""
     if method.kind is Kind.GRADIENT:
         return
     if method.server.awaits_offer:
         raise ConfigurationError(
-            f"--server_optimizer=script steps with gradients, and --pacer="
-            f"{method.choices['pacer']} with --codec={method.choices['codec']} sends changes of "
-            "weights. Leave --server_optimizer out: the workers step with the script's optimizer."
+            "--server_optimizer=script applies gradients on the PS, but "
+            f"--pacer={method.choices['pacer']} with --codec={method.choices['codec']} sends "
+            "changes of weights. Leave --server_optimizer out; the workers then take the steps of "
+            "the script's optimizer."
         )
     if method.server.keeps_sparse or method.takes_local_steps:
         return
     raise ConfigurationError(
         f"--server_optimizer={method.server.optimizer} with --momentum={method.server.momentum:g} "
         f"and --weight_decay={method.server.weight_decay:g}: with "
-        f"--pacer={method.choices['pacer']} "
-        f"and --codec={method.choices['codec']} the PS adds changes of weights, which hold the "
-        "learning rate already. Leave these flags out. The codec has its own momentum. For weight "
-        "decay give --worker_weight_decay, or give a script's compiled optimizer a decay."
+        f"--pacer={method.choices['pacer']} and --codec={method.choices['codec']} the PS adds "
+        "changes of weights, which already include the learning rate. Leave the first three flags "
+        "out. The codec has its own momentum. For weight decay give --worker_weight_decay, or "
+        "give a script's compiled optimizer a decay."
     )
 
 
 def _check_local(method: Method) -> None:
-    """Reject flags for the optimizer of local steps if workers take no local steps."""
+    """Raise an error if flags for the optimizer of local steps are given without local steps."""
     defaults = describe(LocalUpdate())
     flags = [
         LOCAL_FLAGS[name]
@@ -206,79 +211,79 @@ def _check_local(method: Method) -> None:
     ]
     if flags and not (method.takes_local_steps or method.steps_on_workers):
         raise ConfigurationError(
-            f"--{', --'.join(flags)}: a worker takes local steps only with --pacer=esync, or "
-            f"with --pacer=fixed and --local_steps above 1; this is --pacer="
-            f"{method.choices['pacer']}. Leave the flags out, or change the pacer."
+            f"--{', --'.join(flags)}: a worker takes local steps only with --pacer=esync, or with "
+            "--pacer=fixed and --local_steps above 1, but this run has "
+            f"--pacer={method.choices['pacer']}. Leave the first flags out, or change --pacer."
         )
 
 
 def _check_ahead(method: Method) -> None:
-    """Reject --error_ahead (start local steps at weights plus residual) without local steps."""
+    """Raise an error if --error_ahead (weights plus residual) is given without local steps."""
     if method.ahead and not method.takes_local_steps:
         raise ConfigurationError(
             f"--error_ahead={method.ahead:g}: a worker takes local steps only with --pacer=esync, "
-            "or with --pacer=fixed and --local_steps above 1; this is --pacer="
-            f"{method.choices['pacer']}. Leave --error_ahead out, or change the pacer."
+            "or with --pacer=fixed and --local_steps above 1, but this run has "
+            f"--pacer={method.choices['pacer']}. Leave --error_ahead out, or change --pacer."
         )
 
 
 def _check_script_steps(method: Method) -> None:
-    """Reject steps of a script's own optimizer if workers do not send changes of weights."""
+    """Raise an error if a script's own optimizer steps and workers do not send weight changes."""
     if not method.steps_on_workers:
         return
     flag = f"--local_optimizer={method.local.optimizer}"
     if method.kind is Kind.GRADIENT:
         raise ConfigurationError(
-            f"{flag}: the script's optimizer steps on the workers, but "
+            f"with {flag}, the workers take the steps of the script's optimizer, but "
             f"--pacer={method.choices['pacer']} with --codec={method.choices['codec']} sends "
             "gradients. Take --method=dgs, dgc, gd or esync, or --pacer=fixed with --local_steps "
             "above 1; or leave --local_optimizer out."
         )
     if has_clipping(method.codec) and not method.takes_local_steps:
         raise ConfigurationError(
-            f"--dgc_clip_norm clips gradients, and with {flag} changes of weights are sent. Leave "
-            "--dgc_clip_norm out, and give the script's optimizer a clipnorm."
+            f"--dgc_clip_norm clips gradients, but with {flag} the workers send changes of "
+            "weights. Leave --dgc_clip_norm out, and give the script's optimizer a clipnorm."
         )
     if method.local.prox_mu and not method.takes_local_steps:
         raise ConfigurationError(
-            f"--prox_mu={method.local.prox_mu:g} pulls local steps to the round's model, and with "
-            f"--pacer={method.choices['pacer']} every step is a round. Leave --prox_mu out, or "
-            "take --pacer=fixed with --local_steps above 1."
+            f"--prox_mu={method.local.prox_mu:g} pulls local steps towards the model at the start "
+            f"of the round, but with --pacer={method.choices['pacer']} every step is a round of "
+            "its own. Leave --prox_mu out, or take --pacer=fixed with --local_steps above 1."
         )
 
 
 def refuse_local_epochs(method: Method, who: str) -> None:
-    """Reject --local_epochs in a training loop without epochs.
+    """Raise an error if --local_epochs is given in a training loop without epochs.
 
     Args:
         method: Training method of the run.
         who: Name of the training loop, for the error message.
 
     Raises:
-        ConfigurationError: The method's rounds end with epochs.
+        ConfigurationError: The rounds of the training method end with epochs.
     """
     if method.pacer.local_epochs:
         raise ConfigurationError(
-            f"--local_epochs={method.pacer.local_epochs} ends rounds with the epochs of a fit, but "
-            f"{who} has no epochs. Take --local_steps."
+            f"--local_epochs={method.pacer.local_epochs} ends rounds with the epochs of "
+            f"model.fit, but {who} has no epochs. Use --local_steps instead."
         )
 
 
 def refuse_script_steps(method: Method, who: str) -> None:
-    """Reject steps of a script's optimizer in a run without a script.
+    """Raise an error if a script's optimizer must step in a run without a script.
 
     Args:
         method: Training method of the run.
         who: Name of the program that computes gradients, for the error message.
 
     Raises:
-        ConfigurationError: In this method a script's optimizer steps on the workers.
+        ConfigurationError: In this training method a script's optimizer steps on the workers.
     """
     if method.steps_on_workers:
         raise ConfigurationError(
-            f"--local_optimizer={method.local.optimizer} steps with the compiled optimizer of a "
-            f"script, but {who} computes gradients. Leave --local_optimizer out, or take "
-            "--local_optimizer=momentum, adam or another Keras optimizer by its name."
+            f"--local_optimizer={method.local.optimizer} takes steps with the compiled optimizer "
+            f"of a script, but {who} only computes gradients. Leave --local_optimizer out, or "
+            "take --local_optimizer=momentum, adam or another Keras optimizer by its name."
         )
 
 
@@ -300,13 +305,16 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
     return [
         (
             alone,
-            f"--weighting={method.choices['weighting']} does nothing with one group: "
-            "no update is stale.",
+            f"--weighting={method.choices['weighting']} has no effect with one worker group: no "
+            "update is stale.",
         ),
         (
             isinstance(method.weighting, BySamples)
             and not (method.sync.waits_for_start or method.sync.auto),
-            "--weighting=samples with groups of one: every update is released alone.",
+            (
+                "--weighting=samples has no effect with groups of one worker: updates are applied "
+                "singly."
+            ),
         ),
         (
             delays is not None and delays.strength == 0,
@@ -320,41 +328,44 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
         ),
         (
             per_entry and dense_up and not alone,
-            "--weighting=per_entry with dense updates: every entry has the same staleness.",
+            ("--weighting=per_entry with dense updates gives every entry the same staleness."),
         ),
         (
             delta_down and dense_up and not relays_coarse,
-            f"{down} with dense updates: every entry changes, replies are dense.",
+            f"{down} saves no bytes with dense updates: every entry changes, so replies are dense.",
         ),
         (
             delta_down and not dense_up and method.privacy.adds_noise,
-            f"{down} with --dp_noise: every entry changes, replies are dense.",
+            f"{down} saves no bytes with --dp_noise: every entry changes, so replies are dense.",
         ),
         (
             delta_down
             and not dense_up
             and not (method.server.keeps_sparse or method.server.awaits_offer),
-            f"{down} with momentum, adam or weight decay on the PS: every entry "
-            "changes, replies are dense.",
+            f"{down} saves no bytes with momentum, adam or weight decay on the PS: every entry "
+            "changes, so replies are dense.",
         ),
         (
             method.pacer.queries and not (method.sync.waits_for_start or method.sync.auto),
-            f"--pacer={method.choices['pacer']} "
-            "with groups of one: no worker waits, so every worker takes one local step.",
+            f"--pacer={method.choices['pacer']} has no effect with groups of one worker: no "
+            "worker waits, so every worker takes one local step.",
         ),
         (
             local.opt_state != "keep" and not local.has_slots,
-            f"--local_opt_state={local.opt_state} with plain SGD: plain SGD has no state.",
+            (
+                f"--local_opt_state={local.opt_state} has no effect with plain SGD, which has no "
+                "state."
+            ),
         ),
         (
             one_group and method.sync.bound is not None,
-            "--staleness_bound with one group: no worker can run ahead.",
+            "--staleness_bound has no effect with one worker group: no worker can run ahead.",
         ),
     ]
 
 
 def _check_aggregate(method: Method) -> list[str]:
-    """Return warnings about a robust aggregate (median or similar) that makes no difference.
+    """Return warnings about a robust aggregate (median or similar) that has no effect.
 
     Raises:
         ConfigurationError: Groups of workers are too small to outvote one worker, or updates are
@@ -365,22 +376,24 @@ def _check_aggregate(method: Method) -> list[str]:
     flag = f"--aggregate={method.aggregate.name}"
     if method.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"{flag} needs every update separately, and --collective={method.collective} passes "
-            "on only sums of updates. Take --collective=ps, or leave --aggregate out."
+            f"{flag} needs every update separately, but --collective={method.collective} sends "
+            "only sums of updates. Take --collective=ps, or leave --aggregate out."
         )
     if method.codec.sends_fraction:
         raise ConfigurationError(
-            f"{flag} with --codec={method.choices['codec']}: few workers send a given entry, and "
-            "the zeros of the other workers outvote them, so the model would not learn. Take "
-            "--codec=dense or powersgd, or guard with --max_update_norm or --update_norm_factor."
+            f"{flag} with --codec={method.choices['codec']}: only few workers send a given entry, "
+            "and the zeros of the other workers outvote these values, so the model would not "
+            "learn. Take --codec=dense or powersgd, or guard with --max_update_norm or "
+            "--update_norm_factor."
         )
     sizes = method.sync.sizes
     if method.sync.auto is None and max(sizes) == 1:
-        return [f"{flag} with groups of one: every update is released alone."]
+        return [f"{flag} has no effect with groups of one worker: updates are applied singly."]
     if method.sync.auto is not None or min(sizes) < LEAST_MEMBERS:
         raise ConfigurationError(
             f"{flag} needs groups of {LEAST_MEMBERS} or more members, known from the start, so "
-            f"that one faulty worker is outvoted; the smallest of --sync={method.choices['sync']} "
+            "that one faulty worker is outvoted; the smallest group of "
+            f"--sync={method.choices['sync']} "
             f"{'is not known' if method.sync.auto else f'has {min(sizes)}'}. Change --groups or "
             "--nb_workers or --fraction, or leave --aggregate out."
         )
@@ -388,7 +401,7 @@ def _check_aggregate(method: Method) -> list[str]:
 
 
 def _check_privacy(method: Method) -> None:
-    """Reject privacy flags unless updates are a round's changes and releases plain means.
+    """Raise an error for privacy flags unless plain means of weight changes are released.
 
     Raises:
         ConfigurationError: One worker's contribution to a mean could exceed the bound for which the
@@ -398,10 +411,10 @@ def _check_privacy(method: Method) -> None:
         return
     if not method.takes_local_steps:
         raise ConfigurationError(
-            "--dp_clip bounds the change that a worker's local steps make in a round, and --pacer="
-            f"{method.choices['pacer']} with --codec={method.choices['codec']} sends every step. "
-            "Take --pacer=fixed with --local_steps above 1, or a method with local steps, or leave "
-            "--dp_clip and --dp_noise out."
+            "--dp_clip bounds the change that a worker's local steps make to the weights in a "
+            f"round, but --pacer={method.choices['pacer']} with --codec={method.choices['codec']} "
+            "sends the update of every single step. Take --pacer=fixed with --local_steps above "
+            "1, or a method with local steps, or leave --dp_clip and --dp_noise out."
         )
     if method.collective != THROUGH_PS:
         raise ConfigurationError(
@@ -411,29 +424,29 @@ def _check_privacy(method: Method) -> None:
     if method.router.channels:
         raise ConfigurationError(
             f"--router={method.choices['router']} sends lost entries again with a later round, "
-            "and the later round then exceeds --dp_clip. Take --router=reliable."
+            "whose update then exceeds --dp_clip. Take --router=reliable."
         )
     if method.privacy.adds_noise:
         _check_noise(method)
 
 
 def _check_noise(method: Method) -> None:
-    """Reject --dp_noise if one of n workers can move a released mean by more than clip / n.
+    """Raise an error for --dp_noise if one of n workers can move a mean by more than clip / n.
 
     Raises:
         ConfigurationError: One of n workers can move a released mean by more than clip / n.
     """
     if not isinstance(method.weighting, Unweighted):
         raise ConfigurationError(
-            f"--weighting={method.choices['weighting']} with --dp_noise: a worker that counts more "
-            "than others moves the mean by more than --dp_clip / n, for which the noise is sized. "
-            "Give --weighting=none, or leave --dp_noise out."
+            f"--weighting={method.choices['weighting']} with --dp_noise: a worker with a larger "
+            "weight than others moves the mean of n workers by more than --dp_clip / n, the "
+            "change for which the noise is sized. Give --weighting=none, or leave --dp_noise out."
         )
     if method.aggregate.is_robust:
         raise ConfigurationError(
-            f"--aggregate={method.aggregate.name} with --dp_noise: one worker can move the result "
-            "by more than --dp_clip / n, for which the noise is sized. Take --aggregate=mean "
-            "(--dp_clip bounds outliers too), or leave --dp_noise out."
+            f"--aggregate={method.aggregate.name} with --dp_noise: one of n workers can move the "
+            "result by more than --dp_clip / n, the change for which the noise is sized. Take "
+            "--aggregate=mean (--dp_clip bounds outliers too), or leave --dp_noise out."
         )
     if method.num_averaged(1):
         raise ConfigurationError(
@@ -444,40 +457,41 @@ def _check_noise(method: Method) -> None:
 
 
 def check_guards(method: Method, guards: Guards) -> None:
-    """Reject guards (checks of updates) in which one worker's update affects another's.
+    """Raise an error for guards in which one worker's update affects another worker's update.
 
-    If one worker's update decides if another worker's is accepted, its influence exceeds the bound
-    for which the noise is sized.
+    If one worker's update decides whether another worker's update is accepted, its influence
+    exceeds the bound for which the noise is sized.
 
     Raises:
-        ConfigurationError: The method adds noise, and a guard compares updates of workers or
-            rejects updates that keep within the clip.
+        ConfigurationError: The training method adds noise, and a guard compares updates of workers
+            or rejects updates that keep within the clip.
     """
     if not method.privacy.adds_noise:
         return
     if guards.update_norm_factor:
         raise ConfigurationError(
-            f"--update_norm_factor={guards.update_norm_factor:g} with --dp_noise: the norms of all "
-            "workers decide which updates are accepted, so one worker can move the mean by more "
-            "than --dp_clip / n. Leave --update_norm_factor out; --dp_clip bounds every norm."
+            f"--update_norm_factor={guards.update_norm_factor:g} with --dp_noise: the norms of "
+            "all workers decide which updates are accepted, so one of n workers can move the mean "
+            "by more than --dp_clip / n. Leave --update_norm_factor out; --dp_clip bounds every "
+            "norm."
         )
     clip = method.privacy.clip
     if guards.max_update_norm and guards.max_update_norm < clip:
         raise ConfigurationError(
             f"--max_update_norm={guards.max_update_norm:g} is below --dp_clip={clip:g}: a shard "
-            "would refuse updates within the clip. Raise --max_update_norm to the clip, or leave "
-            "--max_update_norm out."
+            "would reject updates with a norm of at most --dp_clip. Raise --max_update_norm to "
+            "--dp_clip, or leave --max_update_norm out."
         )
     if guards.update_peak_factor and guards.update_peak_factor < clip:
         raise ConfigurationError(
             f"--update_peak_factor={guards.update_peak_factor:g} is below --dp_clip={clip:g}, so "
             "the updates of all workers would decide which updates are accepted. Give "
-            "--update_peak_factor=0, or a smaller clip."
+            "--update_peak_factor=0, or a smaller --dp_clip."
         )
 
 
 def check_averages(method: Method, num_averaged: int) -> None:
-    """Reject --dp_noise if values other than weights are averaged, because they get no noise.
+    """Raise an error for --dp_noise if averaged values other than weights would get no noise.
 
     Args:
         method: Training method of the run.
@@ -496,14 +510,14 @@ def check_averages(method: Method, num_averaged: int) -> None:
 
 
 def check_shards(method: Method, nb_ps: int) -> None:
-    """Reject several shards if the workers sum and step among themselves.
+    """Raise an error if there are several shards and the workers sum and step among themselves.
 
     Raises:
-        ConfigurationError: In this method workers sum among themselves, and the run has several
-            shards.
+        ConfigurationError: In this training method workers sum among themselves, and the run has
+            several shard servers.
     """
     if method.collective != THROUGH_PS and nb_ps > 1:
         raise ConfigurationError(
-            f"--collective={method.collective} leaves the PS only a copy of the model, and this "
-            f"run has {nb_ps} shards (--nb_ps, --ps_hosts); take one shard."
+            f"--collective={method.collective} gives the PS only a copy of the model, but this "
+            f"run has {nb_ps} PS shards (--nb_ps, --ps_hosts); use one shard."
         )

@@ -1,9 +1,9 @@
-"""Keras classes that a PS builds for a client's script, and the legal range of their arguments.
+"""Keras classes that a parameter server builds for a script, and legal ranges of their arguments.
 
-The class names and argument values come from a document of an untrusted client. So this module
-never imports or evaluates a name from the document, and allocates no memory of a size from the
-document. A name is looked up in the tables of this module; a value is a number, a boolean or a
-short list of numbers.
+The names of Keras classes and their argument values come from a document of an untrusted client. So
+this module never imports or evaluates a name from the client's document, and allocates no memory of
+a size from the document. A class name from a client is looked up in the tables of `allow_list`; an
+argument value is a number, a boolean or a short list of numbers.
 
 Source: `keras.optimizers`, `keras.optimizers.schedules`, `keras.constraints` of Keras 3.15.
 """
@@ -18,12 +18,13 @@ from typing import Any
 from thinwire.ops.offer import Described
 from thinwire.ops.types import ConfigurationError
 
-#: Most numbers in a list that is an argument, for example the boundaries of a schedule.
+#: Largest number of items in a list argument of a Keras class, for example the boundaries of a
+#: schedule.
 _LONGEST_LIST = 1000
-#: Largest number of axes in a constraint's argument `axis`, and bound of an axis number.
+#: Largest number of axes in the argument `axis` of a Keras constraint, and bound of an axis number.
 _MOST_AXES = 32
-#: Bound on the absolute value of every number in an argument; a step count up to this bound fits
-#: int64.
+#: Bound on the absolute value of every number in an argument of a Keras class; a step count up to
+#: this bound fits int64.
 _MOST_STEPS = float(1 << 62)
 
 
@@ -32,11 +33,11 @@ class Argument:
     """The legal values of one argument of a Keras class.
 
     Attributes:
-        kind: Type of the argument: float (any finite number), int, bool, list (of finite numbers),
-            or tuple (one whole number, or a list of whole numbers).
-        low: Smallest legal number.
-        high: Largest legal number.
-        optional: True if None is a legal value.
+        kind: Type of the argument of a Keras class: float (any finite number), int, bool, list (of
+            finite numbers), or tuple (one whole number, or a list of whole numbers).
+        low: Smallest legal number for the argument of a Keras class.
+        high: Largest legal number for the argument of a Keras class.
+        optional: True if None is a legal value of the argument of a Keras class.
     """
 
     kind: type = float
@@ -45,7 +46,7 @@ class Argument:
     optional: bool = False
 
     def allows(self, value: Any) -> bool:
-        """Return True if a plain value is legal for this argument."""
+        """Return True if a plain value is legal for this argument of a Keras class."""
         if value is None:
             return self.optional
         if self.kind is bool:
@@ -63,7 +64,7 @@ class Argument:
         return whole and abs(value) < _MOST_STEPS and self.low <= value <= self.high
 
     def __str__(self) -> str:
-        """Return a description of the legal values for an error message."""
+        """Return a description of the argument's legal values for an error message."""
         if self.kind in (bool, list):
             text = "true or false" if self.kind is bool else f"up to {_LONGEST_LIST} numbers"
         else:
@@ -130,8 +131,9 @@ OPTIMIZERS: dict[str, dict[str, Argument]] = {
     },
     "Lion": {"beta_1": Argument(low=1e-30, high=1.0), "beta_2": _SHARE},
     "Lamb": _BETAS,
-    # Muon's arguments `exclude_layers` and `exclude_embeddings` are not listed because they match
-    # variable paths of the script. The worker evaluates these arguments and sends the paths.
+    # The arguments `exclude_layers` and `exclude_embeddings` of the optimizer Muon are not listed
+    # because they match variable paths of the script. The worker evaluates these two arguments and
+    # sends the matching paths.
     "Muon": {
         "adam_beta_1": _SHARE,
         "adam_beta_2": _SHARE,
@@ -148,8 +150,8 @@ OPTIMIZERS: dict[str, dict[str, Argument]] = {
     },
     "ScheduleFreeAdamW": {**_BETAS, "warmup_steps": _NOT_NEGATIVE},
 }
-#: Optimizers whose step of one weight depends only on that weight's gradient and slots. Such an
-#: optimizer can step any part of a variable.
+#: Optimizers whose step of one weight depends only on that weight's gradient and optimizer slots.
+#: Such an optimizer can step any part of a variable.
 ELEMENTWISE = frozenset(OPTIMIZERS) - {"Adafactor", "Lamb", "Muon"}
 
 #: Optimizers that need dense gradients: their divisor is a product of means over a row and a column
@@ -209,11 +211,11 @@ def arguments(name: str) -> tuple[str, ...]:
 
 
 def check_optimizer(described: Described) -> None:
-    """Reject an optimizer that is not on the allow-list or has an illegal argument.
+    """Raise an error if an optimizer is not on the allow-list or has an illegal argument.
 
     Raises:
-        ConfigurationError: The class, or the value of an argument, is not allowed. The message
-            names the class, the argument and the legal values.
+        ConfigurationError: The optimizer class, or the value of an argument, is not allowed. The
+            message names the class, the argument and the legal values.
     """
     config = dict(described.config)
     rate = config.pop("learning_rate", None)
@@ -223,22 +225,22 @@ def check_optimizer(described: Described) -> None:
     elif not NUMBER.allows(rate):
         raise ConfigurationError(
             f"{described.name}(learning_rate={rate!r:.100}): expected a finite number, or a "
-            "schedule by name and config."
+            "learning-rate schedule given by its name and config."
         )
     _check("optimizer", described.name, config, {**_COMMON, **legal})
     clips = [name for name in ("clipnorm", "clipvalue", "global_clipnorm") if config.get(name)]
     if len(clips) > 1:
         raise ConfigurationError(
-            f"{described.name}({', '.join(clips)}): expected one kind of clipping at most."
+            f"{described.name}({', '.join(clips)}): expected at most one kind of gradient clipping."
         )
 
 
 def check_schedule(described: Described) -> None:
-    """Reject a learning rate schedule that is not on the allow-list or has an illegal argument.
+    """Raise an error if a learning rate schedule is not allow-listed or has an illegal argument.
 
     Raises:
-        ConfigurationError: The class, or the value of an argument, is not allowed. The message
-            names the class, the argument and the legal values.
+        ConfigurationError: The schedule class, or the value of an argument, is not allowed. The
+            message names the class, the argument and the legal values.
     """
     legal = _legal("schedule", described.name, SCHEDULES)
     _check("schedule", described.name, described.config, legal)
@@ -247,34 +249,36 @@ def check_schedule(described: Described) -> None:
         values = described.config.get("values", [])
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
             raise ConfigurationError(
-                f"{described.name}: {len(boundaries)} boundaries and {len(values)} values; "
-                "expected ascending boundaries, and one value more than boundaries."
+                f"schedule {described.name} has {len(boundaries)} boundaries and {len(values)} "
+                "values; expected ascending boundaries, and one value more than boundaries."
             )
 
 
 def check_constraint(described: Described) -> None:
-    """Reject a constraint that is not on the allow-list or has an illegal argument.
+    """Raise an error if a constraint is not on the allow-list or has an illegal argument.
 
     Raises:
-        ConfigurationError: The class, or the value of an argument, is not allowed. The message
-            names the class, the argument and the legal values.
+        ConfigurationError: The constraint class, or the value of an argument, is not allowed. The
+            message names the class, the argument and the legal values.
     """
     legal = _legal("constraint", described.name, CONSTRAINTS)
     _check("constraint", described.name, described.config, legal)
 
 
 def schedule_of(row: Mapping[str, Any]) -> Described:
-    """Return the schedule that is the learning rate in a config, without checking its class.
+    """Return the learning rate schedule in an optimizer's config, without checking its class.
 
     Args:
-        row: Description of the schedule, with the keys "name" (of the class) and "config".
+        row: Description of the learning rate schedule, with the keys "name" (of the class) and
+            "config".
 
     Raises:
-        ConfigurationError: `row` does not consist of a name and a config.
+        ConfigurationError: `row` does not consist of the keys "name" and "config".
     """
     if set(row) != {"name", "config"} or not isinstance(row["config"], Mapping):
         raise ConfigurationError(
-            f"learning_rate={dict(row)!r:.100}: expected a schedule by name and config."
+            f"learning_rate={dict(row)!r:.100}: expected a learning-rate schedule, given by its "
+            "name and config."
         )
     return Described(row["name"], row["config"])
 
@@ -283,7 +287,7 @@ def _check(what: str, name: str, config: Mapping[str, Any], legal: Mapping[str, 
     for argument, value in config.items():
         if argument not in legal:
             raise ConfigurationError(
-                f"{what} {name} has no argument {argument!r:.100}; expected some of "
+                f"{what} {name} has no argument {argument!r:.100}; expected the arguments "
                 f"{', '.join(sorted(legal)) or 'none'}."
             )
         if not legal[argument].allows(value):
@@ -295,10 +299,10 @@ def _check(what: str, name: str, config: Mapping[str, Any], legal: Mapping[str, 
 def _legal(
     what: str, name: object, known: Mapping[str, Mapping[str, Argument]]
 ) -> Mapping[str, Argument]:
-    """Return the legal arguments of a class; raises ConfigurationError for an unknown class."""
+    """Return a class's legal arguments; raises ConfigurationError for an unknown class."""
     legal = known.get(name) if isinstance(name, str) else None
     if legal is None:
         raise ConfigurationError(
-            f"{what} {name!r:.100} is not known; expected one of {', '.join(sorted(known))}."
+            f"the {what} {name!r:.100} is unknown; expected one of {', '.join(sorted(known))}."
         )
     return legal

@@ -1,4 +1,4 @@
-"""Interfaces of optimizers: for a merged update on the PS, and for a mini-batch on a worker."""
+"""Interfaces of optimizers: for merged updates on the parameter server, and for worker steps."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class ServerUpdate(Policy, Protocol):
-    """The PS's optimizer policy: applies merged updates of workers to a shard's weights."""
+    """Optimizer policy of the parameter server: applies merged updates to a shard's weights."""
 
     @property
     def optimizer(self) -> str:
-        """The value of --server_optimizer that selects this policy."""
+        """Value of the flag --server_optimizer that selects this policy."""
 
     @property
     def described(self) -> Described:
-        """Class and arguments of the Keras optimizer that does the steps.
+        """Class and arguments of the Keras optimizer that does the policy's steps.
 
         Raises:
             ConfigurationError: No worker has sent the script's optimizer yet, or no Keras class
@@ -33,7 +33,7 @@ class ServerUpdate(Policy, Protocol):
 
     @property
     def momentum(self) -> float:
-        """Momentum of the optimizer; 0 means no momentum."""
+        """Momentum coefficient of the optimizer; 0 means no momentum."""
         return 0.0
 
     @property
@@ -43,22 +43,22 @@ class ServerUpdate(Policy, Protocol):
 
     @property
     def keeps_sparse(self) -> bool:
-        """True if a sparse update changes only the entries that the update names."""
+        """True if a sparse update changes only the weights for which it has a value."""
         return False
 
     @property
     def awaits_offer(self) -> bool:
-        """True if this is a placeholder until a worker offers the script's optimizer."""
+        """True if this policy is a placeholder until a worker describes the script's optimizer."""
         return False
 
     @property
     def needs_whole_variables(self) -> bool:
-        """True if the placement must not cut a variable into parts on several shards."""
+        """True if the placement must not divide a variable among several shard servers."""
         return False
 
     @property
     def needs_one_shard(self) -> bool:
-        """True if a step depends on all variables of the model together."""
+        """True if an optimizer step depends on all variables of the model together."""
         return False
 
     @property
@@ -72,14 +72,14 @@ class ServerUpdate(Policy, Protocol):
         return 1
 
     def adds(self, kind: Kind) -> bool:
-        """Return True if an update of kind `kind` is added to the weights, times a rate."""
+        """Return True if the policy only adds an update of this kind, times a rate, to weights."""
 
     def factor(self, kind: Kind, rate: float) -> float | None:
         """Return the factor f if `apply` only computes ``theta -= f * update``.
 
         Args:
             kind: Kind of the update: a gradient, or a change of weights by local steps.
-            rate: Learning rate, as passed to `apply`.
+            rate: Learning rate of the step, as passed to `apply`.
 
         Returns:
             The factor f, the same for every weight. None if the step does more than subtract the
@@ -87,30 +87,30 @@ class ServerUpdate(Policy, Protocol):
         """
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Return the optimizer's state for the shard's flat weights.
+        """Return the optimizer's initial state for the shard server's flat weights.
 
         Args:
-            theta: [n] float32, the shard's weights.
-            spec: Path and shape of each slice of the shard; a slice that is a part of a variable
-                is flat. None means that all weights are one flat slice.
+            theta: [n] float32, the shard server's weights.
+            spec: Path and shape of each variable slice of the shard server; a slice that is a part
+                of a variable is flat. None means that all weights are one flat slice.
         """
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Return a copy of this policy with optimizers that start with the given slots.
+        """Return a copy of this policy with optimizers that start with the given optimizer slots.
 
-        This is used for a script's optimizers that took steps before the run.
+        `starting_at` is used for a script's optimizers that did steps before the run.
 
         Args:
-            slots: For each optimizer, its slots. A slot's slice number counts the shard's slices of
-                that optimizer's variables.
+            slots: Optimizer slots of each optimizer. The slice number of an optimizer slot counts
+                the shard server's slices of that optimizer's variables.
         """
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
-        """Return the learning rate of the next update.
+        """Return the learning rate of the optimizer's next update.
 
         Args:
             scheduled: Learning rate of the run's schedule (--lr_schedule).
-            batches: Number of the script's batches that the optimizer's schedule has counted.
+            batches: Number of the script's mini-batches that the optimizer's schedule has counted.
             state: The optimizer's state from `init`.
             number: Index of the optimizer, for a script with several optimizers.
         """
@@ -119,13 +119,13 @@ class ServerUpdate(Policy, Protocol):
         """Return the step at which the script's learning rate schedule is evaluated.
 
         Args:
-            batches: Number of the script's batches that the optimizer's schedule has counted.
+            batches: Number of the script's mini-batches that the optimizer's schedule has counted.
             state: The optimizer's state from `init`.
             number: Index of the optimizer, for a script with several optimizers.
         """
 
     def outer_rate(self, fraction: float) -> float:
-        """Return the outer rate when `fraction` (0..1) of the run's budget is spent."""
+        """Return the factor on changes of weights at `fraction` (0..1) of the run's budget."""
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
         """Use the learning rate `rate`, which a script has set, for all later steps."""
@@ -143,11 +143,12 @@ class ServerUpdate(Policy, Protocol):
         """Apply an update to the weights `theta` in place: one optimizer step.
 
         Args:
-            theta: [n] float32, the shard's weights.
+            theta: [n] float32, the shard server's weights.
             update: The merged update: a weighted mean of the workers' updates.
             kind: Kind of the update: a gradient, or a change of weights by local steps.
-            rate: Return value of `rate` for a gradient, of `outer_rate` for a change of weights.
-            kernels: Kernels that apply an update.
+            rate: Return value of `rate` if the update is a gradient, of `outer_rate` if it is a
+                change of weights.
+            kernels: Kernels (array functions) that apply an update to the weights.
             state: The optimizer's state from `init`.
             number: Index of the optimizer, for a script with several optimizers.
 
@@ -157,50 +158,51 @@ class ServerUpdate(Policy, Protocol):
         """
 
     def slots(self, state: State) -> list[list[Slot]]:
-        """Return copies of the slots of each of a script's optimizers; [] without a script."""
+        """Return copies of the optimizer slots of a script's optimizers; [] without a script."""
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return the optimizer's state as plain data.
+        """Return the server optimizer's state as plain data.
 
         Args:
             state: The optimizer's state from `init`.
-            keep: Function that copies a large array, or returns a placeholder for the array.
+            keep: Function that copies a large array of optimizer slots, or returns a placeholder
+                for the array.
         """
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the state's arrays that a step changes in place and `save` gives to `keep`."""
+        """Return the arrays of optimizer state that a step changes and `save` gives to `keep`."""
 
     def set_weights(self, theta: Float32, state: State) -> None:
         """Continue from weights `theta` [n] that other code has set; keep the optimizer's slots."""
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load an optimizer state that `save` returned; the shard's weights are `theta` [n]."""
+        """Load an optimizer state that `save` returned, and the weights `theta` [n]."""
 
 
 class LocalStep(Policy, Protocol):
-    """The policy for a worker's local optimizer steps between two pushes."""
+    """Policy of a worker's local optimizer steps between two pushes."""
 
     @property
     def optimizer(self) -> str:
-        """The value of --local_optimizer that selects this policy."""
+        """Value of the flag --local_optimizer that selects this policy."""
 
     @property
     def brings_weights(self) -> bool:
-        """True if the worker's script does the steps and submits weights instead of gradients."""
+        """True if the worker's script does the local steps and submits weights, not gradients."""
 
     @property
     def prox_mu(self) -> float:
-        """FedProx's mu: mu (w - b) is added to each gradient of a round that began at b; 0: off."""
+        """Coefficient mu of FedProx's proximal term, which is added to each gradient; 0: none."""
 
     @property
     def outlives_rounds(self) -> bool:
-        """True if this worker's optimizer slots are kept from round to round."""
+        """True if this worker's optimizer slots are kept from one local round to the next."""
 
     def num_averaged(self, num_parameters: int) -> int:
         """Return the number of optimizer slot values that the worker sends with each push."""
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return the optimizer's slots for zero weights; `restart` loads the weights of a round.
+        """Return the local optimizer's slots for zero weights; `restart` loads a round's weights.
 
         Args:
             num_parameters: Number of weights of the shared model.
@@ -215,10 +217,10 @@ class LocalStep(Policy, Protocol):
         Args:
             weights: [n] float32, the worker's weights.
             values: [n] float32, the gradient of the mini-batch; or the weights after the step, if
-                `brings_weights`.
-            scheduled_rate: Learning rate of the run's schedule.
-            state: The optimizer's slots.
-            base: [n] float32, the weights at the start of the round.
+                `brings_weights` is True.
+            scheduled_rate: Learning rate of the run's schedule (--lr_schedule).
+            state: The local optimizer's slots (momentum etc.).
+            base: [n] float32, the weights at the start of the round of local steps.
         """
 
     def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
@@ -227,18 +229,18 @@ class LocalStep(Policy, Protocol):
         Args:
             base: [n] float32, the weights before the mini-batch.
             values: [n] float32, the gradient of the mini-batch; or the weights after the step, if
-                `brings_weights`.
-            rate: Learning rate of the run's schedule.
+                `brings_weights` is True.
+            rate: Learning rate of the run's schedule (--lr_schedule).
         """
 
     def restart(self, weights: Float32, state: State) -> State:
-        """Begin a round of local steps at `weights` [n]."""
+        """Begin a round of local steps at the weights `weights` [n]."""
 
     def forget(self, weights: Float32, state: State) -> State:
         """Reset the optimizer's slots, which depend on gradients; continue at `weights` [n]."""
 
     def pack(self, state: State) -> Float32:
-        """Return a copy of the slot values that the PS averages over workers: [num_averaged]."""
+        """Return a copy of the optimizer slot values that the PS averages: [num_averaged]."""
 
     def unpack(self, averaged: Float32, state: State) -> State:
         """Replace this worker's optimizer slots by averages over all workers, [num_averaged]."""
@@ -247,4 +249,4 @@ class LocalStep(Policy, Protocol):
         """Return copies of the optimizer's slots as plain data."""
 
     def restore(self, saved: State, weights: Float32, state: State) -> State:
-        """Load slots that `save` returned; the weights are `weights` [n]."""
+        """Load optimizer slots that `save` returned; the worker's weights are `weights` [n]."""

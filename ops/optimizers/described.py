@@ -1,9 +1,10 @@
-"""Describe a script's compiled optimizer as plain data on the worker, and rebuild it on the PS.
+"""Describe a script's compiled optimizer as plain data on a worker, and rebuild it on the PS.
 
-Keras' `get_config` lacks two kinds of settings: variables passed to `exclude_from_weight_decay`,
-and rules that match variable paths. The worker has the variables, so the worker evaluates these
-settings and sends the resulting paths. An optimizer that plain data cannot describe is rejected.
-The error lists training methods whose workers run the optimizer themselves.
+The `get_config` of a Keras optimizer lacks two kinds of settings: variables passed to
+`exclude_from_weight_decay`, and rules that match variable paths. The worker has the variables, so
+the worker evaluates the settings that match variables and sends the resulting paths. An optimizer
+that plain data cannot describe is rejected with an error. The error about a rejected optimizer
+lists training methods whose workers run the optimizer themselves.
 
 Source: design, section 11, which lists the traps of Keras 3.15.
 """
@@ -21,19 +22,21 @@ from thinwire.ops.types import ConfigurationError
 if TYPE_CHECKING:
     import keras
 
-#: Last sentence of an error about an optimizer that a PS cannot build: methods that avoid this.
+#: Last sentence of an error about an optimizer that a PS cannot build: it lists training methods
+#: that avoid the error.
 WAYS_OUT = (
-    "Take a method whose workers step with it themselves: --method=dgs, --method=dgc, "
-    "--method=gd or --method=esync."
+    "Use a method whose workers apply the script's optimizer themselves: --method=dgs, "
+    "--method=dgc, --method=gd or --method=esync."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class DescribedOptimizer:
-    """A script's compiled optimizer as plain data.
+    """A script's compiled Keras optimizer as plain data.
 
     Attributes:
-        offer: Description of the optimizer for the PS, without a LossScaleOptimizer around it.
+        offer: Description of the optimizer for the parameter server, without a LossScaleOptimizer
+            around it.
         loss_scale: Loss scale of the LossScaleOptimizer around the optimizer; None without a
             LossScaleOptimizer.
     """
@@ -48,18 +51,20 @@ def describe(
     clock: str = "batches",
     paths: Sequence[str] = (),
 ) -> DescribedOptimizer:
-    """Describe a compiled optimizer with its current argument values as plain data.
+    """Describe a compiled Keras optimizer with its current argument values as plain data.
 
     Args:
         optimizer: An instance of a class of keras.optimizers, built or not.
-        variables: The model's variables that all workers share, in their order on the PS.
-        clock: The counter at which the optimizer's schedule is evaluated: "batches" of the script
-            or "steps" of the optimizer.
-        paths: Paths under which the variables are shared. Empty means the variables' Keras paths.
+        variables: The model's variables that all workers share, in their order on the parameter
+            server.
+        clock: The counter at which the optimizer's learning rate schedule is evaluated: "batches"
+            of the script or "steps" of the optimizer.
+        paths: Names under which the variables are shared. Empty means the Keras paths of the
+            variables.
 
     Raises:
-        ConfigurationError: A PS cannot build the optimizer. The message contains the optimizer's
-            class and methods whose workers can run this optimizer.
+        ConfigurationError: A parameter server cannot build the optimizer. The message contains the
+            optimizer's class and training methods whose workers can run this optimizer.
     """
     import keras
 
@@ -101,7 +106,7 @@ def describe_constraints(
     """Return variable path -> constraint, for the variables that have a Keras constraint.
 
     Raises:
-        ConfigurationError: A PS cannot build one of the constraints.
+        ConfigurationError: A parameter server cannot build one of the Keras constraints.
     """
     import keras
 
@@ -122,10 +127,10 @@ def describe_constraints(
 
 
 def own_schedule(optimizer: Any) -> Any:
-    """Return an optimizer's schedule if the script defines the schedule's class; else None.
+    """Return an optimizer's learning rate schedule if the script defines its class; else None.
 
-    A PS cannot build a class from a script. So the worker evaluates the schedule and sends the
-    learning rate with each push.
+    A parameter server cannot build a class that a script defines. So the worker evaluates the
+    script's schedule and sends the learning rate with each push.
     """
     import keras
 
@@ -143,7 +148,8 @@ def _rate(optimizer: Any, name: str) -> Any:
 
     rate = optimizer._learning_rate
     if own_schedule(optimizer) is not None:
-        return 0.0  # a placeholder: each push contains the learning rate
+        # 0.0 is a placeholder, because each push contains the learning rate
+        return 0.0
     if not callable(rate) or isinstance(rate, keras.Variable):
         return float(rate)
     schedule = _described(
@@ -159,17 +165,17 @@ def _rate(optimizer: Any, name: str) -> Any:
 def _described(
     made: Any, module: Any, known: Mapping[str, Iterable[str]], what: str, expected: str
 ) -> Described:
-    """Return the class name and the arguments of a schedule or constraint.
+    """Return the class name and the arguments of a learning rate schedule or constraint.
 
     Args:
-        made: The object: a schedule or a constraint.
+        made: The object to describe: a learning rate schedule or a constraint.
         module: Keras module that must contain the object's class.
-        known: Class name -> argument names, for the classes that a PS builds.
-        what: Beginning of the error message.
+        known: Class name -> argument names, for the Keras classes that a parameter server builds.
+        what: Beginning of the error message about an object that cannot be built.
         expected: Words of the error message before the list of accepted classes.
 
     Raises:
-        ConfigurationError: A PS cannot build the object.
+        ConfigurationError: A parameter server cannot build the object.
     """
     name = type(made).__name__
     if name not in known or type(made) is not getattr(module, name):
@@ -186,7 +192,7 @@ def _plain(value: Any, what: str) -> Any:
     """Return a value as a JSON type: a number, a string, a boolean, None, or a list.
 
     Raises:
-        ConfigurationError: The value has another type, for example a function or a schedule.
+        ConfigurationError: The value is not of a JSON type, for example a function or a schedule.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -197,8 +203,8 @@ def _plain(value: Any, what: str) -> Any:
     if hasattr(value, "item") and getattr(value, "size", 0) == 1:
         return value.item()
     raise ConfigurationError(
-        f"{what} is a {type(value).__module__}.{type(value).__name__}; expected a number, as a "
-        f"PS cannot build anything else. {WAYS_OUT}"
+        f"{what} is a {type(value).__module__}.{type(value).__name__}; expected a number, because "
+        f"a PS cannot build other objects. {WAYS_OUT}"
     )
 
 
@@ -211,7 +217,8 @@ def _decays(optimizer: Any, variable: Any) -> bool:
     import keras
 
     # Keras matches the names from `exclude_from_weight_decay` against the name of the TensorFlow
-    # variable. For Muon, Keras matches these names against the name of the Keras variable.
+    # variable. For the optimizer Muon, Keras matches these names against the name of the Keras
+    # variable.
 
     by_keras = isinstance(optimizer, keras.optimizers.Muon)
     return bool(optimizer._use_weight_decay(variable if by_keras else variable.value))
@@ -220,8 +227,9 @@ def _decays(optimizer: Any, variable: Any) -> bool:
 def _is_by_adamw(optimizer: Any, variable: Any) -> bool:
     """Return True if a path rule of a Muon optimizer selects AdamW for this variable.
 
-    Muon also uses AdamW for every variable that is not two-dimensional. The PS has the shapes, so
-    the worker does not report these variables.
+    The optimizer Muon also uses AdamW for every variable that is not two-dimensional. The parameter
+    server has the shapes of the variables, so the worker does not report variables that Muon steps
+    with AdamW because of their shape.
     """
     if not hasattr(optimizer, "exclude_layers") or len(variable.shape) != 2:
         return False
@@ -232,9 +240,9 @@ def build_optimizer(described: Described, by_adamw: str = "") -> Any:
     """Build a Keras optimizer with learning rate 0; the caller assigns the rate of each step.
 
     Args:
-        described: Class and arguments of the optimizer, from an untrusted client.
-        by_adamw: Name prefix of the variables for which a Muon uses AdamW. Empty means that no
-            variable name selects AdamW.
+        described: Class and arguments of the Keras optimizer, from an untrusted client.
+        by_adamw: Name prefix of the variables for which the optimizer Muon uses AdamW. Empty means
+            that no variable name selects AdamW.
 
     Raises:
         ConfigurationError: The optimizer is not on the allow-list, or Keras rejects its arguments.
@@ -261,7 +269,7 @@ def build_schedule(described: Described) -> Any:
 
 
 def build_constraint(described: Described) -> Any:
-    """Build a Keras constraint of a variable.
+    """Build the Keras constraint of a variable.
 
     Raises:
         ConfigurationError: The constraint is not on the allow-list, or Keras rejects its arguments.
@@ -277,5 +285,5 @@ def _build(made: Any, config: Mapping[str, Any]) -> Any:
         return made(**config)
     except (ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"Keras refuses {made.__name__} with these arguments: {error!s:.300}"
+            f"Keras cannot build {made.__name__} from the arguments in its config: {error!s:.300}"
         ) from error

@@ -1,9 +1,9 @@
-"""Local optimizers of a worker between two pushes: a Keras optimizer, plain SGD, or a script's.
+"""A worker's local optimizers between two pushes: a Keras optimizer, SGD, or the script's.
 
 In some training methods, workers do local steps and push changes of weights instead of gradients.
-Each of these workers has an optimizer with its own slots (momentum, Adam's moments, the step
-count). An exchange with the PS keeps the slots, clears the slots, or averages the slots over the
-workers, as it averages BatchNorm's statistics.
+Each worker that does local steps has an optimizer with its own slots (momentum, Adam's moments, the
+step count). An exchange with the parameter server keeps the optimizer slots, clears them, or
+averages them over the workers, as it averages the statistics of BatchNorm.
 
 Source: Li, Zhou et al., "ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous Data
 Centers", IEEE TSC 15(4), allows any local optimizer; the paper's code has only plain SGD.
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from thinwire.ops.optimizers.variables import VariablesOptimizer
     from thinwire.ops.types import Float32, ModelSpec
 
-#: Values of --local_opt_state: what an exchange with the PS does with the optimizer's slots.
+#: Values of the flag --local_opt_state: what an exchange with the parameter server does with the
+#: worker's optimizer slots.
 SLOT_FATES = ("keep", "reset", "average")
 #: Field of `LocalUpdate` or `ScriptStep` -> name of the command-line flag that sets the field.
 LOCAL_FLAGS = {
@@ -35,11 +36,12 @@ LOCAL_FLAGS = {
     "weight_decay": "local_weight_decay",
     "prox_mu": "prox_mu",
 }
-#: Values of --local_optimizer that build a Keras optimizer. ScheduleFreeAdamW is excluded: its
-#: slots contain weights, and an exchange with the PS replaces the weights.
+#: Values of the flag --local_optimizer that build a Keras optimizer. ScheduleFreeAdamW is excluded:
+#: its slots contain weights, and an exchange with the parameter server replaces the weights.
 _BUILT = tuple(name for name in OPTIMIZERS if name != "schedulefreeadamw")
-#: Value of --local_optimizer -> number of slot arrays of the model's size. The dict contains the
-#: optimizers with slots that can be averaged: only arrays of the model's size, and the step count.
+#: Value of the flag --local_optimizer -> number of optimizer slot arrays of the model's size. The
+#: dict contains the optimizers with slots that can be averaged: only arrays of the model's size,
+#: and the step count.
 _NUM_SLOTS = {
     **dict.fromkeys(("sgd", "momentum", "rmsprop", "adagrad", "lion"), 1),
     **dict.fromkeys(("adam", "adamw", "adamax", "adadelta", "ftrl"), 2),
@@ -51,15 +53,17 @@ class LocalUpdate:
     """Settings of a worker's local steps with a Keras optimizer.
 
     Attributes:
-        optimizer: A value of --local_optimizer other than "script". The optimizer has Keras'
-            default arguments.
-        momentum: Momentum coefficient of "sgd" and "momentum"; 0 for any other optimizer.
-        opt_state: What an exchange with the PS does with the optimizer's slots: "keep", "reset" or
-            "average" (over the workers).
+        optimizer: A value of the flag --local_optimizer other than "script". The optimizer has
+            Keras' default arguments.
+        momentum: Momentum coefficient of the optimizers "sgd" and "momentum"; 0 for any other
+            optimizer.
+        opt_state: What an exchange with the parameter server does with the worker's optimizer
+            slots: "keep", "reset" or "average" (over the workers).
         rate_factor: Factor by which the learning rate of the run's schedule is multiplied.
-        weight_decay: Decoupled weight decay, as in Keras. None means the optimizer's default.
-        prox_mu: mu of FedProx: mu (w - b) is added to each gradient, with w the current weights and
-            b the weights at the start of the round. 0: nothing is added.
+        weight_decay: Decoupled weight decay of the local optimizer, as in Keras. None means the
+            optimizer's default.
+        prox_mu: Coefficient mu of FedProx: mu (w - b) is added to each gradient, with w the current
+            weights and b the weights at the start of the round. 0: nothing is added.
 
     Source: prox_mu is from Li, Sahu et al., "Federated optimization in heterogeneous networks",
         arXiv 1812.06127.
@@ -74,7 +78,7 @@ class LocalUpdate:
     prox_mu: float = 0.0
 
     def __post_init__(self) -> None:
-        """Reject settings of the optimizer that are out of range or cannot be combined."""
+        """Raise an error if optimizer settings are out of range or cannot be combined."""
         for flag, value, legal in (
             ("local_optimizer", self.optimizer, _BUILT),
             ("local_opt_state", self.opt_state, SLOT_FATES),
@@ -87,21 +91,24 @@ class LocalUpdate:
             )
         if self.momentum and not self._is_sgd:
             raise ConfigurationError(
-                f"--local_momentum is for sgd and momentum; --local_optimizer={self.optimizer} has "
-                "its own momentum. Leave out --local_momentum."
+                "--local_momentum is for --local_optimizer=sgd and momentum, but "
+                f"--local_optimizer={self.optimizer} defines its momentum itself. Leave out "
+                "--local_momentum."
             )
         if self.opt_state == "average" and self.optimizer not in _NUM_SLOTS:
             raise ConfigurationError(
-                f"--local_opt_state=average with --local_optimizer={self.optimizer}: its slots are "
-                "not all arrays of the model's size. Set --local_opt_state to keep or reset, or "
-                f"--local_optimizer to one of {', '.join(_NUM_SLOTS)}."
+                f"--local_opt_state=average with --local_optimizer={self.optimizer}: some "
+                "optimizer slots do not have the size of the model, so they cannot be averaged "
+                "over the workers. Set --local_opt_state to keep or reset, or --local_optimizer "
+                f"to one of {', '.join(_NUM_SLOTS)}."
             )
         for flag, number in (("local_weight_decay", self.weight_decay), ("prox_mu", self.prox_mu)):
             _check_not_negative(flag, number)
-        if not 0 < self.rate_factor < float("inf"):  # this comparison rejects NaN, too
+        # the comparison `not 0 < rate_factor < inf` rejects NaN, too
+        if not 0 < self.rate_factor < float("inf"):
             raise ConfigurationError(
                 f"--local_lr is {self.rate_factor} times --learning_rate; expected a finite "
-                "number above 0."
+                "factor above 0."
             )
 
     @property
@@ -129,7 +136,7 @@ class LocalUpdate:
 
     @property
     def outlives_rounds(self) -> bool:
-        """True if this worker's optimizer slots are kept from round to round."""
+        """True if this worker's optimizer slots are kept from one local round to the next."""
         return self.opt_state == "keep"
 
     @property
@@ -141,7 +148,7 @@ class LocalUpdate:
         return 1 + _NUM_SLOTS[self.optimizer] * num_parameters if self._averages else 0
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return the optimizer's state for zero weights; `restart` loads the weights of a round."""
+        """Return the optimizer's state for zero weights; `restart` loads a round's weights."""
         import numpy as np
 
         from thinwire.ops.optimizers.variables import VariablesOptimizer
@@ -150,9 +157,10 @@ class LocalUpdate:
             return {}
         zeros = np.zeros(num_parameters, np.float32)
         flat = VariablesOptimizer(self._described, zeros, spec)
-        fills = [slot.numpy().flat[0] for slot in _all_slots(flat)]  # some slots start at 0.1
-        # This step compiles the graph. If the first training step compiled the graph, that step
-        # would be slow, and its measured time may decide when workers push.
+        # some optimizer slots have the initial value 0.1
+        fills = [slot.numpy().flat[0] for slot in _all_slots(flat)]
+        # This step on zeros compiles the TensorFlow graph. If the first training step compiled the
+        # graph, that step would be slow, and its measured time may decide when workers push.
         flat.step(zeros, Update(None, zeros.copy()), 0.0, negate=False)
         _clear(flat, fills)
         return {"keras": flat, "fills": fills}
@@ -170,9 +178,9 @@ class LocalUpdate:
         Args:
             weights: [n] float32, the worker's weights.
             gradient: [n] float32, the gradient of the mini-batch.
-            scheduled_rate: Learning rate of the run's schedule.
-            state: The optimizer's state.
-            base: [n] float32, the weights at the start of the round.
+            scheduled_rate: Learning rate of the run's schedule (--lr_schedule).
+            state: The local optimizer's state.
+            base: [n] float32, the weights at the start of the round of local steps.
         """
         import numpy as np
 
@@ -202,7 +210,7 @@ class LocalUpdate:
         return dataclasses.replace(self, opt_state="reset").restart(weights, state) if state else {}
 
     def pack(self, state: State) -> Float32:
-        """Return a copy of the slot values that the PS averages over workers: [num_averaged]."""
+        """Return a copy of the optimizer slot values that the PS averages: [num_averaged]."""
         import numpy as np
 
         if not self._averages:
@@ -234,18 +242,21 @@ class LocalUpdate:
 class ScriptStep:
     """Settings of local steps by the script's compiled optimizer.
 
-    The script does a step, then submits the new weights. The optimizer's slots are in the script's
-    process, and an exchange with the PS does not change the slots. With many local steps per round,
-    a restarted process continues with the slots saved by `thinwire.script.keras.kept_state`. In
-    all other runs, a restarted process starts with new slots.
+    The script does a local optimizer step, then submits the new weights to the worker. The
+    optimizer's slots are in the script's process, and an exchange with the parameter server does
+    not change them. With many local steps per round, a restarted process continues with the
+    optimizer slots saved by `thinwire.script.keras.kept_state`. In runs without many local steps
+    per round, a restarted process starts with new optimizer slots.
 
     If every mini-batch is pushed, the pushed gradient is the weights before the step minus the
     weights after the step, and the learning rate is 1.
 
     Attributes:
-        optimizer: Always "script". The value is part of the run's fingerprint.
+        optimizer: Always "script". The value is part of the fingerprint of the run's training
+            method.
         prox_mu: mu of FedProx, as in `LocalUpdate`. The script's process adds mu (w - b) to each
-            gradient, before its optimizer clips the gradient.
+            gradient before its optimizer clips the gradient, with w the current weights and b the
+            weights at the start of the round.
     """
 
     brings_weights: ClassVar[bool] = True
@@ -254,15 +265,15 @@ class ScriptStep:
     prox_mu: float = 0.0
 
     def __post_init__(self) -> None:
-        """Reject settings of the optimizer that are out of range or cannot be combined."""
+        """Raise an error if optimizer settings are out of range or cannot be combined."""
         _check_not_negative("prox_mu", self.prox_mu)
 
     def num_averaged(self, num_parameters: int) -> int:
-        """Return 0: the optimizer's slots stay in the script's process."""
+        """Return 0, because the optimizer's slots stay in the script's process."""
         return 0
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return an empty state: the optimizer's slots are in the script's process."""
+        """Return an empty state, because the optimizer's slots are in the script's process."""
         return {}
 
     def step(
@@ -277,31 +288,31 @@ class ScriptStep:
         return base - values, 1.0
 
     def restart(self, weights: Float32, state: State) -> State:
-        """Return the state unchanged: the script's process keeps its optimizer's slots."""
+        """Return the state unchanged, because the script's process keeps its optimizer's slots."""
         return state
 
     forget = restart
 
     def pack(self, state: State) -> Float32:
-        """Return an empty array, [0] float32: the PS averages no optimizer slots."""
+        """Return an empty array, [0] float32, because the PS averages no optimizer slots."""
         import numpy as np
 
         return np.empty(0, np.float32)
 
     def unpack(self, averaged: Float32, state: State) -> State:
-        """Return the state unchanged: the PS averages no optimizer slots."""
+        """Return the state unchanged, because the PS averages no optimizer slots."""
         return state
 
     def save(self, state: State) -> State:
-        """Return the state, which is empty for a script's optimizer."""
+        """Return the optimizer state, which is empty for a script's optimizer."""
         return state
 
     def restore(self, saved: State, weights: Float32, state: State) -> State:
-        """Return the state unchanged: `save` returned an empty state."""
+        """Return the state unchanged, because `save` returned an empty state."""
         return state
 
 
-#: Value of --local_optimizer -> class with the settings of a worker's local steps.
+#: Value of the flag --local_optimizer -> class with the settings of a worker's local steps.
 LOCAL_OPTIMIZERS: dict[str, type[LocalStep]] = {
     **dict.fromkeys(_BUILT, LocalUpdate),
     "script": ScriptStep,

@@ -1,6 +1,7 @@
-"""SGD with momentum for a shard's flat weights: Keras's arithmetic, in cache-sized numpy pieces.
+"""SGD with momentum for flat weights: the arithmetic of Keras, in cache-sized numpy chunks.
 
-A step takes a third of the time of Keras's step on the same buffers. Each dense update is one step.
+A step of this SGD takes a third of the time of Keras's SGD step on the same buffers. Each dense
+update is one optimizer step.
 
 Source: Keras's SGD: v = momentum v - rate g, theta = theta + v, each operation rounded to float32.
 """
@@ -18,8 +19,8 @@ from thinwire.ops.types import State, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Number of entries per piece. Four float32 pieces (weights, gradient, velocity, change) are in use
-#: at a time. The four pieces together fit into a second-level cache.
+#: Number of array entries per chunk. Four float32 chunks (weights, gradient, velocity, change) are
+#: in use at a time and together fit into a second-level cache.
 _PIECE = 1 << 16
 
 
@@ -27,8 +28,8 @@ class MomentumSGD:
     """SGD with momentum that changes a weight buffer in place.
 
     Attributes:
-        velocity: [n] float32, the momentum slot.
-        num_steps: Number of steps so far, dense and sparse.
+        velocity: [n] float32, the velocity (momentum slot) of SGD.
+        num_steps: Number of optimizer steps so far, dense and sparse.
     """
 
     def __init__(self, momentum: float, theta: Float32) -> None:
@@ -65,11 +66,11 @@ class MomentumSGD:
         """Do nothing: the caller gives the weights to every call of `step`."""
 
     def changing(self) -> Sequence[Any]:
-        """Return the velocity array, which a step changes in place."""
+        """Return the velocity array, which an optimizer step changes in place."""
         return (self.velocity,)
 
     def save(self, keep: Keep = copied) -> State:
-        """Return the slots as the values of the variables of Keras's SGD, in Keras's order."""
+        """Return the optimizer slots as the variable values of Keras's SGD, in Keras's order."""
         return {
             "0": np.int64(self.num_steps),
             "1": self._rate,
@@ -77,6 +78,6 @@ class MomentumSGD:
         }
 
     def restore(self, slots: State, theta: Float32) -> None:
-        """Load the slots that `save`, or a Keras SGD with momentum, returned."""
+        """Load the optimizer slots that `save`, or a Keras SGD with momentum, returned."""
         self.num_steps, self._rate = int(slots["0"]), np.float32(slots["1"])
         self.velocity[:] = slots["2"]

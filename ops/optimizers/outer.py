@@ -1,13 +1,15 @@
-"""Server optimizers for changes of weights: DiLoCo's Nesterov step, and FedOpt's three optimizers.
+"""Server optimizers for changes of weights: DiLoCo's Nesterov step and FedOpt's three optimizers.
 
 A worker pushes the change of weights w - b, with w its weights after a round of local steps and b
-the weights at the start of the round. Papers call the negative, D = b - w, the pseudo-gradient; the
-server subtracts D. Only the function `_pseudo_gradient` changes the sign. If workers push gradients
-instead of changes of weights, D is the learning rate times the gradient: one local SGD step.
+the weights at the start of the round. Papers call the negative change of weights, D = b - w, the
+pseudo-gradient; the server subtracts D. Only the function `_pseudo_gradient` changes the sign of
+the workers' update. If workers push gradients instead of changes of weights, the pseudo-gradient D
+is the learning rate times the gradient: one local SGD step.
 
-The arithmetic is numpy on pieces that fit the processor's cache, and the state is plain arrays. The
-new value of a weight depends only on the weight's own slots and on the number of steps. So a shard
-may have any part of a variable, and parts of a shard can be stepped separately.
+The arithmetic of an outer optimizer is numpy on chunks that fit the processor's cache, and the
+optimizer's state is plain arrays. The new value of a weight depends only on the update, the
+weight's own optimizer slots and the number of steps. So a shard server may have any part of a
+variable, and the optimizer can step parts of a shard server's weights separately.
 
 Source: Douillard et al., "DiLoCo", arXiv 2311.08105; Reddi et al., "Adaptive federated
 optimization", arXiv 2003.00295, algorithm 2.
@@ -30,25 +32,25 @@ from thinwire.ops.types import ConfigurationError, Kind, State, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64, ModelSpec
 
-#: Values of --server_v_start: the initial value of FedOpt's second moments.
+#: Values of the flag --server_v_start: the initial value of FedOpt's second moments.
 STARTS = ("zero", "tau_squared")
-#: Number of entries per piece of an array. One piece of each array in use fits into a second-level
+#: Number of entries per chunk of an array. The chunks of all arrays in use fit into a second-level
 #: cache together.
 _PIECE = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
 class OuterUpdate(FollowsOuterSchedule, abc.ABC):
-    """Base class of optimizers that step by pseudo-gradients.
+    """Base class of server optimizers that step by pseudo-gradients (changes of weights).
 
-    The optimizer's slots are arrays of the weights' size.
+    Each slot array of the optimizer has the size of the weights.
 
     Attributes:
-        optimizer: The value of --server_optimizer that selects this class.
+        optimizer: Value of the flag --server_optimizer that selects this class.
         slot_names: Names of the optimizer's slot arrays; empty for an optimizer without slots.
-        global_lr: g, the outer rate.
-        global_lr_schedule: Schedule of the outer rate, as text for `parse_schedule`. Empty means
-            that the outer rate is constant.
+        global_lr: g, the outer rate (factor on workers' changes of weights).
+        global_lr_schedule: Schedule of the outer rate (factor on workers' changes of weights), as
+            text for `parse_schedule`. Empty means that the outer rate is constant.
     """
 
     optimizer: ClassVar[str]
@@ -58,16 +60,18 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
     global_lr_schedule: str = ""
 
     def __post_init__(self) -> None:
-        """Reject a negative outer rate and a malformed schedule."""
+        """Raise an error if the outer rate is negative or its schedule is malformed."""
         _check_range("global_lr", self.global_lr, 0.0, float("inf"))
-        self.outer_rate(0.0)  # parses `global_lr_schedule`; raises if the text is malformed
+        # `outer_rate` parses `global_lr_schedule`, the schedule of the outer rate, and raises an
+        # error if the text is malformed
+        self.outer_rate(0.0)
 
     @property
     def described(self) -> Described:
-        """Raise ConfigurationError: no Keras class does the same steps.
+        """Raise ConfigurationError, because no Keras class does the same steps.
 
         Raises:
-            ConfigurationError: Always.
+            ConfigurationError: Raised at every call, because no Keras class does the same steps.
         """
         raise ConfigurationError(
             f"--server_optimizer={self.optimizer} applies changes of weights from local steps, but "
@@ -77,7 +81,7 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
 
     @property
     def keeps_sparse(self) -> bool:
-        """True without slots: a sparse update changes only weights for which it has a value."""
+        """True without optimizer slots: a sparse update changes only weights in the update."""
         return not self.slot_names
 
     def factor(self, kind: Kind, rate: float) -> float | None:
@@ -87,7 +91,7 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         return -rate if kind is Kind.DELTA else rate * self.global_lr
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Return the state for weights `theta` [n]: slot arrays [n] float32, and a step count."""
+        """Return the optimizer state for weights `theta` [n]: slot arrays [n] and step count."""
         import numpy as np
 
         if self.keeps_sparse:
@@ -105,7 +109,7 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Apply an update to the weights `theta` in place; with slots, all weights may change."""
+        """Apply an update to `theta` in place; with optimizer slots, all weights may change."""
         import numpy as np
 
         sign = -1.0 if kind is Kind.DELTA else rate  # `factor` of `_pseudo_gradient`
@@ -132,17 +136,17 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
     def _step(
         self, theta: Float32, pseudo_gradient: Float32, slots: dict[str, Float32], rate: float
     ) -> None:
-        """Do the optimizer's step for one piece of the weights and of the slots, in place.
+        """Do the optimizer's step for one chunk of the weights and of the slots, in place.
 
         Args:
-            theta: [k] float32, the weights of the piece.
+            theta: [k] float32, one chunk of the weights.
             pseudo_gradient: [k] float32, the pseudo-gradient D; a copy that the step may overwrite.
-            slots: Slot name -> [k] float32, the slot values of the piece.
+            slots: Name of the optimizer slot -> [k] float32, the slot values of the chunk.
             rate: Outer rate g times the bias correction from `_correction`.
         """
 
     def _start_of(self, slot: str) -> float:
-        """Return the initial value of the slot array with the given name."""
+        """Return the initial value of the optimizer slot array with the given name."""
         return 0.0
 
     def _correction(self, steps: int) -> float:
@@ -150,18 +154,18 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         return 1.0
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the slot arrays, which a step changes in place."""
+        """Return the optimizer's slot arrays, which a step changes in place."""
         return [value for value in state.values() if value.ndim]
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return the slots and the step count as plain data; `keep` copies the slot arrays."""
+        """Return the optimizer slots and step count as plain data; `keep` copies the arrays."""
         return {name: keep(value) if value.ndim else value.copy() for name, value in state.items()}
 
     def set_weights(self, theta: Float32, state: State) -> None:
         """Do nothing: the caller gives the weights to every call of `apply`."""
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load the slots and the step count that `save` returned."""
+        """Load the optimizer slots and the step count that `save` returned."""
         import numpy as np
 
         for name in self.slot_names:
@@ -173,10 +177,10 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
 class Nesterov(OuterUpdate):
     """DiLoCo's outer step: m <- beta m + D; b <- b - g (D + beta m).
 
-    m is the velocity, D the pseudo-gradient, b the weights.
+    m is the velocity, D the pseudo-gradient, b the weights, g the outer rate.
 
     Attributes:
-        global_lr: g, the outer rate.
+        global_lr: g, the outer rate (factor on DiLoCo's step).
         momentum: beta, the momentum coefficient. With 0, the merged change of weights is added to
             the weights, times g.
 
@@ -189,13 +193,13 @@ class Nesterov(OuterUpdate):
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        """Reject settings of the optimizer that are out of range."""
+        """Raise an error if a setting of the optimizer is out of range."""
         super().__post_init__()
         _check_share("momentum", self.momentum)
 
     @property
     def slot_names(self) -> Sequence[str]:  # type: ignore[override]
-        """Names of the slots: the velocity; no slot if the momentum is 0."""
+        """Names of the optimizer slots: the velocity; no slot if the momentum is 0."""
         return ("velocity",) if self.momentum else ()
 
     def _step(
@@ -216,14 +220,15 @@ class _Adaptive(OuterUpdate):
     """FedOpt's step: m <- b1 m + (1 - b1) d; b <- b + g m / (sqrt v + tau), with d = -D.
 
     m is the first moment, v the second moment, b the weights, D the pseudo-gradient. Each subclass
-    updates v differently.
+    of FedOpt's step updates the second moment v differently.
 
     Attributes:
-        global_lr: g, the outer rate.
+        global_lr: g, the outer rate (factor on FedOpt's step).
         server_beta_1: b1, the decay rate of the first moment.
-        server_tau: tau, the constant in the divisor. It is added outside the root, so that a weight
-            with only zero changes keeps its value.
-        server_v_start: Initial value of v: "zero" for 0, or the paper's "tau_squared" for tau^2.
+        server_tau: tau, the constant in FedOpt's divisor sqrt(v) + tau. It is added outside the
+            root, so that a weight with only zero changes keeps its value.
+        server_v_start: Initial value of the second moment v: "zero" for 0, or the paper's
+            "tau_squared" for tau^2.
     """
 
     slot_names: ClassVar[Sequence[str]] = ("mean", "square")
@@ -234,7 +239,7 @@ class _Adaptive(OuterUpdate):
     server_v_start: str = "zero"
 
     def __post_init__(self) -> None:
-        """Reject settings of the optimizer that are out of range."""
+        """Raise an error if a setting of the optimizer is out of range."""
         super().__post_init__()
         _check_share("server_beta_1", self.server_beta_1)
         _check_range("server_tau", self.server_tau, 1e-12, 1e6)
@@ -283,12 +288,12 @@ class FedAdagrad(_Adaptive):
 
 @dataclasses.dataclass(frozen=True)
 class FedAdam(_Adaptive):
-    """FedOpt's Adam: v <- b2 v + (1 - b2) d^2.
+    """FedOpt's Adam with the second moment v <- b2 v + (1 - b2) d^2.
 
     Attributes:
         server_beta_2: b2, the decay rate of the second moment.
-        bias_correction: True to multiply g by sqrt(1 - b2^(t+1)) / (1 - b1^(t+1)) at step
-            t = 0, 1, ..., as Flower's FedAdam does. The paper has no bias correction.
+        bias_correction: True to multiply the outer rate g by sqrt(1 - b2^(t+1)) / (1 - b1^(t+1)) at
+            step t = 0, 1, ..., as Flower's FedAdam does. The FedOpt paper has no bias correction.
     """
 
     optimizer: ClassVar[str] = "adam"
@@ -297,7 +302,7 @@ class FedAdam(_Adaptive):
     bias_correction: bool = False
 
     def __post_init__(self) -> None:
-        """Reject settings of the optimizer that are out of range."""
+        """Raise an error if a setting of the optimizer is out of range."""
         super().__post_init__()
         _check_share("server_beta_2", self.server_beta_2)
 
@@ -317,11 +322,11 @@ class FedAdam(_Adaptive):
 
 @dataclasses.dataclass(frozen=True)
 class FedYogi(_Adaptive):
-    """FedOpt's Yogi: v <- v - (1 - b2) d^2 sign(v - d^2).
+    """FedOpt's Yogi with the second moment v <- v - (1 - b2) d^2 sign(v - d^2).
 
     Attributes:
-        server_beta_2: b2, the decay rate of the second moment v. A step changes v by at most
-            (1 - b2) d^2.
+        server_beta_2: b2, the decay rate of the second moment v. A step changes v by at most (1 -
+            b2) d^2.
     """
 
     optimizer: ClassVar[str] = "yogi"
@@ -329,7 +334,7 @@ class FedYogi(_Adaptive):
     server_beta_2: float = 0.99
 
     def __post_init__(self) -> None:
-        """Reject settings of the optimizer that are out of range."""
+        """Raise an error if a setting of the optimizer is out of range."""
         super().__post_init__()
         _check_share("server_beta_2", self.server_beta_2)
 
@@ -342,15 +347,15 @@ class FedYogi(_Adaptive):
         square -= squared
 
 
-#: Value of --server_optimizer -> class of the server optimizer if workers push changes of weights.
-#: If workers push gradients, "adagrad" and "adam" select the Keras optimizers instead.
+#: Value of the flag --server_optimizer -> class of the server optimizer if workers push changes of
+#: weights. If workers push gradients, "adagrad" and "adam" select the Keras optimizers instead.
 OUTER_OPTIMIZERS: dict[str, type[ServerUpdate]] = {
     "nesterov": Nesterov,
     "adagrad": FedAdagrad,
     "adam": FedAdam,
     "yogi": FedYogi,
 }
-#: All values of --server_optimizer except "script".
+#: All values of the flag --server_optimizer except "script".
 SERVER_OPTIMIZERS = tuple(dict.fromkeys((*OPTIMIZERS, *OUTER_OPTIMIZERS)))
 
 
@@ -358,7 +363,7 @@ def _pseudo_gradient(values: Float32, factor: float) -> Float32:
     """Return the pseudo-gradient D [k] of the workers' merged update.
 
     Args:
-        values: [k] float32, the merged update.
+        values: [k] float32, the workers' merged update.
         factor: Factor on `values`: -1 for changes of weights, the learning rate for gradients.
     """
     import numpy as np
@@ -367,7 +372,7 @@ def _pseudo_gradient(values: Float32, factor: float) -> Float32:
 
 
 def _check_share(flag: str, value: float) -> None:
-    if not 0 <= value < 1:  # this comparison rejects NaN, too
+    if not 0 <= value < 1:  # the comparison `not 0 <= value < 1` rejects NaN, too
         raise ConfigurationError(f"--{flag}={value}: expected 0 <= {flag} < 1.")
 
 

@@ -1,9 +1,10 @@
 """Check a script's learning rate schedule: the PS evaluates the schedule at sampled steps.
 
-Arguments within the bounds of the allow-list can still produce NaN. For example,
-`CosineDecayRestarts(first_decay_steps=1e-9, t_mul=-1)` takes the logarithm of a negative number.
-So the PS computes the rate at sampled steps of the run before it accepts the schedule. A schedule
-may still have a step between two samples without a finite rate; the run then ends as diverged.
+Schedule arguments within the bounds of the allow-list can still produce NaN as learning rate. For
+example, `CosineDecayRestarts(first_decay_steps=1e-9, t_mul=-1)` takes the logarithm of a negative
+number. So the parameter server computes the learning rate at sampled steps of the run before it
+accepts a schedule. A schedule may still lack a finite learning rate at a step between two samples;
+the run then ends as diverged.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from thinwire.ops.types import ConfigurationError
 
 #: Number of first steps at which a schedule must have a finite rate if the run's length is unknown.
 #: A learning rate finder multiplies the rate at each step and stops long before the rate overflows,
-#: so an infinite rate at a later step is accepted. A run that reaches this step ends as diverged.
+#: so an infinite rate at a later step is accepted. A run that reaches the step with the infinite
+#: rate ends as diverged.
 _SURE_STEPS = 1000
-#: Number of elements to sample at each end of a list argument, such as a schedule's boundaries.
+#: Number of elements to sample at each end of a schedule's list argument, such as its boundaries.
 _OF_LIST = 4
 #: Largest number of list elements that all evaluations of a schedule together may read, in about
 #: two seconds. Keras compares a step with each boundary in a list, so schedules with long lists get
@@ -33,8 +35,8 @@ _MOST_READ = 4000
 def rate_at(schedule: Callable[[int], Any], step: int) -> float:
     """Return a schedule's learning rate at a step; NaN if the schedule raises an exception.
 
-    Keras raises exceptions of many types for unusual arguments, for example for an integer overflow
-    or for a power with a negative base.
+    Keras schedules raise exceptions of many types for unusual arguments, for example for an integer
+    overflow or for a power with a negative base.
     """
     try:
         return float(schedule(step))
@@ -45,15 +47,15 @@ def rate_at(schedule: Callable[[int], Any], step: int) -> float:
 def check_rates(
     schedule: Callable[[int], Any], described: Described, first: int, most_steps: int | None
 ) -> None:
-    """Reject a schedule that has no finite rate at one of the sampled steps.
+    """Raise an error if a learning rate schedule has no finite rate at one of the sampled steps.
 
-    Zero and negative rates are legal, as in Keras. If the length of the run is unknown, an infinite
-    rate at a late step is legal too. NaN is always rejected.
+    Zero and negative learning rates are legal, as in Keras. If the length of the run is unknown, an
+    infinite learning rate at a late step is legal too. A learning rate of NaN is always rejected.
 
     Args:
-        schedule: The schedule, a function of the step.
-        described: Class and arguments of the schedule.
-        first: First step of the run.
+        schedule: The learning rate schedule, a function of the step.
+        described: Class and arguments of the learning rate schedule.
+        first: First step of the run at which the schedule is evaluated.
         most_steps: Largest number of steps of the run; None if the number is unknown.
 
     Raises:
@@ -77,15 +79,15 @@ def check_rates(
 def sample_steps(described: Described, first: int, last: int) -> list[int]:
     """Return the steps at which a learning rate schedule is checked, ascending.
 
-    The samples are the first and the last step, some early steps, the powers of two and of ten
-    after the first step, and the neighbors of special steps. A special step is an argument of the
-    schedule, or the product, sum or quotient of two arguments. For example, `InverseTimeDecay` with
-    a negative decay rate divides by zero at the quotient of two arguments.
+    The sampled steps are the first and the last step, some early steps, the powers of two and of
+    ten after the first step, and the neighbors of special steps. A special step of a schedule is an
+    argument of the schedule, or the product, sum or quotient of two arguments. For example,
+    `InverseTimeDecay` with a negative decay rate divides by zero at the quotient of two arguments.
 
     Args:
-        described: Class and arguments of the schedule.
-        first: First step of the run.
-        last: Last step of the run.
+        described: Class and arguments of the learning rate schedule.
+        first: First step of the run at which the schedule is evaluated.
+        last: Last step of the run at which the schedule is evaluated.
     """
     steps = {first, last, first + 3, first + 7}
     steps |= {first + base**power for base in (2, 10) for power in range(64)}

@@ -1,7 +1,7 @@
 """Learning rate schedules: the rate as a function of the consumed fraction of the run's budget.
 
-All training methods use the same schedules. The budget counts training examples, not updates, so
-that runs with different synchronization are comparable.
+All training methods use the same learning rate schedules. The budget of a run counts training
+examples, not updates, so that runs with different synchronization are comparable.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from thinwire.ops.types import ConfigurationError
 
-#: Name of a curve in --lr_schedule -> function that computes the factor (1..0) on the learning rate
-#: from the consumed fraction (0..1) of the budget after warm-up.
+#: Name of a curve in the flag --lr_schedule -> function that computes the factor (1..0) on the
+#: learning rate from the consumed fraction (0..1) of the budget after warm-up.
 CURVES: dict[str, Callable[[float], float]] = {
     "cosine": lambda share: (1 + math.cos(math.pi * share)) / 2,
     "linear": lambda share: 1 - share,
@@ -28,8 +28,9 @@ class Schedule:
     """Learning rate schedule with drops: the rate is multiplied by a factor at each drop.
 
     Attributes:
-        learning_rate: Initial learning rate.
-        drops: Pairs (fraction of the budget at the drop, factor on the rate), fractions ascending.
+        learning_rate: Learning rate at the start of the run.
+        drops: Pairs (fraction of the run's budget at the drop, factor on the learning rate),
+            fractions ascending.
 
     >>> Schedule(0.5, ((0.5, 0.25),)).rate(0.6)
     0.125
@@ -53,7 +54,7 @@ class Schedule:
 
     @property
     def text(self) -> str:
-        """The schedule as text for the run's fingerprint, without the learning rate."""
+        """Learning rate schedule as text for the run's fingerprint, without the initial rate."""
         return str(self.drops)
 
 
@@ -62,9 +63,9 @@ class RateCurve(Schedule):
     """Learning rate schedule with linear warm-up from 0, and a curve down to the final rate.
 
     Attributes:
-        shape: Name of the curve, a key of `CURVES`.
+        shape: Name of the learning rate curve, a key of `CURVES`.
         warmup: Fraction of the run's budget for warm-up, from 0 to below 1.
-        floor: Final rate as a fraction of `learning_rate`, from 0 to below 1.
+        floor: Final learning rate as a fraction of `learning_rate`, from 0 to below 1.
 
     >>> RateCurve(0.5, shape="linear", warmup=0.5).rate(0.25)
     0.25
@@ -86,21 +87,21 @@ class RateCurve(Schedule):
 
     @property
     def goes_on_in_rounds(self) -> bool:
-        """Always True: the learning rate changes continuously with the consumed budget."""
+        """True: the learning rate changes continuously with the consumed budget."""
         return True
 
     @property
     def text(self) -> str:
-        """The schedule as text for the run's fingerprint, without the learning rate."""
+        """Learning rate schedule as text for the run's fingerprint, without the initial rate."""
         return f"{self.shape}:warmup={self.warmup:g},floor={self.floor:g}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The limits of a run, in applied updates and in training examples.
+    """The limits of a training run, in applied updates and in training examples.
 
     Attributes:
-        iter_max: Largest number of applied updates; None means no limit.
+        iter_max: Largest number of updates applied to the weights; None means no limit.
         examples: Number of training examples after which the run ends; None means no limit.
     """
 
@@ -108,11 +109,11 @@ class Budget:
     examples: int | None = None
 
     def fraction(self, updates: float, samples: int) -> float:
-        """Return the larger consumed fraction (0..1): of the updates, or of the examples.
+        """Return the larger consumed fraction (0..1) of the run's limits on updates and examples.
 
-        Without limits the fraction is 0. With `iter_max` alone, the budget in examples is iter_max
-        times the mean number of examples per update so far, so the consumed fraction of examples
-        equals the consumed fraction of updates.
+        Without limits on updates and examples, the consumed fraction is 0. With `iter_max` alone,
+        the budget in examples is iter_max times the mean number of examples per update so far, so
+        the consumed fraction of examples equals the consumed fraction of updates.
         """
         by_updates = updates / self.iter_max if self.iter_max else 0.0
         by_examples = samples / self.examples if self.examples else 0.0
@@ -138,8 +139,8 @@ class RateInRound:
     The worker estimates the run's consumed budget at each local step from its own progress.
 
     Attributes:
-        schedule: Schedule of the run.
-        budget: Budget of the run.
+        schedule: Learning rate schedule of the run.
+        budget: Budget of the run, in updates and examples.
         nb_workers: Number of workers that do local steps in parallel.
         longest_round: Number of local steps in a round; 0 if the number is unknown.
     """
@@ -153,8 +154,9 @@ class RateInRound:
         """Return the learning rate of this worker's next local step.
 
         Args:
-            version: Number of updates that the run had applied when the round began.
-            samples_of_run: Number of examples that all workers had consumed when the round began.
+            version: Number of updates that the run had applied when the round of local steps began.
+            samples_of_run: Number of examples that all workers had consumed when the round of local
+                steps began.
             steps: Number of local steps that this worker has done since the round began.
             samples: Number of examples that this worker has consumed since the round began.
         """
@@ -168,13 +170,13 @@ def parse_schedule(learning_rate: float, text: str, flag: str = "lr_schedule") -
     """Return the schedule of the learning rate, or of the outer rate, from the flags' values.
 
     Args:
-        learning_rate: Initial rate.
+        learning_rate: Learning rate (or outer rate) at the start of the run.
         text: Value of the schedule flag: drops, for example ``"0.6:0.2,0.8:0.2"``; or a key of
             `CURVES` with parameters, for example ``"cosine:warmup=0.02"``.
-        flag: Name of the schedule flag, for error messages.
+        flag: Name of the learning rate schedule's flag, for error messages.
 
     Raises:
-        ConfigurationError: The text is malformed, or a value is out of range.
+        ConfigurationError: The text of the schedule is malformed, or a value is out of range.
     """
     shape, _, parameters = text.partition(":")
     if shape.strip() not in CURVES:
@@ -189,8 +191,8 @@ def parse_schedule(learning_rate: float, text: str, flag: str = "lr_schedule") -
         is_legal = False
     if not is_legal:
         raise ConfigurationError(
-            f"--{flag}={text!r}: expected {shape}:warmup=A,floor=B with fractions from 0 to "
-            "below 1. A or B may be left out, as in cosine:warmup=0.02."
+            f"--{flag}={text!r}: expected {shape}:warmup=A,floor=B with fractions A and B from 0 "
+            "to below 1. A or B may be left out, as in cosine:warmup=0.02."
         )
     return RateCurve(learning_rate, (), shape.strip(), values["warmup"], values["floor"])
 
@@ -199,12 +201,12 @@ def parse_drops(text: str, flag: str = "lr_schedule") -> tuple[tuple[float, floa
     """Parse drops like ``"0.6:0.2,0.8:0.2"`` into pairs (fraction of the budget, rate factor).
 
     Args:
-        text: Value of the schedule flag.
-        flag: Name of the schedule flag, for error messages.
+        text: Value of the learning rate schedule's flag, with drops.
+        flag: Name of the learning rate schedule's flag, for error messages.
 
     Raises:
-        ConfigurationError: The text is not a list of pairs, the fractions do not ascend within
-            (0, 1), or a factor is not above 0 and finite.
+        ConfigurationError: The text of the drops is not a list of pairs, the fractions do not
+            ascend within (0, 1), or a factor is not above 0 and finite.
     """
     try:
         drops = tuple(
@@ -220,7 +222,7 @@ def parse_drops(text: str, flag: str = "lr_schedule") -> tuple[tuple[float, floa
     legal = all(0 < fraction < 1 for fraction in fractions) and fractions == sorted(set(fractions))
     if not legal or not all(0 < factor < float("inf") for _, factor in drops):
         raise ConfigurationError(
-            f"--{flag}={text!r}: fractions must ascend between 0 and 1, and factors must be above "
-            "0 and finite."
+            f"--{flag}={text!r}: expected ascending fractions of the budget between 0 and 1, and "
+            "finite factors above 0."
         )
     return drops

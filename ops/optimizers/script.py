@@ -1,10 +1,11 @@
 """Server policy for a script's compiled optimizer, which the PS builds from a worker's offer.
 
-The offer is the description of a script's model and optimizers that a worker sends to the PS. The
-script's optimizer or its schedule gives the learning rate, not --learning_rate. Plain SGD and SGD
-with momentum run the same code as with --server_optimizer. All other optimizers run as Keras code
-on variables (`thinwire.ops.optimizers.variables`). A script may have several optimizers, for
-example for a GAN; each optimizer steps different variables.
+An offer is the description of a script's model and optimizers that a worker sends to the parameter
+server. The learning rate comes from the script's optimizer or its schedule, not from the flag
+--learning_rate. Plain SGD and SGD with momentum of a script run the same code as with the flag
+--server_optimizer. All other optimizers of a script run as Keras code on variables
+(`thinwire.ops.optimizers.variables`). A script may have several optimizers, for example for a GAN;
+each optimizer steps different variables.
 
 Source: design, section 11.
 """
@@ -44,20 +45,20 @@ _ONLY_KERAS = (
 
 
 class GradientsOnly(ServerUpdate):
-    """Base of script optimizers: workers push gradients to them, never changes of weights."""
+    """Base of policies for a script's optimizers, to which workers push only gradients."""
 
     optimizer = SCRIPT
 
     def adds(self, kind: Kind) -> bool:
-        """Return False: a script's optimizer never just adds an update to the weights."""
+        """Return False, because a script's optimizer never just adds an update to the weights."""
         return False
 
     def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return None: no shortcut replaces the step of the script's optimizer."""
+        """Return None, because no shortcut replaces the step of the script's optimizer."""
         return None
 
     def outer_rate(self, fraction: float) -> float:
-        """Return the outer rate 1, which is never used: workers push no changes of weights."""
+        """Return the outer rate 1, which is never used, because workers push only gradients."""
         return 1.0
 
 
@@ -69,19 +70,20 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
 
     @property
     def described(self) -> Described:
-        """Raise ConfigurationError: no worker has described its script's optimizer.
+        """Raise ConfigurationError, because no worker has described its script's optimizer.
 
         Raises:
-            ConfigurationError: Always.
+            ConfigurationError: Raised at every call, because no worker has described its script's
+                optimizer.
         """
         raise ConfigurationError(
-            "--server_optimizer=script: no worker has offered a script's optimizer; expected an "
-            "offer from the first worker. Start the PS with --model_from=worker, or set "
-            "--server_optimizer to the name of an optimizer."
+            "--server_optimizer=script: no worker has sent a script's optimizer to the PS; "
+            "expected an optimizer from the first worker. Start the PS with --model_from=worker, "
+            "or set --server_optimizer to the name of an optimizer."
         )
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Raise ConfigurationError: no worker has described its script's optimizer."""
+        """Raise ConfigurationError, because no worker has described its script's optimizer."""
         return {"described": self.described}
 
     def apply(
@@ -94,22 +96,22 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Raise ConfigurationError: no worker has described its script's optimizer."""
+        """Raise ConfigurationError, because no worker has described its script's optimizer."""
         return None, self.init(theta)
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return no arrays: the placeholder for an optimizer has no state."""
+        """Return no arrays, because the placeholder for an optimizer has no state."""
         return ()
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return an empty state: the placeholder for an optimizer has no slots."""
+        """Return an empty state, because the placeholder for an optimizer has no slots."""
         return {}
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Do nothing: the placeholder for an optimizer has no slots."""
+        """Do nothing, because the placeholder for an optimizer has no slots."""
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Return the state unchanged: the placeholder for an optimizer has no slots."""
+        """Return the state unchanged, because the placeholder for an optimizer has no slots."""
         return state
 
 
@@ -118,10 +120,11 @@ class ScriptUpdate(GradientsOnly):
     """Policy for a script with one compiled optimizer, whose steps the PS does for all workers.
 
     Attributes:
-        offer: The worker's description of the optimizer.
-        rules: Exceptions for some variables, for example variables without weight decay.
-        initial: Optimizer slots of this shard from steps that the script did before the run,
-            numbered by slice. Empty for a new optimizer.
+        offer: The worker's description of the script's optimizer.
+        rules: Exceptions of the optimizer for some variables, for example variables without weight
+            decay.
+        initial: Optimizer slots of this shard server from steps that the script did before the run,
+            numbered by variable slice. Empty for a new optimizer.
     """
 
     offer: OptimizerOffer
@@ -140,7 +143,7 @@ class ScriptUpdate(GradientsOnly):
 
     @property
     def needs_whole_variables(self) -> bool:
-        """True if a variable must not be divided into parts on several shards."""
+        """True if a variable must not be divided among several shard servers."""
         return not is_elementwise(self.described) or bool(self.rules.constraints)
 
     @property
@@ -166,10 +169,10 @@ class ScriptUpdate(GradientsOnly):
         return OptimizerUpdate("momentum" if momentum else "sgd", momentum)
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Return the optimizers' state for the shard's flat weights `theta` [n].
+        """Return the optimizer's state for the shard server's flat weights `theta` [n].
 
         Raises:
-            ConfigurationError: The optimizer is not on the allow-list.
+            ConfigurationError: The script's optimizer is not on the allow-list.
         """
         import numpy as np
 
@@ -178,7 +181,7 @@ class ScriptUpdate(GradientsOnly):
         rate = self.described.config["learning_rate"]
         if not isinstance(rate, int | float):
             state["schedule"] = _RateAtStep(build_schedule(allow_list.schedule_of(rate)))
-        if not len(theta):  # all variables of this optimizer are on other shards
+        if not len(theta):  # all variables of this optimizer are on other shard servers
             return state
         if self._is_flat:
             state["inner"] = self._flat.init(theta, spec)
@@ -200,17 +203,19 @@ class ScriptUpdate(GradientsOnly):
         """Evaluate the optimizer's learning rate schedule at sampled steps that the run may reach.
 
         Args:
-            firsts: List of one number of the script's batches. A schedule that counts batches
-                starts at this number in this run.
+            firsts: List of one number of the script's mini-batches. A schedule that counts
+                mini-batches starts at this number in this run.
             most_updates: Largest number of updates of the run; None means no limit.
-            most_batches: Largest number of the script's batches in the run; None means no limit.
+            most_batches: Largest number of the script's mini-batches in the run; None means no
+                limit.
 
         Raises:
-            ConfigurationError: The schedule has no finite rate at a sampled step.
+            ConfigurationError: The learning rate schedule has no finite rate at a sampled step.
         """
         rate = self.described.config["learning_rate"]
         if isinstance(rate, int | float):
-            return  # a constant rate: the allow-list has checked that it is finite
+            # the allow-list has checked that a constant learning rate is finite
+            return
         described, is_at_steps = allow_list.schedule_of(rate), self.offer.clock == "steps"
         (first,) = firsts
         start = self.offer.iterations if is_at_steps else first
@@ -263,7 +268,7 @@ class ScriptUpdate(GradientsOnly):
         return touched, state
 
     def slots(self, state: State) -> list[list[Slot]]:
-        """Return copies of the slots of the script's optimizer, numbered by slice."""
+        """Return copies of the slots of the script's optimizer, numbered by variable slice."""
         import numpy as np
 
         inner = state["inner"].get("optimizer")
@@ -275,7 +280,7 @@ class ScriptUpdate(GradientsOnly):
         return [slots]
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the slot arrays that a step changes in place and that `save` gives to `keep`."""
+        """Return the optimizer slot arrays that a step changes and `save` gives to `keep`."""
         inner = state["inner"].get("optimizer")
         return () if inner is None else inner.changing()
 
@@ -294,7 +299,7 @@ class ScriptUpdate(GradientsOnly):
             state["inner"]["optimizer"].set_weights(theta)
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load an optimizer state that `save` returned; the shard's weights are `theta` [n]."""
+        """Load an optimizer state that `save` returned, and the weights `theta` [n]."""
         state["steps"], state["set_rate"] = saved["steps"], saved["set_rate"]
         if "optimizer" in state["inner"]:
             state["inner"]["optimizer"].restore(saved["slots"], theta)
@@ -302,12 +307,13 @@ class ScriptUpdate(GradientsOnly):
 
 
 class _SteppedEntries:
-    """The weights of a shard that one of a script's several optimizers steps.
+    """Those weights of a shard server that one of a script's several optimizers steps.
 
     Attributes:
-        update: Policy of the optimizer.
-        positions: [k] int64, ascending indices of these weights among the shard's weights.
-        theta: [k] float32, copy of these weights for the optimizer's step.
+        update: Policy of the optimizer that steps the weights.
+        positions: [k] int64, ascending indices of the optimizer's weights among the shard server's
+            weights.
+        theta: [k] float32, copy of the optimizer's weights for its step.
         state: State of the optimizer, from `ScriptUpdate.init`.
     """
 
@@ -325,7 +331,7 @@ class _SteppedEntries:
         self.state = update.init(self.theta, part_of_spec(spec, numbers))
 
     def read(self, theta: Float32) -> None:
-        """Copy the optimizer's weights from the shard's weights `theta` [n]."""
+        """Copy the optimizer's weights from the shard server's weights `theta` [n]."""
         import numpy as np
 
         np.take(theta, self.positions, out=self.theta)
@@ -337,7 +343,8 @@ class _SteppedEntries:
         if update.indices is None:
             return Update(None, update.values[self.positions])
         # A sparse update for this optimizer has only entries of its variables. So an update with as
-        # many entries as `positions` has all these entries, and is dense in these coordinates.
+        # many entries as `positions` has all weights of the optimizer, and is dense in these
+        # coordinates.
         if len(update.indices) == len(self.positions):
             return Update(None, update.values)
         return Update(np.searchsorted(self.positions, update.indices), update.values)
@@ -348,8 +355,8 @@ class ScriptUpdates(GradientsOnly):
     """Policy for a script with several compiled optimizers that step different variables.
 
     Attributes:
-        updates: One policy per optimizer. The policy's `offer.paths` lists the paths of the
-            variables that the optimizer steps.
+        updates: One policy per optimizer of the script. The policy's `offer.paths` lists the paths
+            of the variables that the optimizer steps.
     """
 
     updates: tuple[ScriptUpdate, ...]
@@ -361,12 +368,12 @@ class ScriptUpdates(GradientsOnly):
 
     @property
     def described(self) -> Described:
-        """Class and arguments of the first optimizer that needs dense gradients, else the first."""
+        """Class and arguments of the first optimizer that needs dense gradients, or the first."""
         return next((u for u in self.updates if u.needs_dense), self.updates[0]).described
 
     @property
     def needs_whole_variables(self) -> bool:
-        """True if a variable must not be divided into parts on several shards."""
+        """True if a variable must not be divided among several shard servers."""
         return any(update.needs_whole_variables for update in self.updates)
 
     @property
@@ -393,10 +400,10 @@ class ScriptUpdates(GradientsOnly):
         return dataclasses.replace(self, updates=moved)
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Return the optimizers' state for the shard's flat weights `theta` [n].
+        """Return the optimizers' state for the shard server's flat weights `theta` [n].
 
         Raises:
-            ConfigurationError: An optimizer is not on the allow-list.
+            ConfigurationError: One of the script's optimizers is not on the allow-list.
         """
         known = spec or ModelSpec((TensorSpec("shard", (len(theta),)),))
         return {"parts": [_SteppedEntries(update, theta, known) for update in self.updates]}
@@ -437,7 +444,7 @@ class ScriptUpdates(GradientsOnly):
         return part.positions if touched is None else part.positions[touched], state
 
     def slots(self, state: State) -> list[list[Slot]]:
-        """Return copies of the slots of each of the script's optimizers, numbered by slice."""
+        """Return copies of the optimizer slots of each optimizer, numbered by variable slice."""
         return [part.update.slots(part.state)[0] for part in state["parts"]]
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
@@ -451,13 +458,13 @@ class ScriptUpdates(GradientsOnly):
         return {str(number): part.update.save(part.state, keep) for number, part in parts}
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Continue from weights `theta` [n] that other code has set; keep the optimizer's slots."""
+        """Continue from weights `theta` [n] that other code has set; keep the optimizers' slots."""
         for part in state["parts"]:
             part.read(theta)
             part.update.set_weights(part.theta, part.state)
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load an optimizer state that `save` returned; the shard's weights are `theta` [n]."""
+        """Load an optimizer state that `save` returned, and the weights `theta` [n]."""
         for number, part in enumerate(state["parts"]):
             part.read(theta)
             part.state = part.update.restore(saved[str(number)], part.theta, part.state)
@@ -469,8 +476,8 @@ class _RateAtStep:
 
     def __init__(self, schedule: Any) -> None:
         self._schedule = schedule
-        # (step, rate) of the last call. Several threads read the pair without a lock, so step and
-        # rate are replaced together, in one assignment of a tuple.
+        # Step and learning rate of the last call. Several threads read the pair (step, rate)
+        # without a lock, so both are replaced together, in one assignment of a tuple.
         self._newest = (-1, 0.0)
         self._has_failed = False
 
@@ -493,16 +500,17 @@ class _RateAtStep:
 
 
 def server_update(offer: Offer) -> ScriptUpdate | ScriptUpdates:
-    """Return the PS's optimizer policy for the optimizers in a worker's offer.
+    """Return the parameter server's optimizer policy for the optimizers in a worker's offer.
 
     Raises:
-        ConfigurationError: The offer has no optimizer, or has a class or an argument that is not on
-            the allow-list.
+        ConfigurationError: The worker's offer has no optimizer, or has a class or an argument that
+            is not on the allow-list.
     """
     if not offer.optimizers:
         raise ConfigurationError(
-            "the offer has no optimizer, so the workers would have to do the steps; expected a "
-            f"method that sends changes of weights. {WAYS_OUT}"
+            "the worker's description of the script has no optimizer for the PS, so the workers "
+            "would have to take the steps; expected a method that sends changes of weights. "
+            f"{WAYS_OUT}"
         )
     for constraint in offer.constraints.values():
         allow_list.check_constraint(constraint)

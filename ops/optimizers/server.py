@@ -1,8 +1,9 @@
 """Server optimizers that flags select: a Keras optimizer applies each merged update.
 
 Plain SGD runs in the apply kernels: the result equals Keras's SGD, and a sparse update changes only
-the weights for which it has a value. SGD with momentum runs in `ops/optimizers/momentum_sgd`, also
-with Keras's result. All other optimizers run as Keras code (`ops/optimizers/variables`).
+the weights for which it has a value. SGD with momentum runs in `ops/optimizers/momentum_sgd`, with
+the same result as Keras's SGD. All server optimizers except SGD run as Keras code
+(`ops/optimizers/variables`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from thinwire.ops.types import ConfigurationError, Kind, State, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64, ModelSpec
 
-#: Value of --server_optimizer that selects the script's compiled optimizer.
+#: Value of the flag --server_optimizer that selects the script's compiled optimizer.
 SCRIPT = "script"
-#: Value of --server_optimizer other than "script" -> name of the class of keras.optimizers.
+#: Value of the flag --server_optimizer other than "script" -> name of the class of
+#: keras.optimizers.
 OPTIMIZERS = {
     "sgd": "SGD",
     "momentum": "SGD",
@@ -34,65 +36,71 @@ OPTIMIZERS = {
 
 
 class RunsOwnRate(ServerUpdate):
-    """Base of optimizers from flags: the run's schedule gives the rate, and no script is involved.
+    """Base of optimizers from flags, whose learning rate comes from the run's schedule.
 
-    A script can neither set the rate nor get the optimizer's slots.
+    A script can neither set the learning rate of an optimizer from flags nor get its slots.
     """
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
         """Raise ValueError: an optimizer from flags cannot start with slots of a script."""
-        raise ValueError(f"slots of {len(slots)} optimizers; expected none")
+        raise ValueError(
+            f"the PS received the slots of {len(slots)} optimizers; expected none, because flags "
+            "define its optimizer"
+        )
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
         """Return the learning rate of the run's schedule."""
         return scheduled
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return `batches`: a script's schedule is evaluated by the workers, not by this policy."""
+        """Return `batches`, because workers, not this policy, evaluate a script's schedule."""
         return batches
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Return the state unchanged: the run's schedule gives the rate."""
+        """Return the state unchanged, because the run's schedule gives the learning rate."""
         return state
 
     def slots(self, state: State) -> list[list[Slot]]:
-        """Return an empty list: an optimizer from flags is not a script's optimizer."""
+        """Return an empty list, because an optimizer from flags is not a script's optimizer."""
         return []
 
 
 class FollowsOuterSchedule(RunsOwnRate):
-    """Base of optimizers that apply changes of weights at an outer rate.
+    """Base of optimizers that apply workers' changes of weights at an outer rate.
 
     Attributes:
-        global_lr: The outer rate: the factor on a change of weights.
-        global_lr_schedule: Schedule of the outer rate, as text for `parse_schedule`. Empty means
-            that the outer rate is constant.
+        global_lr: The outer rate: the factor on a worker's change of weights.
+        global_lr_schedule: Schedule of the outer rate (factor on changes of weights), as text for
+            `parse_schedule`. Empty means that the outer rate is constant.
     """
 
     global_lr: float
     global_lr_schedule: str
 
     def outer_rate(self, fraction: float) -> float:
-        """Return the outer rate when `fraction` (0..1) of the run's budget is spent."""
+        """Return the factor on changes of weights at `fraction` (0..1) of the run's budget."""
         text = self.global_lr_schedule
         return parse_schedule(self.global_lr, text, "global_lr_schedule").rate(fraction)
 
     def adds(self, kind: Kind) -> bool:
-        """Return True if an update of this kind is added to the weights, times the outer rate."""
+        """Return True if the optimizer adds such an update to the weights, times the outer rate."""
         return kind is Kind.DELTA and self.keeps_sparse
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerUpdate(FollowsOuterSchedule):
-    """A Keras optimizer on the PS. A change of weights counts as a negative gradient.
+    """A Keras optimizer on the parameter server.
+
+    The Keras optimizer treats a change of weights as a negative gradient.
 
     Attributes:
-        optimizer: A value of --server_optimizer other than "script".
+        optimizer: A value of the flag --server_optimizer other than "script".
         momentum: Momentum coefficient of "sgd" and "momentum"; 0 for any other optimizer.
-        weight_decay: Decoupled weight decay, as in Keras. 0 means the optimizer's default.
-        global_lr: The outer rate: the factor on a change of weights.
-        global_lr_schedule: Schedule of the outer rate, as text for `parse_schedule`. Empty means
-            that the outer rate is constant.
+        weight_decay: Decoupled weight decay of the optimizer, as in Keras. 0 means the optimizer's
+            default.
+        global_lr: The outer rate: the factor on a worker's change of weights.
+        global_lr_schedule: Schedule of the outer rate (factor on changes of weights), as text for
+            `parse_schedule`. Empty means that the outer rate is constant.
     """
 
     optimizer: str = "sgd"
@@ -102,21 +110,24 @@ class OptimizerUpdate(FollowsOuterSchedule):
     global_lr_schedule: str = ""
 
     def __post_init__(self) -> None:
-        """Reject settings of the optimizer that are out of range or cannot be combined."""
+        """Raise an error if optimizer settings are out of range or cannot be combined."""
         if self.optimizer not in OPTIMIZERS:
             raise ConfigurationError(
                 f"--server_optimizer={self.optimizer!r}: expected one of {', '.join(OPTIMIZERS)}."
             )
         if not 0 <= self.momentum < 1:
             raise ConfigurationError(f"--momentum={self.momentum}: expected 0 <= momentum < 1.")
-        self.outer_rate(0.0)  # parses `global_lr_schedule`; raises if the text is malformed
+        # `outer_rate` parses `global_lr_schedule`, the schedule of the outer rate, and raises an
+        # error if the text is malformed
+        self.outer_rate(0.0)
         for name in ("weight_decay", "global_lr"):
-            if not getattr(self, name) >= 0:  # this comparison rejects NaN, too
+            if not getattr(self, name) >= 0:  # the comparison `not value >= 0` rejects NaN, too
                 raise ConfigurationError(f"--{name}={getattr(self, name)}: expected 0 or more.")
         if self.momentum and not self._is_sgd:
             raise ConfigurationError(
-                f"--momentum is for sgd and momentum; --server_optimizer={self.optimizer} has its "
-                "own momentum. Leave out --momentum."
+                "--momentum is for --server_optimizer=sgd and momentum, but "
+                f"--server_optimizer={self.optimizer} defines its momentum itself. Leave out "
+                "--momentum."
             )
 
     @property
@@ -140,7 +151,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
 
     @property
     def needs_whole_variables(self) -> bool:
-        """True if a variable must not be divided into parts on several shards."""
+        """True if a variable must not be divided among several shard servers."""
         return OPTIMIZERS[self.optimizer] not in allow_list.ELEMENTWISE
 
     @property
@@ -149,7 +160,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
         return OPTIMIZERS[self.optimizer] in allow_list.DENSE_ONLY
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Return the optimizer's state for the shard's flat weights `theta` [n]."""
+        """Return the optimizer's state for the shard server's flat weights `theta` [n]."""
         if self.keeps_sparse:
             return {}
         if self._is_sgd and not self.weight_decay:
@@ -185,7 +196,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
         return update.indices, state
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the slot arrays that a step changes in place and that `save` gives to `keep`."""
+        """Return the optimizer slot arrays that a step changes and `save` gives to `keep`."""
         arrays: Sequence[Any] = state["optimizer"].changing() if "optimizer" in state else ()
         return arrays
 
@@ -200,14 +211,14 @@ class OptimizerUpdate(FollowsOuterSchedule):
             state["optimizer"].set_weights(theta)
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load the optimizer slots that `save` returned; the shard's weights are `theta` [n]."""
+        """Load the optimizer slots that `save` returned, and the weights `theta` [n]."""
         if "optimizer" in state:
             state["optimizer"].restore(saved, theta)
         return state
 
 
 def keras_optimizer(choice: ServerUpdate) -> Any:
-    """Build the Keras optimizer that a policy describes, with learning rate 0."""
+    """Build the Keras optimizer that a server policy describes, with learning rate 0."""
     from thinwire.ops.optimizers.described import build_optimizer
 
     return build_optimizer(choice.described)

@@ -1,8 +1,9 @@
-"""Optimizer slots (momentum etc.): conversion between a script's optimizer and the shards.
+"""Optimizer slots (momentum etc.): conversion between a script's optimizer and shard servers.
 
-A slot's key is its role and its slice (or variable). The position in Keras' list of variables is
-not a key, because the position depends on how a shard groups its variables. On the wire, a JSON
-document describes the slots' arrays, and the arrays follow in the document's order.
+The key of an optimizer slot is its role (such as "momentum") and the number of its variable or
+variable slice. The position in Keras' list of variables is not a key of an optimizer slot, because
+the position depends on how a shard server groups its variables. On the wire, a JSON document
+describes the arrays of optimizer slots, and the arrays follow in the document's order.
 """
 
 from __future__ import annotations
@@ -22,31 +23,35 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 #: Name prefixes of the variables that Thinwire makes for a Keras optimizer. BY_ADAMW is for
-#: variables that a Muon steps with AdamW, OTHERS for all other variables.
+#: variables that the optimizer Muon steps with AdamW, OTHERS for all other variables.
 BY_ADAMW, OTHERS = "adamw", "v"
-#: Keras' name of an optimizer slot: prefix and number of the slot's variable, then the slot's role.
+#: Keras' name of an optimizer slot: prefix and number of the slot's variable, then the slot's role
+#: (such as "momentum").
 _SLOT_NAME = re.compile(rf"(?:{BY_ADAMW}|{OTHERS})(\d+)(?:_(.*))?")
 #: Legal dtypes of optimizer slots on the wire, by numpy's names.
 _DTYPES = ("float32", "int64", "int32")
-#: Name of the learning rate in Keras' list of an optimizer's variables. It is not sent as a slot.
+#: Name of the learning rate in Keras' list of an optimizer's variables. The learning rate is not
+#: sent as an optimizer slot.
 LEARNING_RATE = "learning_rate"
-#: Role of the slot with an optimizer's step count.
+#: Role of the optimizer slot with an optimizer's step count.
 ITERATION = "iteration"
 #: Role of a LossScaleOptimizer's counter of updates without overflow since the last scale change.
 SCALE_STREAK = "scale_streak"
-#: Roles of the weights and of averaged statistics (BatchNorm), if these are sent with the slots.
+#: Roles of the weights and of averaged statistics (BatchNorm), if these are sent with the optimizer
+#: slots.
 WEIGHTS, STATISTICS = "weights", "statistics"
 
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """One array of an optimizer's state, for example the momentum of one variable.
+    """Optimizer slot: one array of an optimizer's state, for example the momentum of a variable.
 
     Attributes:
-        slice: Number of the slice (part of a variable on a shard) or variable. None for a slot of
-            the whole optimizer, for example the step count.
-        role: Role of the slot, for example "momentum"; unique within a slice.
-        values: Array of the slice's shape, or of a shape that follows from the slice's shape.
+        slice: Number of the variable slice on a shard server, or of the variable, to which the
+            optimizer slot belongs. None for a slot of the whole optimizer, for example the step
+            count.
+        role: Role of the optimizer slot, for example "momentum"; unique within a variable slice.
+        values: Array of the variable slice's shape, or of a shape that follows from it.
     """
 
     slice: int | None
@@ -59,9 +64,10 @@ class SlotPlace:
     """Key and shape of an optimizer slot, without its values.
 
     Attributes:
-        slice: Number of the slot's slice or variable; None for a slot of the whole optimizer.
-        role: Role of the slot, for example "momentum".
-        shape: Shape of the slot's array.
+        slice: Number of the variable slice or variable to which the optimizer slot belongs; None
+            for a slot of the whole optimizer.
+        role: Role of the optimizer slot, for example "momentum".
+        shape: Shape of the optimizer slot's array.
     """
 
     slice: int | None
@@ -75,7 +81,7 @@ def variable_name(number: int, by_adamw: bool) -> str:
 
 
 def roles_of(optimizer: Any) -> list[tuple[int | None, str]]:
-    """Return (number of the slot's variable, slot's role) for each item of `optimizer.variables`.
+    """Return (variable number, role) of the optimizer slot, for each item of `optimizer.variables`.
 
     Args:
         optimizer: A Keras optimizer that was built on variables named by `variable_name`.
@@ -86,8 +92,8 @@ def roles_of(optimizer: Any) -> list[tuple[int | None, str]]:
         number = None if match is None else int(match[1])
         role = (match[2] or "factor") if match else variable.name
         if number is None and role not in (ITERATION, LEARNING_RATE):
-            # Nadam creates its product slot without a name. Keras then makes a numbered name; the
-            # number depends on the variables that the process has already made.
+            # Nadam creates its optimizer slot "product" without a name. Keras then makes a numbered
+            # name; the number depends on the variables that the process has already made.
             role = "product"
         occurrence = sum(n == number and r.split(".")[0] == role for n, r in roles)
         roles.append((number, f"{role}.{occurrence}" if occurrence else role))
@@ -96,11 +102,11 @@ def roles_of(optimizer: Any) -> list[tuple[int | None, str]]:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerState:
-    """The state of one of a script's optimizers on one shard.
+    """The state of one of a script's optimizers on one shard server.
 
     Attributes:
-        slots: The optimizer's slots. A slot's slice number counts the shard's slices of the
-            optimizer's variables.
+        slots: The optimizer's slots. The slice number of an optimizer slot counts the shard
+            server's slices of the optimizer's variables.
         rate: Current learning rate of the optimizer.
     """
 
@@ -126,14 +132,14 @@ def encode(states: Sequence[OptimizerState]) -> tuple[str, list[memoryview]]:
 
 
 def decode(document: str, payload: memoryview) -> list[OptimizerState]:
-    """Return the states of all optimizers from a shard's message; the arrays are copies.
+    """Return the states of all optimizers from a shard server's message; the arrays are copies.
 
     Args:
-        document: JSON document from `encode`.
-        payload: Bytes of the slots' arrays, in the document's order.
+        document: JSON document with the states of all optimizers, from `encode`.
+        payload: Bytes of the arrays of optimizer slots, in the document's order.
 
     Raises:
-        ValueError: The document is malformed, or its arrays do not fill the payload exactly.
+        ValueError: The JSON document is malformed, or its arrays do not fill the payload exactly.
     """
     import numpy as np
 
@@ -143,34 +149,43 @@ def decode(document: str, payload: memoryview) -> list[OptimizerState]:
             slots = []
             for number, role, shape, dtype in row["arrays"]:
                 if dtype not in _DTYPES:
-                    raise ValueError(f"an array of {dtype!r:.50}; expected {', '.join(_DTYPES)}")
+                    raise ValueError(
+                        f"a received slot has dtype {dtype!r:.50}; expected {', '.join(_DTYPES)}"
+                    )
                 count = math.prod(int(size) for size in shape)
                 stop = start + count * np.dtype(dtype).itemsize
                 if count < 0 or stop > len(payload):
-                    raise ValueError(f"{len(payload)} bytes; expected more")
+                    raise ValueError(
+                        f"the received optimizer slots have only {len(payload)} bytes; expected "
+                        "more bytes"
+                    )
                 values = np.frombuffer(payload[start:stop], np.dtype(dtype).newbyteorder("<"))
                 slots.append(Slot(number, str(role), values.astype(dtype).reshape(shape)))
                 start = stop
             states.append(OptimizerState(slots, float(row["rate"])))
         if start != len(payload):
-            raise ValueError(f"{len(payload)} bytes; expected {start}")
+            raise ValueError(
+                f"the received optimizer slots have {len(payload)} bytes; expected {start} bytes"
+            )
         return states
     except (TypeError, KeyError, RecursionError, OverflowError) as error:
-        raise ValueError(f"unreadable slots ({type(error).__name__}: {error!s:.200})") from error
+        raise ValueError(
+            f"the received optimizer slots cannot be read ({type(error).__name__}: {error!s:.200})"
+        ) from error
 
 
 class OwnSlots:
     """The slots of the compiled optimizer in a script's process, by variable and role.
 
     Args:
-        optimizer: The compiled Keras optimizer, without a LossScaleOptimizer around it. An
-            optimizer that is not built is built.
-        offer: The description of the optimizer for the PS.
+        optimizer: The compiled Keras optimizer, without a LossScaleOptimizer around it. The
+            constructor builds an optimizer that is not built yet.
+        offer: The description of the script's optimizer for the parameter server.
         variables: The model's variables that all workers share, in order. The optimizer may have
             been built on additional variables that are frozen now.
 
     Raises:
-        ConfigurationError: The optimizer was not built on the shared variables.
+        ConfigurationError: The optimizer was not built on the variables that all workers share.
     """
 
     def __init__(self, optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) -> None:
@@ -180,10 +195,10 @@ class OwnSlots:
         known = {id(variable) for variable in built}
         if new := [variable for variable in variables if id(variable) not in known]:
             raise ConfigurationError(
-                f"the compiled {offer.optimizer.name} was built before {new[0].path} became "
-                "trainable, so it has no slots for this variable; expected an optimizer that was "
-                "built on all trainable variables. Compile the model again with a new optimizer, "
-                "as Keras without Thinwire also requires."
+                f"the compiled optimizer {offer.optimizer.name} was built before {new[0].path} "
+                "became trainable, so it has no slots for this variable; expected an optimizer "
+                "that was built on all trainable variables. Compile the model again with a new "
+                "optimizer, as Keras without Thinwire also requires."
             )
         numbers = {id(variable): number for number, variable in enumerate(variables)}
         paths = [TensorSpec(variable.path, tuple(variable.shape)) for variable in built]
@@ -193,13 +208,13 @@ class OwnSlots:
         slots = [variable for variable in optimizer.variables if variable is not self._rate]
         if len(slots) != len(keys):
             raise ConfigurationError(
-                f"the compiled {offer.optimizer.name} has {len(slots)} slots, but its variables "
-                f"need {len(keys)}; expected an optimizer that was built on the shared variables "
-                "only. Compile the model again after its variables have changed."
+                f"the compiled optimizer {offer.optimizer.name} has {len(slots)} slots, but its "
+                f"variables need {len(keys)} slots; expected an optimizer that was built on the "
+                "shared variables only. Compile the model again after its variables have changed."
             )
         shared = [None if number is None else numbers.get(id(built[number])) for number, _ in keys]
         # `of` numbers the variables that the optimizer was built on, `number` the shared variables.
-        # A variable without a `number` is frozen now, and its slots stay unchanged.
+        # A variable without a `number` is frozen now, and its optimizer slots stay unchanged.
         self._by_key = {
             (number, role): slot
             for number, (of, role), slot in zip(shared, keys, slots, strict=True)
@@ -211,7 +226,7 @@ class OwnSlots:
 
     @property
     def are_initial(self) -> bool:
-        """True if all slots have the initial values of a new optimizer, which did no step."""
+        """True if all optimizer slots have the values of a new optimizer, which did no step."""
         return all(
             bool((variable.numpy() == self._initial[key]).all())
             for key, variable in self._by_key.items()
@@ -230,12 +245,13 @@ class OwnSlots:
         parts: Sequence[Sequence[Slot]],
         rate: float | None = None,
     ) -> None:
-        """Overwrite the optimizer's slots with the slots from the shards.
+        """Overwrite the optimizer's slots with the slots from the shard servers.
 
         Args:
-            layouts: The layout (slices of variables) of every shard.
-            parts: The slots of every shard, numbered by slice of the shard's layout.
-            rate: The learning rate to set. None leaves the rate, for example a schedule, unchanged.
+            layouts: The layout (slices of variables) of every shard server.
+            parts: The optimizer slots of every shard server, numbered by slice of its layout.
+            rate: The learning rate to set. None leaves the learning rate, for example a schedule,
+                unchanged.
 
         Raises:
             ValueError: Slots of the optimizer are missing in `parts`, or have wrong shapes.
@@ -258,7 +274,9 @@ class OwnSlots:
                     values = whole.setdefault((piece.tensor, slot.role), empty)
                     values[piece.start : piece.stop] = slot.values
         if missing := [key for key in self._by_key if key not in whole]:
-            raise ValueError(f"the shards sent no {missing[0][1]} of variable {missing[0][0]}")
+            raise ValueError(
+                f"the PS shards sent no slot {missing[0][1]} of variable {missing[0][0]}"
+            )
         for key, variable in self._by_key.items():
             variable.assign(np.reshape(whole[key], variable.shape))
         if rate is not None and isinstance(self._rate, keras.Variable):
@@ -266,13 +284,13 @@ class OwnSlots:
 
 
 def whole_slots(theta: Float32, layout: ShardLayout, statistics: Float32 | None) -> list[Slot]:
-    """Return copies of a shard's weights, one slot per slice, and of its averaged statistics.
+    """Return copies of a shard's weights, one array per slice, and of its averaged statistics.
 
     Args:
-        theta: [n] float32, the shard's weights.
-        layout: The layout (slices of variables) of the shard.
-        statistics: [m] float32, statistics averaged over workers; None if the shard has no
-            statistics.
+        theta: [n] float32, the shard server's weights.
+        layout: The layout (slices of variables) of the shard server.
+        statistics: [m] float32, statistics (BatchNorm) averaged over workers; None if the shard
+            server has no statistics.
     """
     offsets = layout.offsets
     slots = [
@@ -287,12 +305,12 @@ def whole_slots(theta: Float32, layout: ShardLayout, statistics: Float32 | None)
 def whole_values(
     spec: ModelSpec, layouts: Sequence[ShardLayout], parts: Sequence[Sequence[Slot]]
 ) -> tuple[Float32, Float32]:
-    """Join all shards' parts into the weights [num_parameters] and the averaged statistics [m].
+    """Join all shards' weights [num_parameters] and averaged statistics [m] to whole arrays.
 
     Args:
-        spec: The whole model: paths and shapes of all shared variables.
-        layouts: The layout (slices of variables) of every shard.
-        parts: The weights and statistics of every shard, from `whole_slots`.
+        spec: Paths and shapes of all shared variables of the whole model.
+        layouts: The layout (slices of variables) of every shard server.
+        parts: The weights and statistics of every shard server, from `whole_slots`.
 
     Raises:
         ValueError: Weights are missing in `parts`, or a part has the wrong size.
@@ -311,21 +329,23 @@ def whole_values(
                 weights[start : start + piece.size] = slot.values
                 missing -= piece.size
     if missing:
-        raise ValueError(f"the shards did not send {missing} of {spec.num_parameters} weights")
+        raise ValueError(f"the PS shards did not send {missing} of {spec.num_parameters} weights")
     return weights, statistics
 
 
 def planned(offer: OptimizerOffer, spec: ModelSpec) -> list[SlotPlace]:
     """Return the optimizer slots that a worker sends with initial weights; [] for new optimizers.
 
-    All these slots are float32. The step count is part of the offer and is not among the slots.
+    All optimizer slots that a worker sends with initial weights are float32. The optimizer's step
+    count is part of the offer (description of the script's optimizer), not of the slots that a
+    worker sends.
 
     Args:
-        offer: Description of the optimizer.
+        offer: A worker's description of the script's optimizer.
         spec: Paths and shapes of the variables that the optimizer steps.
 
     Raises:
-        ConfigurationError: The optimizer is not on the allow-list.
+        ConfigurationError: The script's optimizer is not on the allow-list.
     """
     if not offer.has_slots:
         return []
@@ -344,7 +364,7 @@ def planned(offer: OptimizerOffer, spec: ModelSpec) -> list[SlotPlace]:
 def _initial_slots(
     offer: OptimizerOffer, spec: ModelSpec
 ) -> list[tuple[tuple[int | None, str], float]]:
-    """Return ((variable number, role), initial value) of each slot, in Keras' order."""
+    """Return ((variable number, role), initial value) of each optimizer slot, in Keras' order."""
     import keras
 
     from thinwire.ops.optimizers.described import build_optimizer
@@ -366,7 +386,7 @@ def _initial_slots(
 
 
 def _shape(role: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a slot's shape: the variable's shape, except for Adafactor's two factors."""
+    """Return an optimizer slot's shape: the variable's shape, except for Adafactor's factors."""
     if not role.startswith("factor"):
         return shape
     if len(shape) < 2:
@@ -375,12 +395,12 @@ def _shape(role: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def places_in(places: Sequence[SlotPlace], spec: ModelSpec, layout: ShardLayout) -> list[SlotPlace]:
-    """Return the keys and shapes of one shard's optimizer slots.
+    """Return the keys and shapes of one shard server's optimizer slots.
 
     Args:
         places: Keys and shapes of the model's optimizer slots, numbered by variable.
         spec: Paths and shapes of the model's variables.
-        layout: The layout (slices of variables) of the shard.
+        layout: The layout (slices of variables) of the shard server.
 
     Returns:
         Keys and shapes of the slots, numbered by slice of the layout.
@@ -400,10 +420,11 @@ def places_in(places: Sequence[SlotPlace], spec: ModelSpec, layout: ShardLayout)
 def slot_places(offer: Offer, layout: ShardLayout) -> list[list[SlotPlace]]:
     """Return, for each optimizer, the slots that a worker sends with a shard's initial weights.
 
-    A slot's slice number counts the shard's slices of that optimizer's variables.
+    The slice number of an optimizer slot counts the shard server's slices of that optimizer's
+    variables.
 
     Raises:
-        ConfigurationError: An optimizer is not on the allow-list.
+        ConfigurationError: One of the script's optimizers is not on the allow-list.
     """
     places = []
     for optimizer, numbers in zip(offer.optimizers, offer.groups(), strict=True):
@@ -437,12 +458,12 @@ def divide(values: Float32, places: Sequence[SlotPlace]) -> list[Slot]:
 
 
 def cut(slots: Sequence[Slot], spec: ModelSpec, layout: ShardLayout) -> list[Slot]:
-    """Return the parts of a model's optimizer slots that belong to one shard.
+    """Return the parts of a model's optimizer slots that belong to one shard server.
 
     Args:
         slots: Optimizer slots of the model, numbered by variable.
         spec: Paths and shapes of the model's variables.
-        layout: The layout (slices of variables) of the shard.
+        layout: The layout (slices of variables) of the shard server.
 
     Returns:
         Optimizer slots of the shard, numbered by slice of the layout.
@@ -460,11 +481,11 @@ def cut(slots: Sequence[Slot], spec: ModelSpec, layout: ShardLayout) -> list[Slo
 
 
 def velocity_slots(state: State, tensors: Sequence[TensorSpec]) -> list[Slot]:
-    """Return the velocity of a MomentumSGD as Keras' momentum slots, one slot per slice.
+    """Return the velocity of a MomentumSGD as Keras' momentum slots, one per variable slice.
 
     Args:
         state: Optimizer slots from `MomentumSGD.save`.
-        tensors: Shapes of the shard's slices, in the order of the flat weights.
+        tensors: Shapes of the shard server's variable slices, in the order of the flat weights.
     """
     slots, start, velocity = [], 0, state["2"]
     for number, tensor in enumerate(tensors):

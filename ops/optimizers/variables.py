@@ -1,10 +1,11 @@
-"""A Keras optimizer that steps a shard's variables, with per-variable rules and shapes.
+"""A Keras optimizer that steps a shard server's variables, with per-variable rules and shapes.
 
-The weights of a shard are one flat buffer. The optimizer's Keras variables contain copies of these
-weights, and each step writes the new weights back to the buffer. In an elementwise optimizer, the
-step of a weight depends only on that weight's gradient and slots. So one flat variable contains all
-weights with equal rules, which takes a third of the time, and XLA fuses the passes over many
-weights. An optimizer that is not elementwise steps whole variables in their shapes.
+The weights of a shard server are one flat buffer. The optimizer's Keras variables contain copies of
+the shard server's weights, and each step writes the new weights back to the flat buffer. In an
+elementwise optimizer, the step of a weight depends only on that weight's gradient and optimizer
+slots. So one flat variable contains all weights with equal rules, which takes a third of the time
+of separate variables, and XLA fuses the passes over many weights. An optimizer that is not
+elementwise steps whole variables in their shapes.
 
 Source: design, section 11.
 """
@@ -33,8 +34,8 @@ from thinwire.ops.types import ModelSpec, State, TensorSpec, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Fewest weights for which XLA compiles a step. With fewer weights, XLA saves less than 0.2 ms per
-#: step but takes 0.1 s to compile.
+#: Fewest weights for which XLA compiles an optimizer step. With fewer weights, XLA saves less than
+#: 0.2 ms per step but takes 0.1 s to compile.
 FEWEST_FOR_XLA = 1 << 16
 
 
@@ -44,10 +45,10 @@ class VariableRules:
 
     Attributes:
         without_decay: Paths of variables without weight decay.
-        by_adamw: Paths of variables that a Muon steps with AdamW.
-        constraints: Path -> Keras constraint, for variables with a constraint.
-        unused: Paths of variables without a gradient. Neither steps nor weight decay change these
-            variables.
+        by_adamw: Paths of variables that the optimizer Muon steps with AdamW.
+        constraints: Path of a variable -> Keras constraint, for variables with a constraint.
+        unused: Paths of variables without a gradient. Neither steps nor weight decay change the
+            unused variables.
     """
 
     without_decay: tuple[str, ...] = ()
@@ -60,17 +61,17 @@ NO_RULES = VariableRules()
 
 
 def is_elementwise(described: Described) -> bool:
-    """Return True if the step of a weight depends only on that weight's gradient and slots."""
+    """Return True if an optimizer steps each weight by only that weight's gradient and slots."""
     return described.name in allow_list.ELEMENTWISE and not described.config.get("clipnorm")
 
 
 class VariablesOptimizer:
-    """A Keras optimizer for a shard's flat weights [n].
+    """A Keras optimizer for a shard server's flat weights [n].
 
     Attributes:
-        optimizer: The Keras optimizer.
-        variables: The Keras variables that the optimizer steps. A variable contains a group of the
-            shard's slices.
+        optimizer: Keras optimizer that steps the shard server's weights.
+        variables: The Keras variables that the optimizer steps. Each Keras variable contains a
+            group of the shard server's variable slices.
     """
 
     def __init__(
@@ -83,12 +84,12 @@ class VariablesOptimizer:
         """Build the optimizer with its slots for the weights `theta` [n] float32.
 
         Args:
-            described: Class and arguments of the optimizer. The learning rate is an argument of
-                `step`.
-            theta: [n] float32, the shard's weights.
-            spec: Path and shape of each slice of the shard; a slice that is a part of a variable
-                is flat. None means that all weights are one flat slice.
-            rules: Exceptions for some variables, by path.
+            described: Class and arguments of the Keras optimizer. The learning rate is an argument
+                of `step`.
+            theta: [n] float32, the shard server's weights.
+            spec: Path and shape of each variable slice of the shard server; a slice that is a part
+                of a variable is flat. None means that all weights are one flat slice.
+            rules: Exceptions of the optimizer for some variables, by path.
 
         Raises:
             ConfigurationError: The optimizer or a constraint is not on the allow-list.
@@ -120,16 +121,16 @@ class VariablesOptimizer:
 
     @property
     def _is_mixed(self) -> bool:
-        """True if the shard's slices, listed group by group, are not in the shard's order."""
+        """True if the variable slices, listed by group, are not in the shard server's order."""
         order = [number for group in self._groups for number in group.slices]
         return order != sorted(order)
 
     def _traced(self) -> Callable[[Any], Any]:
-        """Return the optimizer's step as one compiled graph.
+        """Return the optimizer's step as one compiled TensorFlow graph.
 
-        The graph's argument is a gradient [n] in the order of the groups of slices. The graph
-        returns the new weights [n] in a list of one tensor, or an empty list if XLA may compile the
-        step.
+        The argument of the step's graph is a gradient [n] in the order of the groups of variable
+        slices. The graph of the step returns the new weights [n] in a list of one tensor, or an
+        empty list if XLA may compile the step.
         """
         import tensorflow as tf
 
@@ -154,24 +155,25 @@ class VariablesOptimizer:
         function: Any = tf.function(
             step,
             input_signature=[tf.TensorSpec((sum(sizes),), tf.float32)],
-            autograph=False,  # Keras does not use autograph for optimizer steps, either
+            autograph=False,  # autograph is off, as in Keras's own optimizer steps
             jit_compile=self._fuses and sum(sizes) >= FEWEST_FOR_XLA,
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Keras warns that unused variables have no gradient
+            # Keras would warn that unused variables have no gradient
+            warnings.simplefilter("ignore")
             traced: Callable[[Any], Any] = function.get_concrete_function()
-        # A call of the concrete function takes a third less time than a call of `function`, which
-        # looks up the concrete function each time.
+        # A call of a TensorFlow concrete function takes a third less time than a call of
+        # `function`, which looks up the concrete function each time.
         return traced
 
     def step(self, theta: Any, update: Update, rate: float, negate: bool) -> None:
-        """Apply one update and write the new weights into `theta`.
+        """Apply one update to the optimizer's variables and write the new weights into `theta`.
 
         Args:
-            theta: [n] float32, the shard's weights; may be a
+            theta: [n] float32, the shard server's weights; may be a
                 `thinwire.ops.kernels.device.DeviceArray`.
             update: A dense gradient [n] or a sparse update. A dense gradient may be a DeviceArray.
-            rate: Learning rate.
+            rate: Learning rate of the step.
             negate: True if `update` is a change of weights, which has the sign of a negative
                 gradient.
         """
@@ -181,7 +183,8 @@ class VariablesOptimizer:
         if update.indices is not None:
             gradient = np.zeros_like(theta)
             gradient[update.indices] = update.values
-        if rate != self._rate:  # assigning the rate takes half the time of a small step
+        # assigning the learning rate takes half the time of a small optimizer step
+        if rate != self._rate:
             self.optimizer.learning_rate.assign(rate)
             self._rate = rate
         stepped = self._step(_as_tensor(self._by_group(-gradient if negate else gradient)))
@@ -189,7 +192,8 @@ class VariablesOptimizer:
             theta[:] = self._on_device()
             return
         if stepped:
-            np.copyto(theta, np.asarray(memoryview(stepped[0])))  # the memoryview avoids a copy
+            # the memoryview of the new weights avoids a copy
+            np.copyto(theta, np.asarray(memoryview(stepped[0])))
             return
         for group, variable in zip(self._groups, self.variables, strict=True):
             values = np.asarray(memoryview(variable.value.value())).reshape(-1)
@@ -221,7 +225,7 @@ class VariablesOptimizer:
         return self._grouped
 
     def _places(self, group: _Group) -> list[tuple[slice, slice]]:
-        """Return (range in the shard's weights, range in the group) of each slice of a group."""
+        """Return the range in the shard's weights and in the group, for each slice of a group."""
         offsets, places, start = self._spec.offsets, [], 0
         if len(group.slices) == len(self._spec.tensors):
             return [(slice(0, group.size), slice(0, group.size))]
@@ -243,9 +247,9 @@ class VariablesOptimizer:
         self.optimizer._iterations.assign(count)
 
     def slots(self) -> list[Slot]:
-        """Return the optimizer's slots, numbered by slice, without the learning rate.
+        """Return the optimizer's slots, numbered by variable slice, without the learning rate.
 
-        The slots of one slice are in Keras' order.
+        The optimizer slots of one variable slice are in Keras' order.
         """
         slots = []
         for variable, (number, role) in zip(
@@ -280,7 +284,7 @@ class VariablesOptimizer:
                 variable.assign(values_by_key[None, role])
 
     def changing(self) -> Sequence[Any]:
-        """Return no arrays: `save` copies Keras' variables without calling `keep`."""
+        """Return no arrays, because `save` copies Keras' variables without calling `keep`."""
         return ()
 
     def save(self, keep: Keep = copied) -> State:
@@ -288,7 +292,7 @@ class VariablesOptimizer:
         return {str(i): v.numpy() for i, v in enumerate(self.optimizer.variables)}
 
     def restore(self, slots: State, theta: Float32) -> None:
-        """Load optimizer slots that `save` returned; the shard's weights are `theta` [n]."""
+        """Load optimizer slots that `save` returned; the shard server's weights are `theta` [n]."""
         self._rate = None
         self.set_weights(theta)
         for number, variable in enumerate(self.optimizer.variables):
@@ -297,18 +301,18 @@ class VariablesOptimizer:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Slices of a shard that are stepped as one Keras variable of the optimizer."""
+    """Variable slices of a shard server that are stepped as one Keras variable."""
 
-    slices: tuple[int, ...]  # numbers of the slices, ascending
-    size: int  # number of weights of all slices
-    shape: tuple[int, ...]  # shape of the Keras variable
+    slices: tuple[int, ...]  # numbers of the variable slices, ascending
+    size: int  # number of weights of all variable slices in the group
+    shape: tuple[int, ...]  # shape of the Keras variable of the group
     decays: bool
     by_adamw: bool
     unused: bool
     constraint: Described | None
 
     def cut(self, values: Any, role: str, tensors: Sequence[TensorSpec]) -> list[Slot]:
-        """Cut an optimizer slot of the group's variable into one slot per slice."""
+        """Cut an optimizer slot of the group's variable into one slot per variable slice."""
         if values.shape != self.shape or len(self.slices) == 1:
             return [Slot(number, role, values) for number in self.slices]
         slots, start, flat = [], 0, values.reshape(-1)
@@ -323,11 +327,11 @@ class _Group:
 def _groups(
     tensors: Sequence[TensorSpec], described: Described, rules: VariableRules
 ) -> list[_Group]:
-    """Group a shard's slices, which are then stepped as one Keras variable per group.
+    """Group a shard server's variable slices; each group is stepped as one Keras variable.
 
-    For an elementwise optimizer, slices with equal rules form a group. For an optimizer that is not
-    elementwise, each slice is a group. A slice with a constraint is always a group of one, because
-    the constraint needs the slice's shape.
+    For an elementwise optimizer, variable slices with equal rules form a group. For an optimizer
+    that is not elementwise, each variable slice is a group. A variable slice with a Keras
+    constraint is always a group of one, because the constraint needs the slice's shape.
     """
     together = is_elementwise(described)
     slices_by_key: dict[Any, list[int]] = {}
@@ -368,7 +372,8 @@ def _as_tensor(values: Any) -> Any:
     """Return a TensorFlow tensor [n] with the values of a buffer [n].
 
     The tensor shares the buffer's memory if the buffer's address is a multiple of 64 bytes and the
-    buffer is writeable. The caller must not change the buffer while the tensor is in use.
+    buffer is writeable. The caller must not change the buffer while the tensor with its values is
+    in use.
     """
     import numpy as np
     import tensorflow as tf

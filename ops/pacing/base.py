@@ -1,8 +1,8 @@
-"""Interface of pacers: decide after a local step whether to push or to take another local step.
+"""Interface of pacers, which decide after a local step whether to push or to step again.
 
-A pacer reads no clock; callers pass times as numbers. Each worker has a pacer and calls it after
-every local step. A pacer that queries a state server also runs in shard 0's core, which stores the
-pacer's records.
+A pacer does not read the clock; callers pass times as numbers. Each worker has a pacer and calls it
+after every local step. A pacer that queries a state server also runs in shard server 0, which
+stores the pacer's records of the workers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from thinwire.ops.types import Kind, Policy, State
 
 
 class Pacer(Policy, Protocol):
-    """The policy that decides after which local step a worker pushes."""
+    """Policy that decides after which local step a worker pushes."""
 
     @property
     def kind(self) -> Kind:
@@ -43,22 +43,24 @@ class Pacer(Policy, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PaceReport:
-    """A worker's report to the state server, with a query or at a round's start."""
+    """A worker's report to the state server, sent with a query or at a round's start."""
 
     worker: int
     local_steps: int  # number of local steps in this round so far; 0 at the round's start
     step_seconds: float  # duration of the last local step, in seconds
     finished_at: float  # time at which the last local step ended, in seconds by shard 0's clock
-    # Round-trip time of the worker's last query, in seconds; 0 before the first query.
+    # Round-trip time of the worker's last query to the state server, in seconds; 0 before the first
+    # query.
     query_seconds: float = 0.0
 
 
 @runtime_checkable
 class QueryingPacer(Pacer, Protocol):
-    """A pacer in which workers query a state server (shard 0) if they must push.
+    """A pacer in which workers query a state server (shard 0) whether they must push.
 
-    The argument `state` holds the state server's records of the workers. The records are not saved;
-    after a restart they are rebuilt from the workers' reports.
+    The argument `state` of a pacer's methods holds the state server's records of the workers. The
+    state server's records of the workers are not saved; after a restart they are rebuilt from the
+    workers' reports.
     """
 
     @property
@@ -69,17 +71,17 @@ class QueryingPacer(Pacer, Protocol):
         """Return the state server's empty records, for a cluster without workers."""
 
     def record(self, report: PaceReport, state: State) -> State:
-        """Record a worker's report; return the new records."""
+        """Record a worker's report; return the state server's new records."""
 
     def answer(
         self, worker: int, members: Sequence[int], now: float, state: State
     ) -> tuple[bool, State]:
-        """Return True if the querying worker must push now, and the new records.
+        """Return True if the querying worker must push now, and the state server's new records.
 
         Args:
             worker: Number of the querying worker; its report is already recorded.
-            members: Live workers of the worker's group, ascending. While the worker waits to become
-                live, the list is empty or lacks this worker.
+            members: Live workers of the querying worker's group, ascending. While the worker waits
+                to become live, the list is empty or lacks this worker.
             now: Current time, by the clock of `PaceReport.finished_at`, in seconds.
             state: The state server's records of the workers.
         """

@@ -1,8 +1,9 @@
 """ESync's pacer: fast workers take extra local steps while the slowest worker finishes one step.
 
-A worker queries the state server before every local step except the first one of a round. The state
-server's records are in shard 0's core. Points in time come from shard 0's clock, durations from the
-worker's clock. The pacer never compares points in time from two clocks.
+With ESync, a worker queries the state server before every local step except the first one of a
+round. The state server's records of the workers are stored in shard server 0. In ESync's reports,
+points in time come from shard 0's clock, durations from the worker's clock. The pacer ESync never
+compares points in time from two clocks.
 
 Source: Li, Zhou et al., "ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous Data
 Centers", IEEE TSC 15(4); docs/methods/esync.md.
@@ -21,24 +22,26 @@ from typing import ClassVar
 from thinwire.ops.pacing.base import PaceReport
 from thinwire.ops.types import ConfigurationError, Kind, State
 
-#: With --esync_eps=auto, the margin is the largest of three terms: a number of seconds, a fraction
-#: of the fastest worker's step time, and a multiple of the query's round-trip time.
+#: With --esync_eps=auto, ESync's margin (the time by which workers push before the slowest worker's
+#: step end) is the largest of three terms: a number of seconds, a fraction of the fastest worker's
+#: step time, and a multiple of the query's round-trip time.
 _EPS_FLOOR_SECONDS, _EPS_OF_FASTEST, _EPS_OF_QUERY = 0.005, 0.1, 2.0
-#: Largest margin of ESync, as a fraction of the slowest worker's step time. With a larger margin,
-#: workers would hardly take extra local steps, as in synchronous SGD.
+#: Largest margin of ESync (the time by which workers push before the slowest worker's step end), as
+#: a fraction of the slowest worker's step time. With a larger margin, workers would hardly take
+#: extra local steps, as in synchronous SGD.
 _EPS_OF_SLOWEST = 0.2
 #: A worker pushes if it has trained longer than _STUCK_SECONDS plus _STUCK_STEPS steps of the
-#: slowest known worker, although a member has not reported or the slowest has not begun its round.
-#: After a membership change or a restart of shard 0, a shard may be one round behind, and the
-#: missing member may be waiting at that shard for this worker's push: without a limit, the two
-#: workers would wait forever. An exchange should take less time than the limit. The shards stay one
-#: round apart, so later rounds use one step of the slowest as the limit, until the slowest is seen
-#: in its round again.
+#: slowest known worker, although a member of its group has not reported or the slowest has not
+#: begun its round. After a membership change or a restart of shard 0, a shard server may be one
+#: round behind, and the missing member may be waiting at that server for this worker's push:
+#: without a limit, the two workers would wait forever. An exchange should take less time than the
+#: limit. The shard servers stay one round apart, so later rounds use one step of the slowest worker
+#: as the limit, until the slowest worker is seen in its round again.
 _STUCK_SECONDS, _STUCK_STEPS = 30.0, 20.0
 #: The slowest worker is overdue if its step exceeds the expected end by this fraction of its step
 #: time. The other workers then take more local steps instead of pushing.
 _OVERDUE = 0.5
-#: Number of recent query round-trip times from which the pacer computes the 95th percentile.
+#: Number of recent query round-trip times from which the pacer ESync computes the 95th percentile.
 _QUERY_TIMES_KEPT = 100
 
 
@@ -48,12 +51,12 @@ class Esync:
 
     Attributes:
         summary_name: Name of the pacer's block in the run's summary.json.
-        eps: Time by which workers push before the slowest worker's expected step end, in seconds,
-            or "auto".
-        query: "blocking": wait for the answer before each local step. "delayed": continue to train
-            until the answer arrives.
-        smoothing: Smoothing of step times: "ema:A" (moving average, weight A of the newest time),
-            "max:M" (maximum of the last M times), or "none".
+        eps: Margin of ESync: time by which workers push before the slowest worker's expected step
+            end, in seconds, or "auto".
+        query: Mode of queries to the state server. "blocking": wait for the answer before each
+            local step. "delayed": continue to train until the answer arrives.
+        smoothing: Smoothing of measured step times: "ema:A" (moving average, weight A of the newest
+            time), "max:M" (maximum of the last M times), or "none".
         max_local_steps: Largest number of local steps that a worker takes in a round; 0 means no
             limit.
     """
@@ -67,7 +70,7 @@ class Esync:
     max_local_steps: int = 0
 
     def __post_init__(self) -> None:
-        """Reject settings of the pacer that are malformed or out of range."""
+        """Raise an error if settings of the pacer are malformed or out of range."""
         if self.eps != "auto" and not _is_positive_number(self.eps):
             raise ConfigurationError(
                 f"--esync_eps={self.eps}: expected auto or a number of seconds above 0."
@@ -76,7 +79,8 @@ class Esync:
             raise ConfigurationError(f"--esync_query={self.query}: expected blocking or delayed.")
         if self.max_local_steps < 0:
             raise ConfigurationError(
-                f"--max_local_steps={self.max_local_steps}: expected 0 (no limit) or more."
+                f"--max_local_steps={self.max_local_steps}: expected 0 (no limit) or more local "
+                "steps."
             )
         _parse_smoothing(self.smoothing)
 
@@ -110,7 +114,7 @@ class Esync:
         record = _record_of(report.worker, state)
         record["begun"] = True
         # A worker begins a round after a rejected push, too. `released` never runs for a rejected
-        # push, so this method must clear the earlier decision to push.
+        # push, so `record` must clear the earlier decision to push.
         if report.local_steps == 0:
             record["ready"] = False
         record["local_steps"], record["finished_at"] = report.local_steps, report.finished_at
@@ -124,22 +128,23 @@ class Esync:
     def answer(
         self, worker: int, members: Sequence[int], now: float, state: State
     ) -> tuple[bool, State]:
-        """Return True if the querying worker must push now, and the new records.
+        """Return True if the querying worker must push now, and the state server's new records.
 
         A worker that is not yet live (a member of its group) continues to train, because no round
-        waits for the worker's push. Such a worker exists after a restart of the shard, before the
-        group has begun. The worker becomes live at the start deadline at the latest, and it queries
-        again after its next step.
+        waits for the worker's push. A worker that is not yet live (no round waits for its push)
+        exists after a restart of the shard server, before the worker's group has begun. A worker
+        that is not yet live becomes live at the start deadline at the latest, and it queries again
+        after its next step.
 
         Args:
             worker: Number of the querying worker; its report is already recorded.
-            members: Live workers of the worker's group, ascending. While the worker waits to become
-                live, the list is empty or lacks this worker.
+            members: Live workers of the querying worker's group, ascending. While the worker waits
+                to become live, the list is empty or lacks this worker.
             now: Current time, by the clock of `PaceReport.finished_at`, in seconds.
-            state: The records.
+            state: The state server's records of the workers.
         """
         record = state["records"][worker]
-        # No push: a round needs at least one local step.
+        # The worker must not push yet, because a round needs at least one local step.
         if record["local_steps"] == 0 or worker not in members:
             return False, state
         record["ready"] = record["ready"] or self._is_time(worker, members, now, state)
@@ -172,12 +177,12 @@ class Esync:
         }
 
     def margin(self, step_seconds: Iterable[float], state: State) -> float:
-        """Return the margin eps in seconds: at most a fifth of the slowest step time.
+        """Return ESync's margin eps in seconds: at most a fifth of the slowest step time.
 
         Args:
-            step_seconds: Smoothed step times of the workers, in seconds. The margin is 0 if there
-                are no step times.
-            state: The records.
+            step_seconds: Smoothed step times of the workers, in seconds. ESync's margin is 0 if
+                there are no step times.
+            state: The state server's records of the workers.
         """
         seconds = list(step_seconds)
         if not seconds:
@@ -201,12 +206,12 @@ class Esync:
                 seconds[member] = self._step_seconds(record)
             elif member == worker:
                 return False
-            else:  # unknown step time: this member may be slower than all members with a step time
+            else:  # a member without a step time may be slower than all members with a step time
                 all_known = all_known and record is not None and record["ready"]
         slowest = max(seconds, key=lambda member: (seconds[member], -member))
         # A member without a step time, or a slowest worker that has not begun its round, may still
-        # be in the previous exchange. Wait for this member, but not forever: _STUCK_SECONDS limits
-        # the wait.
+        # be in the previous exchange. The querying worker waits for this member, but not forever:
+        # _STUCK_SECONDS limits the wait.
         if not (all_known and records[slowest]["begun"]):
             record, patience = records[worker], seconds[slowest]
             if not record["stuck"]:
@@ -241,7 +246,7 @@ def _record_of(worker: int, state: State) -> State:
 
 
 def _parse_smoothing(text: str) -> tuple[str, float]:
-    """Parse a smoothing: return ("ema", weight of the newest time) or ("max", number of times)."""
+    """Parse a smoothing of step times: ("ema", weight of the newest) or ("max", count)."""
     if text == "none":
         return "ema", 1.0
     match = re.fullmatch(r"(?:ema:(0?\.\d+|1(?:\.0)?)|max:([1-9]|[12]\d|3[01]))", text)

@@ -1,4 +1,4 @@
-"""Pacers that push after a fixed number of local steps."""
+"""Pacers (policies when a worker pushes) that push after a fixed number of local steps."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ class Every:
 class Fixed:
     """Pacer that pushes the change of weights after a fixed number of local steps or epochs.
 
-    With H = 1 the worker pushes the gradient itself, so that `fixed` equals `every`.
+    With one local step per round (H = 1) the worker pushes the gradient itself, so that the pacer
+    `fixed` equals the pacer `every`.
 
     Attributes:
         local_steps: Number H of local steps that a worker takes in a round.
-        local_epochs: Number of passes over the worker's examples in a round, instead of H. 0 means
-            that a round has H local steps.
+        local_epochs: Number of passes over the worker's examples in a round, instead of H local
+            steps. 0 means that a round has H local steps.
         pass_steps: Number of mini-batches in one pass over the worker's examples, which `of_part`
             sets. 0 means that the number is unknown, and that the training loop must end the round.
     """
@@ -52,7 +53,7 @@ class Fixed:
     pass_steps: int = dataclasses.field(default=0, metadata=OWN)
 
     def __post_init__(self) -> None:
-        """Reject fewer than one local step, and negative numbers of epochs or mini-batches."""
+        """Raise an error for fewer than one local step, or negative numbers of passes."""
         if self.local_steps < 1:
             raise ConfigurationError(
                 f"--local_steps={self.local_steps}: expected 1 or more local steps per push."
@@ -69,7 +70,7 @@ class Fixed:
 
     @property
     def kind(self) -> Kind:
-        """Kind of the pushed updates: gradients for H = 1, changes of weights for H > 1."""
+        """Kind of the pushed updates: gradients for H = 1 local step, else changes of weights."""
         steps_once = self.local_steps == 1 and not self.local_epochs
         return Kind.GRADIENT if steps_once else Kind.DELTA
 

@@ -1,4 +1,4 @@
-"""The pacer class for each value of --pacer."""
+"""The class of the pacer (policy when a worker pushes) for each value of the flag --pacer."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from thinwire.ops.pacing.base import Pacer
 from thinwire.ops.pacing.esync import Esync
 from thinwire.ops.pacing.fixed import Every, Fixed
 
-#: Value of --pacer -> class of the pacer.
+#: Value of the flag --pacer -> class of the pacer (policy when a worker pushes).
 PACERS: dict[str, type[Pacer]] = {"every": Every, "fixed": Fixed, "esync": Esync}

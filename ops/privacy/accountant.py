@@ -1,4 +1,4 @@
-"""The privacy guarantee (epsilon, delta) of a run's releases, computed by Google's dp-accounting.
+"""Privacy guarantee (epsilon, delta) of a run's releases, computed by Google's dp-accounting.
 
 The library dp-accounting is an optional dependency, imported when an epsilon is first computed.
 """
@@ -19,7 +19,7 @@ BLOCK = "privacy"
 
 
 def check_installed() -> None:
-    """Check that dp-accounting is installed; without it, no epsilon can be computed.
+    """Raise an error if the package dp-accounting, which computes epsilon, is missing.
 
     Raises:
         ConfigurationError: The package dp-accounting is missing.
@@ -33,15 +33,15 @@ def check_installed() -> None:
 
 @functools.lru_cache(maxsize=64)
 def epsilon(noise: float, rounds: int, delta: float) -> float:
-    """Return the epsilon after a number of rounds, if every worker took part in every round.
+    """Return the epsilon after `rounds` rounds, if every worker participated in every round.
 
-    The accountant uses Renyi differential privacy; its computing time does not grow with the number
-    of rounds. Two data sets are neighbors if they differ in one worker, and that worker sends only
-    zeros with one of the data sets.
+    The privacy accountant uses Renyi differential privacy; its computing time does not grow with
+    the number of rounds. Two data sets are neighbors if they differ in one worker, and that worker
+    sends only zeros with one of the data sets.
 
     Args:
-        noise: Noise multiplier (deviation of the sum's noise / clip), above 0.
-        rounds: Number of releases (merged rounds) so far.
+        noise: Noise multiplier (standard deviation of the sum's noise / clip), above 0.
+        rounds: Number of noisy means that the parameter server has released so far, one per round.
         delta: The delta of the privacy guarantee, above 0 and below 1.
     """
     if not rounds:
@@ -59,8 +59,8 @@ class PrivacyLedger:
     """The privacy accountant of one run: computes the guarantee for the run's summary.
 
     Attributes:
-        privacy: Privacy policy of the run's method.
-        delta: The value of delta for which the ledger computes epsilon.
+        privacy: Privacy policy of the run's training method.
+        delta: The value of delta for which `PrivacyLedger` computes epsilon.
     """
 
     privacy: Privacy
@@ -69,7 +69,7 @@ class PrivacyLedger:
     def block(self, rounds: int) -> dict[str, dict[str, Any]]:
         """Return the summary's privacy block after `rounds` releases; {} without clipping.
 
-        The block's ``epsilon`` is None without noise: clipping alone guarantees nothing.
+        The privacy block's ``epsilon`` is None without noise: clipping alone guarantees no privacy.
         """
         if not isinstance(self.privacy, CentralPrivacy):
             return {}

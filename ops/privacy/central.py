@@ -21,27 +21,27 @@ class Privacy(Policy, Protocol):
 
     @property
     def adds_noise(self) -> bool:
-        """True if the policy adds noise to each released mean."""
+        """True if the privacy policy adds noise to each released mean."""
 
     def around(self, codec: Codec) -> Codec:
-        """Return the codec wrapped so that each packet's norm keeps the bound `clip`."""
+        """Return the codec wrapped so that each packet's L2 norm is at most the bound `clip`."""
 
     def init(self, secret: bytes) -> State:
-        """Return the policy's state on a shard: the key of the shard's noise generator.
+        """Return the policy's state on a shard server: the key of its noise generator.
 
         Args:
-            secret: Secret random bytes of the shard.
+            secret: Secret random bytes of the shard server.
         """
 
     def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
         """Return the update that the shard may apply to its weights and release to workers.
 
         Args:
-            mean: Mean of the round's updates, in the shard's coordinates.
+            mean: Mean of the round's updates, in the shard server's coordinates.
             count: Number of updates in the mean.
-            size: Number of entries of the shard's part of the model.
-            version: Version of the shard's weights before the round.
-            state: The policy's state on this shard, from `init`.
+            size: Number of weights of the shard server.
+            version: Version of the shard server's weights before the round.
+            state: The privacy policy's state on this shard server, from `init`.
         """
 
 
@@ -67,14 +67,15 @@ class NoPrivacy:
 
 @dataclasses.dataclass(frozen=True)
 class CentralPrivacy:
-    """Clip each worker's change of weights in a round to a norm; add Gaussian noise to the mean.
+    """Clip each worker's weight change in a round to a norm; add Gaussian noise to the mean.
 
-    The release is ``mean D + N(0, (noise * clip / n)^2)`` per entry, with the clipped changes D_k
-    of n workers. If one worker sent zeros instead, the mean would differ by at most ``clip / n``.
-    So each release is a Gaussian mechanism with noise multiplier `noise`, for every n.
+    The released update is ``mean D + N(0, (noise * clip / n)^2)`` per entry, with the clipped
+    weight changes D_k of n workers. If one of n workers sent zeros instead of its update, the mean
+    would differ by at most ``clip / n``. So each release of a noisy mean is a Gaussian mechanism
+    with noise multiplier `noise`, for every number n of workers.
 
     Attributes:
-        clip: Largest L2 norm of a worker's change over the whole model; above 0.
+        clip: Largest L2 norm of a worker's weight change over the whole model; above 0.
         noise: Noise multiplier: standard deviation of the sum's noise, divided by `clip`. 0 means
             no noise.
 
@@ -86,7 +87,7 @@ class CentralPrivacy:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        """Reject a clip that is not above 0, and noise that is negative or infinite."""
+        """Raise an error if clip is not above 0, or noise is negative or infinite."""
         if not 0 < self.clip < math.inf:
             raise ConfigurationError(
                 f"--dp_clip={self.clip}: expected a finite L2 norm above 0 (the flag's value 0 "
@@ -99,7 +100,7 @@ class CentralPrivacy:
 
     @property
     def adds_noise(self) -> bool:
-        """True if the policy adds noise to each released mean."""
+        """True if the privacy policy adds noise to each released mean."""
         return self.noise > 0
 
     def around(self, codec: Codec) -> Codec:
@@ -107,7 +108,7 @@ class CentralPrivacy:
         return BoundedContribution(Clip(codec, self.clip), self.clip)
 
     def init(self, secret: bytes) -> State:
-        """Return the secret key of the shard's noise generator."""
+        """Return the secret key of the shard server's noise generator."""
         import numpy as np
 
         return {"key": np.frombuffer(secret, np.uint8).copy()}
@@ -133,6 +134,6 @@ def privacy_of(clip: float, noise: float) -> Privacy:
     if noise:
         raise ConfigurationError(
             f"--dp_noise={noise:g} without --dp_clip: the noise is a multiple of the norm that "
-            "each worker's change is clipped to. Give --dp_clip too, or leave both out."
+            "each worker's change is clipped to. Give --dp_clip too, or leave --dp_noise out."
         )
     return NoPrivacy()

@@ -1,4 +1,4 @@
-"""A bound on the norm of one worker's update in a round: the sensitivity of the round's sum."""
+"""Bound on the norm of one worker's update in a round: the sensitivity of the round's sum."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from thinwire.ops.types import Packet, State
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Rounding of scaled values to float32 may increase the values' norm. So the wrapper scales values
-#: to this fraction of the bound, and the rounded values still keep the bound.
+#: Rounding of scaled values to float32 may increase the values' norm. So the codec wrapper scales
+#: values to this fraction of the bound, and the norm of the rounded values is still at most the
+#: bound.
 _ROUNDING = 1 - 2.0**-20
 
 
@@ -25,13 +26,14 @@ _ROUNDING = 1 - 2.0**-20
 class BoundedContribution(CodecWrapper):
     """Codec wrapper that bounds the L2 norm of each decoded packet, over all tensors.
 
-    This wrapper must be the outermost one, so that the bound holds for the packets that the worker
-    sends. Inner codecs may exceed the bound: they round values up, and error feedback adds the
-    residual of earlier rounds. The excess over the bound is dropped. If error feedback stored the
-    excess, the residual would grow from round to round.
+    The wrapper `BoundedContribution` must be the outermost one, so that the norm bound holds for
+    the packets that the worker sends. Inner codecs may exceed the norm bound: they round values up,
+    and error feedback adds the residual of earlier rounds. The excess of an update over the norm
+    bound is dropped. If error feedback stored the excess over the norm bound, the residual would
+    grow from round to round.
 
     Attributes:
-        inner: The wrapped codec.
+        inner: The wrapped gradient codec.
         norm: Largest L2 norm of a decoded packet; above 0.
     """
 
@@ -43,7 +45,7 @@ class BoundedContribution(CodecWrapper):
         """Return the inner codec's packet, scaled down if it decodes to more than `norm`.
 
         Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity.
+            NonFiniteUpdate: A gradient tensor holds NaN or infinity.
         """
         packet, state = super().encode(tensors, state, ctx)
         norm = math.hypot(*(norm_of(decoded(block)[1]) for block in packet.blocks))

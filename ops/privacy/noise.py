@@ -14,17 +14,17 @@ from thinwire.ops.types import Update, where_of
 def noised(mean: Update, size: int, deviation: float, version: int, key: bytes) -> Update:
     """Return a dense update: a round's mean plus Gaussian noise in every entry.
 
-    The generator's seed is a keyed hash of the version, the deviation and the mean. So a replay of
-    the same round draws the same noise, bit for bit. A round that is repeated after a crash with
-    other updates draws different noise. If the two releases had the same noise, their difference
-    would show the updates without noise.
+    The seed of the noise generator is a keyed hash of the version, the deviation and the mean. So a
+    replay of the same training round draws the same noise, bit for bit. A training round that is
+    repeated after a crash with other updates draws different noise. If two releases with different
+    updates had the same noise, their difference would show the updates without noise.
 
     Args:
-        mean: Mean of the round's updates, in the shard's coordinates.
-        size: Number of entries of the shard's part of the model.
-        deviation: Standard deviation of the noise in each entry.
-        version: Version of the shard's weights before the round.
-        key: Secret random bytes of the shard.
+        mean: Mean of the round's updates, in the shard server's coordinates.
+        size: Number of weights of the shard server.
+        deviation: Standard deviation of the noise in each entry of the mean.
+        version: Version of the shard server's weights before the round.
+        key: Secret random bytes of the shard server.
     """
     values = np.zeros(size, np.float32)
     values[where_of(mean.indices)] += mean.values

@@ -1,12 +1,14 @@
-"""Routers choose how a gradient block is sent: on the reliable stream, or in a datagram.
+"""A router chooses for each gradient block whether it is sent over gRPC or in a UDP datagram.
 
-A block is a range of a tensor's entries. Most blocks of a gradient contribute little. On a thin
-link the router DGT sends these blocks in UDP datagrams, which may be lost, so that the important
-blocks arrive sooner. The module `base` has the interface, `dgt` and `reliable` have the routers,
-`registry` their names. A worker's `packetizer` makes datagrams (`datagram_format`); a shard's
-`parser` and `reassembler` restore the push from datagrams. The package does no input or output:
-sockets are in `thinwire.proto.udp`, sessions in `thinwire.ps.datagrams`. Importing this package
-loads no numpy.
+A gradient block is a range of consecutive entries of a gradient tensor. Most blocks of a gradient
+have small values and contribute little to the update. On a thin link the router DGT sends
+unimportant gradient blocks in UDP datagrams, which may be lost, so that the important gradient
+blocks arrive sooner. The module `base` defines the Router interface, `dgt` and `reliable` implement
+routers, and `registry` maps names to routers. A worker's `packetizer` writes gradient values into
+UDP datagrams (`datagram_format`), and a shard server's `parser` and `reassembler` restore the
+gradient from the datagrams. The package `thinwire.ops.routing` does no input or output: UDP sockets
+are in `thinwire.proto.udp`, datagram sessions in `thinwire.ps.datagrams`. Importing the package
+`thinwire.ops.routing` does not import numpy.
 """
 
 from thinwire.ops.routing.base import LostEntries, Manifest, RouteContext, Routed, Router, Transport

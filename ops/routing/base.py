@@ -1,10 +1,10 @@
-"""The Router interface: choose which blocks of a push are sent reliably, which in datagrams.
+"""Router interface: a router chooses which gradient blocks are sent over gRPC and which in UDP.
 
-`Router` is the interface; `Routed` is its result for one shard's part of a push. Sender and
-receiver share three more types: `UnreliableBlocks` become datagrams, a `Manifest` announces the
-datagrams on the reliable stream, `LostEntries` lists entries that did not arrive. `Transport` has
-the datagram settings that may differ between nodes, because these settings do not change the
-training method. The module imports neither numpy nor TensorFlow.
+`Router` is the interface of routers, and `Routed` is a router's result for the gradient of one
+shard server. Worker and shard server share three more types: `UnreliableBlocks` are sent in UDP
+datagrams, a `Manifest` announces these datagrams over gRPC, and `LostEntries` lists gradient
+entries that did not arrive. `Transport` has the UDP settings that may differ between nodes, because
+these settings do not change the training method. This module imports neither numpy nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -27,107 +27,133 @@ if TYPE_CHECKING:
 
 
 class ValueEncoding(enum.IntEnum):
-    """Encoding of a datagram's values: the low four bits of its encoding byte.
+    """Encoding of the gradient values in a UDP datagram: the low four bits of the encoding byte.
 
-    Codes 1 to 3 stand for quantized values: a level is an integer that stands for the value ``low +
-    (level + 0.5) * scale``, or for ``low`` if scale is 0. Codes 4 to 6 stand for the value dtypes
-    of codecs: the value is ``data * scale``, with low = 0.
+    Encoding codes 1 to 3 stand for quantized values: an integer level stands for the value ``low +
+    (level + 0.5) * scale``, or for ``low`` if scale is 0. Encoding codes 4 to 6 stand for the value
+    dtypes of gradient codecs: the value is ``data * scale``, with low = 0.
     """
 
     FLOAT32 = 0
-    UINT16 = 1  # codes 1 to 3 are for levels of 16, 8 and 4 bits (--dgt_low_bits)
+    # encoding codes 1 to 3 are for values quantized to 16, 8 and 4 bits (--dgt_low_bits)
+    UINT16 = 1
     UINT8 = 2
-    UINT4 = 3  # two levels per byte on the wire, one level per byte in memory
+    UINT4 = 3  # UINT4 has two quantized values per byte on the wire, one per byte in memory
     BFLOAT16 = 4
     FLOAT16 = 5
     INT8 = 6
 
 
-#: Flag in a datagram's encoding byte: the gaps between positions, [count] uint16, precede the
-#: values.
+#: Flag in a datagram's encoding byte: the payload begins with the gaps between positions, [count]
+#: uint16.
 SPARSE = 0x10
 
 
 @dataclasses.dataclass(frozen=True)
 class RouteContext:
-    """Inputs of a router other than the gradient blocks. A router reads no clock and no globals."""
+    """Inputs of a router other than the gradient: step, loss, seed and worker id.
 
-    step: int  # step number of the push
-    loss: float | None  # mean training loss of the push's mini-batches; None: unknown
-    seed: int  # seed of the run; with worker, tensor and step it seeds random orders of blocks
-    worker: int  # id of the worker that pushes
+    A router does not read the clock or global variables.
+    """
+
+    step: int  # number of the training step whose gradient is pushed
+    # mean training loss of the mini-batches of the pushed gradient; None: unknown
+    loss: float | None
+    # random seed of the run; seed, worker, tensor and step seed random orders of gradient blocks
+    seed: int
+    worker: int  # id of the worker that pushes the gradient
     kernels: Kernels
 
 
 @dataclasses.dataclass(frozen=True)
 class UnreliableBlocks:
-    """The blocks of one slot (slice of a variable on a shard) that are sent in datagrams."""
+    """The gradient blocks of one variable slice that are sent in UDP datagrams."""
 
-    slot: int  # number of the slice in the ShardLayout
-    size: int  # number of entries of the slot
-    block_entries: int  # number of entries of a block; the slot's last block may have fewer
-    blocks: Int64  # [m] int64: numbers of the blocks sent in datagrams, best rank first
-    channels: NDArray[np.uint8]  # [m] uint8: channel of each block, 1 to 7, ascending
+    slot: int  # number of the variable slice in the shard server's layout (ShardLayout)
+    size: int  # number of entries (weights) of the variable slice
+    # number of entries of a gradient block; the last block of a variable slice may have fewer
+    block_entries: int
+    # [m] int64: numbers of the gradient blocks sent in datagrams, most important block first
+    blocks: Int64
+    # [m] uint8: datagram channel (priority class) of each gradient block, 1 to 7, ascending
+    channels: NDArray[np.uint8]
     encoding: ValueEncoding
-    indices: Int64 | None  # [k] int64: ascending positions of `data`; None: data has every entry
-    data: NDArray[Any]  # [k], or [size] if dense: coded values of the whole slot, by position
-    scales: Float32  # [number of blocks in the slot] float32: scale of each block's values
-    lows: Float32  # [number of blocks in the slot] float32: value at level 0 of each block
+    # [k] int64: ascending positions of the sparse gradient values in `data`; None: dense gradient
+    indices: Int64 | None
+    # [k], or [size] if dense: coded gradient values of the variable slice, ordered by position
+    data: NDArray[Any]
+    # [number of blocks in the variable slice] float32: scale factor of each gradient block's values
+    scales: Float32
+    # [number of blocks in the variable slice] float32: value at quantization level 0 of each block
+    lows: Float32
 
 
 @dataclasses.dataclass(frozen=True)
 class Routed:
-    """One shard's part of a push, divided into blocks on the stream and blocks in datagrams."""
+    """Gradient for one shard server, divided into blocks for gRPC and blocks for UDP."""
 
-    reliable: tuple[Block, ...]  # parts sent on the stream, slots ascending
-    unreliable: tuple[UnreliableBlocks, ...] = ()  # parts sent in datagrams, slots ascending
-    k: float = 1.0  # requested fraction of reliable blocks
-    num_blocks: int = 0  # number of blocks of all slots in this push, including skipped blocks
-    num_skipped: int = 0  # number of blocks of zeros, which are not sent
-    num_reliable: int = 0  # number of blocks sent on the stream
-    num_dropped: int = 0  # number of blocks that the sender drops for --dgt_send_drop
-    num_nonfinite: int = 0  # number of blocks with NaN or infinity, which are sent on the stream
+    reliable: tuple[Block, ...]  # gradient blocks sent over gRPC, ordered by variable slice
+    # gradient blocks sent in UDP datagrams, ordered by variable slice
+    unreliable: tuple[UnreliableBlocks, ...] = ()
+    k: float = 1.0  # requested fraction of gradient blocks to send over gRPC, 0 to 1
+    # number of gradient blocks of all variable slices in this push, including skipped blocks
+    num_blocks: int = 0
+    num_skipped: int = 0  # number of all-zero gradient blocks, which are not sent
+    num_reliable: int = 0  # number of gradient blocks sent over gRPC
+    # number of gradient blocks that the worker drops instead of sending, for --dgt_send_drop
+    num_dropped: int = 0
+    # number of gradient blocks with NaN or infinity, which are sent over gRPC
+    num_nonfinite: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class AnnouncedDatagrams:
-    """The number range of one channel's datagrams in one step, for all slots or for one slot."""
+    """Range of the sequence numbers of a step's UDP datagrams in one channel (priority class)."""
 
-    channel: int  # number of the channel (priority class), 1 to 7
-    first: int  # first sequence number; counted per channel and session from 0, modulo 2**32
+    channel: int  # number of the datagram channel (priority class), 1 to 7
+    # first sequence number, which is counted per channel and session from 0, modulo 2**32
+    first: int
     count: int  # number of datagrams
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """Announcement of datagrams; it is sent with the reliable part of the same slots."""
+    """Announcement over gRPC of the UDP datagrams for the same variable slices."""
 
-    channels: tuple[AnnouncedDatagrams, ...]  # channels with datagrams, ascending
-    k: float  # requested fraction of reliable blocks
-    num_blocks: int  # number of blocks of the slots, including skipped blocks
-    num_skipped: int  # number of blocks of zeros, which are not sent
-    num_reliable: int  # number of blocks sent on the stream
-    num_dropped: int  # number of blocks that the sender drops for --dgt_send_drop
+    # sequence numbers of each channel that has datagrams, ordered by channel
+    channels: tuple[AnnouncedDatagrams, ...]
+    k: float  # requested fraction of gradient blocks to send over gRPC, 0 to 1
+    # number of gradient blocks of the announced variable slices, including skipped blocks
+    num_blocks: int
+    num_skipped: int  # number of all-zero gradient blocks, which are not sent
+    num_reliable: int  # number of gradient blocks sent over gRPC
+    # number of gradient blocks that the worker drops instead of sending, for --dgt_send_drop
+    num_dropped: int
 
 
 @dataclasses.dataclass(frozen=True)
 class LostEntries:
-    """Entries of one slot (slice of a variable) that were sent in datagrams and did not arrive.
+    """Gradient entries of one variable slice that were sent in UDP datagrams and did not arrive.
 
-    Exactly one of `ranges` and `positions` is given.
+    Exactly one of the fields `ranges` (dense gradient) and `positions` (sparse gradient) is not
+    None.
     """
 
-    slot: int  # number of the slice in the ShardLayout
-    ranges: NDArray[np.int64] | None  # [r, 2] int64: starts and stops of lost ranges (dense slot)
-    positions: Int64 | None = None  # [k] int64: positions of lost entries (sparse slot)
+    slot: int  # number of the variable slice in the shard server's layout (ShardLayout)
+    # [r, 2] int64: starts and stops of the lost ranges of a dense gradient
+    ranges: NDArray[np.int64] | None
+    positions: Int64 | None = None  # [k] int64: positions of the lost entries of a sparse gradient
 
 
 class ReassemblyRules(Protocol):
-    """Settings of a router by which a shard joins a push's datagrams and reliable parts."""
+    """Settings by which a shard server joins UDP datagrams and gRPC messages to one gradient."""
 
     @property
     def dgt_channels(self) -> int:
-        """Number C of datagram channels. The reliable stream is not counted."""
+        """Number C of UDP datagram channels (priority classes).
+
+        The channel number C does not count the gRPC stream.
+        """
 
     @property
     def dgt_block_size(self) -> int:
@@ -135,109 +161,116 @@ class ReassemblyRules(Protocol):
 
     @property
     def dgt_reception(self) -> str:
-        """Use of late datagrams: "diff" adds their values to the next step, "drop" drops them."""
+        """Use of late UDP datagrams: "diff" adds their values to the next step, "drop" does not."""
 
     @property
     def dgt_wait_ms(self) -> float:
-        """Longest wait for missing datagrams after the reliable part has arrived, in ms."""
+        """Longest wait for missing UDP datagrams after the gRPC part has arrived, in ms."""
 
     @property
     def dgt_max_late(self) -> int:
-        """Largest lateness of a datagram whose values a shard still uses, in steps."""
+        """Largest delay of a late UDP datagram that a shard server still uses, in steps."""
 
     @property
     def dgt_late_decay(self) -> float:
-        """Factor on the values of a late datagram for each step of its lateness."""
+        """Factor on the gradient values of a late UDP datagram for each step of its delay."""
 
     @property
     def dgt_error_feedback(self) -> bool:
-        """True if the shard reports to the worker which datagrams were lost, for error feedback."""
+        """True if the shard server reports lost UDP datagrams to the worker, for error feedback."""
 
 
 class Router(Policy, Protocol):
-    """Chooses for each gradient block of a push whether the block is sent in a datagram.
+    """A router chooses for each gradient block of a push whether it is sent in a UDP datagram.
 
-    A router is a frozen dataclass of hyper-parameters. Its state is plain arrays and numbers that
-    the caller owns. In each exchange (push and pull) the caller calls `begin` once, then `cut` for
-    every shard. After the exchange the caller calls `undelivered` for every shard, with the entries
-    that were lost.
+    A router is a frozen dataclass of hyper-parameters. The state of a router consists of plain
+    arrays and numbers that the caller owns. In each exchange (push and pull) the caller calls
+    `begin` once, then `cut` for every shard server. After the exchange the caller calls
+    `undelivered` for every shard server, with the gradient entries that were lost.
     """
 
     @property
     def uses_datagrams(self) -> bool:
-        """True if shards open UDP ports and reassemble pushes from datagrams."""
+        """True if shard servers open UDP ports and reassemble gradients from UDP datagrams."""
 
     @property
     def reassembly_rules(self) -> ReassemblyRules | None:
-        """Settings by which shards reassemble pushes; None if the router sends no datagrams."""
+        """Settings by which shard servers reassemble gradients; None without UDP datagrams."""
 
     @property
     def channels(self) -> int:
-        """Number of datagram channels. The reliable stream is not counted."""
+        """Number of UDP datagram channels (priority classes).
+
+        The number of channels does not count the gRPC stream.
+        """
 
     @property
     def max_late(self) -> int:
-        """Number of steps after which a worker drops datagrams that it has not sent yet."""
+        """Number of steps after which a worker drops UDP datagrams that it has not sent yet."""
 
     @property
     def needs_datagrams_first(self) -> bool:
-        """True if the shard drops datagrams that arrive after the push's reliable part."""
+        """True if the shard server drops UDP datagrams that arrive after the gRPC part."""
 
     @property
     def marks_slots(self) -> bool:
-        """True if each slot has a separate reliable part, which announces the slot's datagrams."""
+        """True if a separate gRPC message per variable slice announces the UDP datagrams."""
 
     @property
     def delivers_all(self) -> bool:
-        """True if the shard receives exactly the values of the push, to the last bit."""
+        """True if the shard server receives exactly the pushed gradient values, to the last bit."""
 
     @property
     def joins_slots(self) -> bool:
-        """True if a gradient block may span several slots (slices of variables)."""
+        """True if a gradient block may span several variable slices."""
 
     @property
     def takes_device_arrays(self) -> bool:
-        """True if the router accepts dense blocks with values in device memory."""
+        """True if the router accepts dense gradients in device (GPU) memory."""
 
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:
-        """Return the router's state before a worker's first push."""
+        """Return the initial state of the router, before a worker pushes its first gradient."""
 
     def begin(self, state: State, context: RouteContext) -> State:
-        """Return the router's state for dividing the shards' parts of one push."""
+        """Return the router's state for dividing one gradient between gRPC and UDP."""
 
     def cut(
         self, shard: int, blocks: tuple[Block, ...], state: State, context: RouteContext
     ) -> tuple[Routed, State]:
-        """Divide one shard's part of a push into stream and datagrams; return it and the new state.
+        """Divide a shard server's gradient between gRPC and UDP; return division and state.
 
         Args:
-            shard: Number of the shard.
-            blocks: The shard's part of the push, slots ascending; the blocks are not changed.
-            state: State that `begin` returned.
-            context: Step, loss, seed and worker of the push.
+            shard: Number of the shard server that receives the gradient.
+            blocks: Gradient for the shard server, ordered by variable slice; `cut` does not change
+                the blocks.
+            state: Router state that `begin` returned.
+            context: Step, loss, seed and worker of the pushed gradient.
         """
 
     def undelivered(self, shard: int, lost: Sequence[LostEntries] | None, state: State) -> State:
-        """Return the router's state after the shard has reported the result of the last push.
+        """Return the router's state after the shard server has reported which datagrams arrived.
 
         Args:
-            shard: Number of the shard.
-            lost: Entries that did not arrive. None: the shard refused the push and used no value.
-            state: The router's state after the push.
+            shard: Number of the shard server that received the gradient.
+            lost: Gradient entries that did not arrive. None: the shard server refused the gradient
+                and used no value.
+            state: The router's state after sending the gradient.
         """
 
     def check(self, codec: Codec) -> list[str]:
-        """Return warnings about router settings that have no effect with this codec.
+        """Return warnings about router settings that have no effect with the given gradient codec.
 
         Raises:
-            ConfigurationError: The router cannot send the codec's values with these settings.
+            ConfigurationError: The router cannot send the gradient codec's values with these
+                settings.
         """
 
 
 TRANSPORTS = ("udp", "grpc")
 CLASSES = ("cs", "compact", "off")
 _RANGES: dict[str, tuple[float, float]] = {
-    "dgt_mtu": (128, 65_507),  # 128 bytes hold 12 values; 65,507 bytes is the limit of UDP
+    # a datagram of 128 bytes has 12 values; the limit of UDP is 65,507 bytes
+    "dgt_mtu": (128, 65_507),
     "dgt_pace_mbps": (0, 1_000_000),
     "dgt_drop_rate": (0, 1),
     "dgt_drop_seed": (0, 2**31 - 1),
@@ -248,22 +281,24 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Transport:
-    """Settings of the datagram path that may differ between nodes.
+    """Settings of sending gradients over UDP that may differ between nodes.
 
     Attributes:
         dgt_mtu: Largest UDP payload of a datagram, in bytes.
-        dgt_transport: udp: datagrams are sent over UDP. grpc: the datagrams follow the reliable
-            part on the gRPC stream.
+        dgt_transport: Transport of the datagrams. udp: datagrams are sent over UDP. grpc: datagrams
+            are sent on the gRPC stream, after the reliable part of the gradient.
         dgt_dscp: Priority marks (DSCP) in IP headers. cs: class selectors, with TOS byte 32 (C - i)
             on channel i of C. compact: no class above CS5. off: no marks.
-        dgt_pace_mbps: Rate limit of a worker's datagrams, in Mbit/s; 0: no limit.
-        dgt_drop_rate: Fraction of arriving datagrams that a shard drops, for tests.
-        dgt_drop_seed: Seed of the random choice of dropped datagrams.
-        dgt_info: True if workers and shards log a line about datagrams for each step.
+        dgt_pace_mbps: Rate limit of a worker's UDP datagrams, in Mbit/s; 0: no limit.
+        dgt_drop_rate: Fraction of the arriving UDP datagrams that a shard server drops on purpose,
+            for tests.
+        dgt_drop_seed: Random seed by which a shard server chooses the UDP datagrams to drop in
+            tests.
+        dgt_info: True if workers and shard servers log a line about UDP datagrams for each step.
         dgt_fallback_steps: Number of consecutive steps with a fill ratio below `dgt_fallback_fill`
-            after which a worker sends everything reliably; 0: never.
-        dgt_fallback_fill: Least fill ratio (fraction of announced datagrams that arrive) that
-            counts as working. The default is small: a firewall lets no datagram through, while DGT
+            after which a worker sends all gradients over gRPC; 0: never.
+        dgt_fallback_fill: Least fraction of announced UDP datagrams that must arrive for UDP to
+            count as working. The default is small: a firewall lets no datagram through, while DGT
             is meant for crowded links that let a tenth of the datagrams through.
     """
 
@@ -278,11 +313,13 @@ class Transport:
     dgt_fallback_fill: float = 0.01
 
     def __post_init__(self) -> None:
-        """Reject values that are out of range."""
+        """Raise an error if a datagram setting is out of range."""
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high or not math.isfinite(value):
-                raise ConfigurationError(f"--{name}={value}: expected {low:g} to {high:g}.")
+                raise ConfigurationError(
+                    f"--{name}={value}: expected a number from {low:g} to {high:g}."
+                )
         for name, values in (("dgt_transport", TRANSPORTS), ("dgt_dscp", CLASSES)):
             if getattr(self, name) not in values:
                 raise ConfigurationError(

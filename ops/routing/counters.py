@@ -1,8 +1,12 @@
-"""Counters of datagrams for reports. Every counter is a total, so counters can be added.
+"""Counters of UDP datagrams for the reports of workers and shard servers.
 
-`SentCounts` counts the blocks and datagrams that a worker has sent. `ReassemblyCounters` counts the
-datagrams that a shard has received in one worker's session. Names of fields are keys of reports and
-files. Single datagrams are never logged.
+Every datagram counter is a total since the start, so the counters of several processes can be
+added.
+
+`SentCounts` counts the gradient blocks and UDP datagrams that a worker has sent.
+`ReassemblyCounters` counts the UDP datagrams that a shard server has received in one worker's
+session. The field names of counter classes are also keys of reports and files. Single UDP datagrams
+are never logged, only counted.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-#: Key of the datagram counters in a run's status and summary.
+#: Key of the UDP datagram counters in a run's status and summary.
 BLOCK = "dgt"
 
 _Counts = TypeVar("_Counts", bound="SummableCounts")
@@ -22,18 +26,18 @@ class SummableCounts:
     """Base class of dataclasses of counters, which are numbers, or lists or dicts of numbers."""
 
     def plus(self: _Counts, other: _Counts) -> _Counts:
-        """Return the field-wise sums of two counters; a shorter list is padded with zeros."""
+        """Return the field-wise sums of two counter objects; shorter lists are zero-padded."""
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
         return type(self)(*(_sum(getattr(self, name), getattr(other, name)) for name in names))
 
     def minus(self: _Counts, other: _Counts) -> _Counts:
-        """Return the field-wise increase since the earlier counters `other`."""
+        """Return the field-wise increase of these counters since the earlier counters `other`."""
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
         return type(self)(*(_sum(getattr(self, name), getattr(other, name), -1) for name in names))
 
 
 def total(counts: Iterable[_Counts], start: _Counts) -> _Counts:
-    """Return the field-wise sum of `counts` and `start`; the arguments are not changed."""
+    """Return the field-wise sum of the counters `counts` and `start`, which are not changed."""
     for summand in counts:
         start = start.plus(summand)
     return start
@@ -41,83 +45,99 @@ def total(counts: Iterable[_Counts], start: _Counts) -> _Counts:
 
 @dataclasses.dataclass(frozen=True)
 class SentCounts(SummableCounts):
-    """Counters of the blocks and datagrams that one worker has sent since it first joined.
+    """Counters of the gradient blocks and UDP datagrams that one worker has sent in the run.
 
-    Lists have an entry for each channel; channel 0 is the reliable stream.
+    Each list of counters has one entry per channel; channel 0 is the gRPC stream.
     """
 
-    pushes: int = 0  # number of pushes, each to all shards
-    sum_k: float = 0.0  # sum over the pushes of the requested fraction k of reliable blocks
-    blocks: list[int] = dataclasses.field(default_factory=list)  # number of blocks sent
-    skipped: int = 0  # number of blocks of zeros, which are not sent
-    dropped: int = 0  # number of blocks that the worker dropped for --dgt_send_drop
-    non_finite: int = 0  # number of blocks with NaN or infinity, which are sent on the stream
-    datagrams: list[int] = dataclasses.field(default_factory=list)  # number of datagrams sent
-    num_bytes: list[int] = dataclasses.field(default_factory=list)  # sent bytes, with all headers
-    unsent: dict[str, int] = dataclasses.field(default_factory=dict)  # reason -> unsent datagrams
-    fallen_back: int = 0  # number of shards that get everything on the stream
+    pushes: int = 0  # number of pushed gradients; one push sends to all shard servers
+    # sum over the pushes of k, the requested fraction of gradient blocks sent over gRPC
+    sum_k: float = 0.0
+    # number of gradient blocks sent, per channel
+    blocks: list[int] = dataclasses.field(default_factory=list)
+    skipped: int = 0  # number of all-zero gradient blocks, which are not sent
+    # number of gradient blocks that the worker dropped instead of sending, for --dgt_send_drop
+    dropped: int = 0
+    non_finite: int = 0  # number of gradient blocks with NaN or infinity, which are sent over gRPC
+    # number of UDP datagrams sent, per channel
+    datagrams: list[int] = dataclasses.field(default_factory=list)
+    # number of sent bytes per channel, with all headers
+    num_bytes: list[int] = dataclasses.field(default_factory=list)
+    # reason -> number of datagrams that were not sent for this reason
+    unsent: dict[str, int] = dataclasses.field(default_factory=dict)
+    # number of shard servers to which everything is sent over gRPC, because UDP does not work
+    fallen_back: int = 0
 
     def after(self, before: SentCounts | None) -> SentCounts:
-        """Return the totals of these counters and `before`, from the worker's earlier processes."""
+        """Return these counters plus `before`, the counters of the worker's earlier processes."""
         if before is None:
             return self
         return dataclasses.replace(before.plus(self), fallen_back=self.fallen_back)
 
 
-#: Reason for which a shard drops a datagram -> explanation of the reason.
+#: Reason for which a shard server drops a UDP datagram -> explanation of the reason.
 REASONS = {
-    "short": "fewer bytes than a header and a tag",
-    "magic": "not a datagram of Thinwire",
-    "version": "another version of the datagram format",
+    "short": "the datagram has fewer bytes than a header and a tag",
+    "magic": "the datagram is not one of Thinwire",
+    "version": "the datagram has another version of the datagram format",
     "session": "another session or worker",
     "tag": "damaged, or made without the session's key",
     "encoding": "unknown encoding of the values, or unknown flags",
-    "channel": "a channel that the run does not have",
+    "channel": "the datagram names a channel that the run does not have",
     "bounds": "lengths, slot or entries that contradict each other or do not fit the shard",
-    "block": "the block's number contradicts the position",
+    "block": "the block's number contradicts the block's position",
     "gaps": "positions that do not ascend, or are outside the slot",
     "not_finite": "a value that is NaN or infinite",
-    "too_new": "more than one step ahead of the open step",
-    "too_old": "late by more than --dgt_max_late steps",
+    "too_new": "the datagram is more than one step ahead of the open step",
+    "too_old": "the datagram is late by more than --dgt_max_late steps",
     "abandoned": "the step was never closed, or was refused",
     "late": "arrived after its step or tensor was closed, with --dgt_reception=drop",
-    "unannounced": "a sequence number outside the ranges that the step announced",
+    "unannounced": "the datagram has a sequence number outside the ranges that the step announced",
     "duplicate": "the datagram has arrived before",
     "whole": "late for a slot that is now sent as a product of matrices",
 }
-#: Reasons for which a shard drops a replayed copy of an authentic datagram.
+#: Reasons for which a shard server drops a replayed copy of an authentic UDP datagram.
 _REPLAYED = ("too_new", "too_old", "abandoned", "unannounced", "duplicate")
 
 
 @dataclasses.dataclass
 class ReassemblyCounters(SummableCounts):
-    """Counters of datagrams that a shard has received since the start of a worker's session.
+    """Counters of UDP datagrams that a shard server has received in a worker's session.
 
-    Lists have an entry for each channel; channel 0 is the reliable stream.
+    Each list of counters has one entry per channel; channel 0 is the gRPC stream.
 
     Attributes:
-        dropped: Reason -> number of datagrams that were not used.
-        num_datagrams: Number of authentic datagrams that fit the shard, including duplicates and
-            late datagrams.
+        dropped: Number of received UDP datagrams that were not used, by reason.
+        num_datagrams: Number of authentic UDP datagrams that fit the shard's variables, including
+            duplicates and late datagrams.
         num_bytes: Number of bytes of the datagrams in `num_datagrams`, with header and tag, without
             UDP and IP headers.
-        num_announced: Number of datagrams announced by the reliable parts of closed steps.
-        num_arrived: Number of announced datagrams that arrived in time.
-        num_late: Number of new datagrams that arrived after their step or tensor was closed. Late
-            datagrams that were dropped are counted, too.
-        num_closed: Number of steps (pushes) for which the shard does not wait for datagrams any
-            more.
-        num_incomplete: Number of reliable parts with announced datagrams that were still missing at
-            the end of the wait.
-        num_late_used: Number of late datagrams with values that were added to a later step.
-        sum_of_ages: Sum of the ages of the late datagrams in `num_late_used`, in steps.
-        blocks: Number of gradient blocks in closed steps, as announced by the reliable parts.
-        blocks_skipped: Number of blocks of zeros in closed steps, which were not sent.
-        blocks_reliable: Number of blocks in closed steps that were sent on the stream.
-        blocks_dropped: Number of blocks in closed steps that the worker dropped before sending.
-        sum_k: Sum over the closed steps of the requested fraction k of reliable blocks.
-        sum_fresh: Sum over the closed steps of `ReassembledStep.fresh`.
-        sum_fill: Sum over the closed steps of `ReassembledStep.fill`.
+        num_announced: Number of UDP datagrams that the worker announced over gRPC for closed steps
+            (steps whose wait is over).
+        num_arrived: Number of announced UDP datagrams that arrived before the end of the wait.
+        num_late: Number of new UDP datagrams that arrived after the end of the wait for their step
+            or tensor, including the dropped ones.
+        num_closed: Number of pushed gradients for which the shard server does not wait for
+            datagrams any more.
+        num_incomplete: Number of gRPC messages that announced UDP datagrams of which some were
+            still missing at the end of the wait.
+        num_late_used: Number of late UDP datagrams whose gradient values were added to a later
+            step.
+        sum_of_ages: Sum of the delays of the late datagrams in `num_late_used`, in steps.
+        blocks: Number of gradient blocks in closed steps (steps whose wait is over), as the worker
+            announced them over gRPC.
+        blocks_skipped: Number of all-zero gradient blocks in closed steps (steps whose wait is
+            over), which were not sent.
+        blocks_reliable: Number of gradient blocks in closed steps (steps whose wait is over) that
+            were sent over gRPC.
+        blocks_dropped: Number of gradient blocks in closed steps (steps whose wait is over) that
+            the worker dropped before sending.
+        sum_k: Sum over the closed steps (steps whose wait is over) of k, the requested fraction of
+            gradient blocks sent over gRPC.
+        sum_fresh: Sum over the closed steps of `ReassembledStep.fresh`, the fraction of gradient
+            blocks that arrived in time.
+        sum_fill: Sum over the closed steps of `ReassembledStep.fill`, the fraction of gradient
+            blocks with a timely or late value.
     """
 
     dropped: dict[str, int]
@@ -140,18 +160,18 @@ class ReassemblyCounters(SummableCounts):
 
     @classmethod
     def zero(cls, channels: int) -> ReassemblyCounters:
-        """Return zero counters for a new session with `channels` datagram channels."""
+        """Return zero counters for a new session with `channels` UDP datagram channels."""
         first, second, third, fourth, fifth = ([0] * (channels + 1) for _ in range(5))
         return cls(dict.fromkeys(REASONS, 0), first, second, third, fourth, fifth)
 
     @property
     def num_new(self) -> int:
-        """Number of authentic datagrams that arrived for the first time, for an acceptable step."""
+        """Number of authentic UDP datagrams that arrived for the first time."""
         return sum(self.num_datagrams) - sum(self.dropped[reason] for reason in _REPLAYED)
 
 
 def rows_of(block: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the dicts in the list block[name], which another program wrote; ignore other items."""
+    """Return the dicts in the list block[name] of a report; ignore items of other types."""
     rows = block.get(name)
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 

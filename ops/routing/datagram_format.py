@@ -1,10 +1,11 @@
-"""Format of a datagram: a 64-byte header, gradient values of one slot, a 16-byte tag.
+"""Format of a UDP datagram: a 64-byte header, gradient values of one variable slice, a 16-byte tag.
 
-All numbers are little-endian. A slot is a slice of a variable on a shard. Each header has the
-position of the values in the slot, so a shard can place every datagram without earlier datagrams,
-which may be lost, repeated or reordered. The tag is keyed BLAKE2b-128 (RFC 7693) over header and
-payload. The tag cannot be forged without the session's key, and it detects damage as a checksum
-does.
+All numbers in a UDP datagram are little-endian. A slot is a slice of a variable on a shard server.
+Each datagram header has the position of the values in the variable slice, so a shard server can
+place every datagram without earlier datagrams, which may be lost, repeated or reordered. The
+authentication tag of a datagram is keyed BLAKE2b-128 (RFC 7693) over header and payload. The
+authentication tag of a datagram cannot be forged without the session's key, and it detects damage
+as a checksum does.
 """
 
 from __future__ import annotations
@@ -24,40 +25,42 @@ if TYPE_CHECKING:
 MAGIC = int.from_bytes(b"DGT1", "little")
 VERSION = 1
 HEADER_BYTES, TAG_BYTES, KEY_BYTES = 64, 16, 32
-#: Size of a datagram's header and tag together, in bytes.
+#: Size of a datagram's header and authentication tag together, in bytes.
 FRAME_BYTES = HEADER_BYTES + TAG_BYTES
 #: Largest payload of UDP over IPv4, in bytes.
 LARGEST_DATAGRAM = 65_507
-#: Largest distance between consecutive positions in a sparse datagram, which sends it as a uint16.
+#: Largest distance between consecutive positions in a sparse datagram, which sends the distance as
+#: a uint16.
 LARGEST_GAP = 0xFFFF
-#: Largest number of datagram channels (priority classes) of a run.
+#: Largest number of UDP datagram channels (priority classes) of a run.
 MOST_CHANNELS = 7
 
 HEADER = np.dtype(
     [
         ("magic", "<u4"),
         ("version", "u1"),
-        ("encoding", "u1"),  # a ValueEncoding, with the flag SPARSE for sparse datagrams
-        ("channel", "u1"),  # number of the datagram channel, 1 to 7
+        ("encoding", "u1"),  # a ValueEncoding; sparse datagrams also set the flag SPARSE
+        ("channel", "u1"),  # number of the datagram's channel (priority class), 1 to 7
         ("flags", "u1"),  # reserved, always 0
         ("session", "<u8"),
         ("worker", "<u4"),
-        ("slot", "<u4"),  # number of the slice in the ShardLayout
-        ("step", "<u4"),  # step number of the push, modulo 2**32
+        ("slot", "<u4"),  # number of the variable slice in the shard server's layout (ShardLayout)
+        ("step", "<u4"),  # number of the step whose gradient is pushed, modulo 2**32
         ("block", "<u4"),  # number of the gradient block that has the first value
-        ("num_blocks", "<u4"),  # number of gradient blocks of the slot
-        ("offset", "<u4"),  # position of the first value in the slot
-        ("count", "<u4"),  # number of values in the datagram
-        ("entries", "<u4"),  # number of entries of the slot
+        ("num_blocks", "<u4"),  # number of gradient blocks of the variable slice
+        ("offset", "<u4"),  # position of the datagram's first value in the variable slice
+        ("count", "<u4"),  # number of gradient values in the datagram
+        ("entries", "<u4"),  # number of entries of the variable slice
         ("scale", "<f4"),
         ("low", "<f4"),
-        ("sequence", "<u4"),  # sequence number per session and channel, modulo 2**32
+        # sequence number of the datagram per session and channel, modulo 2**32
+        ("sequence", "<u4"),
         ("payload_bytes", "<u4"),
     ]
 )
 
-#: Encoding -> dtype of the values in a datagram's payload. A UINT4 byte has two values, the first
-#: value in its low half.
+#: Value encoding -> dtype of the values in a datagram's payload. A UINT4 byte has two values, the
+#: first value in its low half.
 VALUE_DTYPES: dict[ValueEncoding, np.dtype[Any]] = {
     ValueEncoding.FLOAT32: np.dtype("<f4"),
     ValueEncoding.UINT16: np.dtype("<u2"),
@@ -67,42 +70,47 @@ VALUE_DTYPES: dict[ValueEncoding, np.dtype[Any]] = {
     ValueEncoding.FLOAT16: np.dtype("<f2"),
     ValueEncoding.INT8: np.dtype("i1"),
 }
-#: Encodings that quantize values to levels (integers) between the low and high end of a block.
+#: Encodings that quantize gradient values to integers between the low and high end of a block.
 LEVELS = frozenset({ValueEncoding.UINT16, ValueEncoding.UINT8, ValueEncoding.UINT4})
 GAP_DTYPE = np.dtype("<u2")
 
 
 @dataclasses.dataclass(frozen=True)
 class DatagramSession:
-    """Datagram session of one worker with one shard; it begins when the worker registers."""
+    """UDP session of one worker with one shard server, from the registration of the worker."""
 
     id: int  # session id, 64 random bits
-    key: bytes = dataclasses.field(repr=False)  # key for the tags, 32 random bytes
-    worker: int  # id of the worker that sends the datagrams
+    # 32-byte random key for the authentication tags of datagrams
+    key: bytes = dataclasses.field(repr=False)
+    worker: int  # id of the worker that sends the UDP datagrams
 
     def __post_init__(self) -> None:
-        """Reject an id, a key or a worker id that does not fit the datagram's header.
+        """Raise an error if the session id, key or worker id does not fit the datagram's header.
 
         Raises:
-            ValueError: The id, the key or the worker id has a wrong size.
+            ValueError: The session id, the key or the worker id has a wrong size.
         """
         if not (0 <= self.id < 1 << 64 and 0 <= self.worker < 1 << 32):
             raise ValueError(
-                f"session {self.id} of worker {self.worker}: expected 64 and 32 bits, not negative"
+                f"the datagram session has id {self.id} and worker {self.worker}; expected "
+                "non-negative numbers of 64 and 32 bits"
             )
         if len(self.key) != KEY_BYTES:
-            raise ValueError(f"a session key of {len(self.key)} bytes; expected {KEY_BYTES}")
+            raise ValueError(
+                f"the key of the datagram session has {len(self.key)} bytes; expected {KEY_BYTES} "
+                "bytes"
+            )
 
 
 def value_bytes(encoding: ValueEncoding, count: int) -> int:
-    """Return the size of `count` encoded values on the wire, in bytes."""
+    """Return the size of `count` encoded gradient values on the wire, in bytes."""
     if encoding is ValueEncoding.UINT4:
         return (count + 1) // 2
     return count * VALUE_DTYPES[encoding].itemsize
 
 
 def payload_bytes(encoding: ValueEncoding, sparse: bool, count: int) -> int:
-    """Return the size of a datagram's payload in bytes: `count` values, with gaps if sparse."""
+    """Return the payload size in bytes of a datagram with `count` values, with gaps if sparse."""
     return value_bytes(encoding, count) + (GAP_DTYPE.itemsize * count if sparse else 0)
 
 
@@ -112,24 +120,25 @@ def most_values(encoding: ValueEncoding, sparse: bool, limit_bytes: int) -> int:
     >>> most_values(ValueEncoding.FLOAT32, False, 1392), most_values(ValueEncoding.UINT4, True, 13)
     (348, 5)
     """
-    half_bytes = 4 * GAP_DTYPE.itemsize // 2 * sparse  # a gap (uint16) has 4 half bytes
+    # a gap between positions (uint16) has 4 half bytes
+    half_bytes = 4 * GAP_DTYPE.itemsize // 2 * sparse
     if encoding is ValueEncoding.UINT4:
         half_bytes += 1
         count = 2 * limit_bytes // half_bytes
-        # An odd number of UINT4 values takes a whole last byte, which may exceed the limit.
+        # An odd number of 4-bit values takes a whole last byte, which may exceed the payload limit.
         return count if payload_bytes(encoding, sparse, count) <= limit_bytes else count - 1
     return 2 * limit_bytes // (half_bytes + 2 * VALUE_DTYPES[encoding].itemsize)
 
 
 def pack_nibbles(levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pack [m, count] 4-bit levels (quantized values) into [m, (count + 1) // 2] bytes."""
+    """Pack [m, count] 4-bit quantized values into [m, (count + 1) // 2] bytes."""
     packed = levels[:, ::2].copy()
     packed[:, : levels.shape[1] // 2] |= levels[:, 1::2] << 4
     return packed
 
 
 def unpack_nibbles(packed: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
-    """Unpack [m, count] 4-bit levels (quantized values) from [m, (count + 1) // 2] bytes."""
+    """Unpack [m, count] 4-bit quantized values from [m, (count + 1) // 2] bytes."""
     levels = np.empty((len(packed), 2 * packed.shape[1]), np.uint8)
     np.bitwise_and(packed, 15, out=levels[:, ::2])
     np.right_shift(packed, 4, out=levels[:, 1::2])
@@ -137,7 +146,7 @@ def unpack_nibbles(packed: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
 
 
 def sign(data: memoryview, size: int, key: bytes) -> None:
-    """Write the authentication tag into each datagram in `data`; a datagram has `size` bytes."""
+    """Write the authentication tag into each datagram of `size` bytes in `data`."""
     for start in range(0, len(data), size):
         end = start + size - TAG_BYTES
         data[end : end + TAG_BYTES] = blake2b(
@@ -148,14 +157,14 @@ def sign(data: memoryview, size: int, key: bytes) -> None:
 def authentic(
     data: memoryview, size: int, starts: Sequence[int], tags: NDArray[np.uint8], key: bytes
 ) -> NDArray[np.bool_]:
-    """Return which datagrams have a correct tag; the time taken does not depend on the tags.
+    """Return which datagrams have a correct authentication tag, in a time independent of the tags.
 
     Args:
         data: Consecutive received datagrams of `size` bytes.
-        size: Size of each datagram, in bytes.
-        starts: Byte positions in `data` of the datagrams to check.
+        size: Size of each received datagram, in bytes.
+        starts: Byte positions in `data` at which the datagrams to check start.
         tags: [len(starts), 16] received authentication tags.
-        key: Key of the datagram session.
+        key: Secret key of the datagram session.
 
     Returns:
         [len(starts)] bool: True if the datagram's tag is correct.

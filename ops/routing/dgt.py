@@ -1,7 +1,8 @@
-"""DGT: send the important gradient blocks reliably, all other blocks in prioritized datagrams.
+"""Router DGT: send important gradient blocks over gRPC, all other blocks in prioritized datagrams.
 
-A block is important if its values are large on average over the steps. This module has the router
-and its state, `dgt_choices` has the settings, `dgt_partition` the functions on arrays.
+A gradient block is important if its values are large on average over the steps. The module `dgt`
+has the router DGT and its state; `dgt_choices` has the settings, and `dgt_partition` the functions
+on arrays.
 
 Source: Zhou et al., "DGT: a contribution-aware differential gradient transmission mechanism for
 distributed machine learning", Future Generation Computer Systems 121, 2021; docs/methods/dgt.md.
@@ -23,75 +24,82 @@ from thinwire.ops.types import FEW_BITS, Block, ConfigurationError, ShardLayout,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dgt(DgtChoices):
-    """Router that sends a tensor's best blocks (fraction k) and its last block reliably."""
+    """Router that sends a tensor's most important blocks (fraction k) and last block by gRPC."""
 
     def __post_init__(self) -> None:
-        """Reject settings of DGT that are out of range or exclude each other."""
+        """Raise an error if settings of the router DGT are out of range or exclude each other."""
         refuse_illegal(self)
 
     @property
     def divides(self) -> bool:
-        """True if some gradient blocks may be sent in datagrams."""
+        """True if some gradient blocks may be sent in UDP datagrams."""
         has_channels = self.dgt_channels > 0 and self.dgt_enable_block
         return has_channels and (self.dgt_k < 1 or self.dgt_adaptive_k)
 
     @property
     def uses_datagrams(self) -> bool:
-        """True if shards reassemble pushes, even if workers drop all unreliable blocks."""
+        """True if shard servers reassemble gradients, even if workers drop all UDP blocks."""
         return self.divides
 
     @property
     def reassembly_rules(self) -> ReassemblyRules:
-        """Settings by which shards reassemble pushes: this object."""
+        """Settings by which shard servers reassemble gradients: this router itself."""
         return self
 
     @property
     def channels(self) -> int:
-        """Number C of datagram channels. Also without datagrams, C sets the stream's DSCP mark."""
+        """Number C of UDP datagram channels (priority classes).
+
+        Even without UDP datagrams, the channel number C sets the DSCP mark of the gRPC stream.
+        """
         return self.dgt_channels
 
     @property
     def max_late(self) -> int:
-        """Number of steps after which a worker drops datagrams that it has not sent yet."""
+        """Number of steps after which a worker drops UDP datagrams that it has not sent yet."""
         return self.dgt_max_late if self.dgt_reception == "diff" else 0
 
     @property
     def needs_datagrams_first(self) -> bool:
-        """True if the shard drops datagrams that arrive after the push's reliable part."""
+        """True if the shard server drops UDP datagrams that arrive after the gRPC part."""
         return self.dgt_reception == "drop" and not self.dgt_wait_ms
 
     @property
     def marks_slots(self) -> bool:
-        """True if each slot has a separate reliable part, which announces the slot's datagrams."""
+        """True if a separate gRPC message per variable slice announces the UDP datagrams."""
         return self.dgt_marker == "tensor"
 
     @property
     def delivers_all(self) -> bool:
-        """True if the shard receives exactly the values of the push, to the last bit."""
+        """True if the shard server receives exactly the pushed gradient values, to the last bit."""
         return not self.divides
 
     @property
     def joins_slots(self) -> bool:
-        """False: a block never spans two slots (slices of variables), whose blocks are counted."""
+        """False: a gradient block never spans two variable slices."""
         return False
 
     @property
     def takes_device_arrays(self) -> bool:
-        """True if dense values may be in device memory. Only the values to send are then copied."""
+        """True if dense gradient values may be in device (GPU) memory.
+
+        Only the gradient values to send are copied from device to host memory.
+        """
         return self.divides
 
     @property
     def keeps(self) -> bool:
-        """True if lost values and rounding errors (residuals) are added to the next push."""
+        """True if lost values and rounding errors are added to the next pushed gradient."""
         return self.divides and (self.dgt_error_feedback or self.dgt_low_bits < 32)
 
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:
-        """Return the router's state before a worker's first push.
+        """Return the initial state of the router, before a worker pushes its first gradient.
 
-        The state has ``k`` (fraction of reliable blocks), ``first_loss`` (0.0 before the first
-        loss), ``loss`` (smoothed loss) and ``shards``. Each shard has ``averages`` (mean
-        contribution of each block, per slot [n] float32), ``places`` (tensor and start of each
-        slot, int64) and, if residuals are kept, ``kept`` (`thinwire.ops.routing.residuals`).
+        The router's state has ``k`` (fraction of blocks sent over gRPC), ``first_loss`` (0.0 before
+        the first loss), ``loss`` (smoothed loss) and ``shards``. For each shard server the state
+        has ``averages`` (mean contribution of each gradient block, per variable slice [n] float32),
+        ``places`` (tensor and start of each slice, int64) and, if residuals are kept, ``kept``
+        (`thinwire.ops.routing.residuals`).
         """
         state: State = {"k": self.dgt_k, "first_loss": 0.0, "loss": 0.0}
         state["shards"] = [self._shard_state(layout) for layout in layouts] if self.divides else []
@@ -115,10 +123,11 @@ class Dgt(DgtChoices):
         return shard
 
     def begin(self, state: State, context: RouteContext) -> State:
-        """Return the state with the fraction k of reliable blocks in one push to all shards.
+        """Return the state with k, the fraction of gradient blocks that this push sends over gRPC.
 
-        ``k = max(k_min, k0 L / L_first)``, at most 1, with the loss L and the first loss L_first. k
-        does not change if the loss is missing or not finite, or if the first loss is below 0.
+        The fraction of gradient blocks sent over gRPC is ``k = max(k_min, k0 L / L_first)``, at
+        most 1, with the loss L and the first loss L_first. k does not change if the loss is missing
+        or not finite, or if the first loss is below 0.
         """
         loss = context.loss
         if not self.dgt_adaptive_k or loss is None or not math.isfinite(loss):
@@ -136,10 +145,11 @@ class Dgt(DgtChoices):
     def cut(
         self, shard: int, blocks: tuple[Block, ...], state: State, context: RouteContext
     ) -> tuple[Routed, State]:
-        """Divide a shard's part of a push by contribution; `Router.cut` describes the arguments.
+        """Divide a shard server's gradient by contribution; `Router.cut` describes the arguments.
 
-        If everything is sent reliably, the result has the unchanged objects of `blocks`. A sparse
-        slot is divided by ranges of positions. A low-rank slot is sent reliably and whole.
+        If all gradient blocks are sent over gRPC, the result has the unchanged objects of `blocks`.
+        A sparse gradient of a variable slice is divided by ranges of positions. A low-rank gradient
+        of a variable slice is sent whole over gRPC.
         """
         from thinwire.ops.routing import dgt_partition
 
@@ -153,9 +163,10 @@ class Dgt(DgtChoices):
     def undelivered(self, shard: int, lost: Sequence[LostEntries] | None, state: State) -> State:
         """Settle the residuals of the last push; `Router.undelivered` describes the arguments.
 
-        Must be called once for every push: the residuals keep the pushed values until this call.
-        With `dgt_error_feedback`, lost values are added to the next push. Without
-        `dgt_error_feedback`, lost values are discarded.
+        `undelivered` must be called once for every push: the residuals keep the pushed values until
+        this call. With `dgt_error_feedback`, gradient values lost in UDP datagrams are added to the
+        next push. Without `dgt_error_feedback`, gradient values lost in UDP datagrams are
+        discarded.
         """
         if not self.keeps:
             return state
@@ -169,7 +180,7 @@ class Dgt(DgtChoices):
         return state
 
     def check(self, codec: Codec) -> list[str]:
-        """Return warnings about settings of DGT that have no effect with this codec.
+        """Return warnings about settings of DGT that have no effect with the given gradient codec.
 
         Raises:
             ConfigurationError: Datagrams cannot send the codec's values, or a setting of DGT would
@@ -186,8 +197,8 @@ class Dgt(DgtChoices):
         ):
             if applies and codec.value_dtype != "float32":
                 raise ConfigurationError(
-                    f"--value_dtype={codec.value_dtype} with --{name}: both change values. Leave "
-                    "one of them out."
+                    f"--value_dtype={codec.value_dtype} with --{name}: both flags change the "
+                    "values of updates. Leave one of the two flags out."
                 )
         fixed_k = not self.dgt_adaptive_k
         fixed_k_min = fixed_k and self.dgt_k_min != DgtChoices.dgt_k_min
@@ -200,8 +211,8 @@ class Dgt(DgtChoices):
             (self.dgt_channels == 0, "--dgt_channels=0: every block is sent reliably."),
             (
                 not self.dgt_enable_block,
-                "--dgt_enable_block=false: every tensor is one block, and "
-                "a tensor's last block is reliable, so DGT does nothing.",
+                "--dgt_enable_block=false: every tensor is one block, and a tensor's last block "
+                "is sent reliably, so DGT has no effect.",
             ),
             (self.dgt_k >= 1 and fixed_k, f"--dgt_k={self.dgt_k:g}: every block is sent reliably."),
             (

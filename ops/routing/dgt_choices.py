@@ -15,43 +15,52 @@ MARKERS = ("step", "tensor")
 SCOPES = ("tensor", "model")
 LOW_BITS = (32, 16, 8, 4)
 MAX_CHANNELS = 7
-BYTES_OF_ENTRY = 4  # block sizes are in float32 entries, for every value dtype of the codec
+# block sizes are in float32 entries of 4 bytes, for every value dtype of the gradient codec
+BYTES_OF_ENTRY = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DgtChoices:
-    """The settings of the router DGT, with one field for each --dgt_... flag of the method.
+    """Settings of the router DGT, with one field per --dgt_... flag of the training method.
 
     Attributes:
-        dgt_channels: Number C of datagram channels, 0 to 7; 0: all blocks are sent reliably.
-        dgt_k: Fraction k of gradient blocks that are sent reliably; with `dgt_adaptive_k` the
+        dgt_channels: Number C of UDP datagram channels, 0 to 7; 0: all gradient blocks are sent
+            over gRPC.
+        dgt_k: Fraction k of gradient blocks that are sent over gRPC; with `dgt_adaptive_k` the
             fraction at the first loss.
-        dgt_k_min: Smallest fraction k of reliable blocks with `dgt_adaptive_k`.
-        dgt_adaptive_k: True if the fraction k of reliable blocks falls with the training loss.
-        dgt_enable_block: True if tensors are cut into blocks. False: each tensor is one block, and
-            as the last block of a tensor is always sent reliably, there are no datagrams. The
-            original code has this switch.
+        dgt_k_min: Smallest fraction k of gradient blocks that are sent over gRPC with
+            `dgt_adaptive_k`.
+        dgt_adaptive_k: True if the fraction k of gradient blocks sent over gRPC falls with the
+            training loss.
+        dgt_enable_block: True if gradient tensors are cut into blocks. False: each tensor is one
+            block, and as the last block of a tensor is always sent over gRPC, there are no
+            datagrams. The original code of DGT has this switch.
         dgt_block_size: Size of a gradient block, in bytes of float32 entries.
-        dgt_alpha: Weight of the past in the moving average of a block's contribution, 0 to 1.
-        dgt_reception: Use of late datagrams. diff: their values are added to the next step. drop:
-            late datagrams are dropped.
-        dgt_send_drop: True if the worker drops all unreliable blocks, as a control experiment.
-        dgt_random: Random ranks of blocks, as a control experiment. 0: ranks by contribution. 1:
-            new random ranks in each step. fixed: the same random ranks in each step.
-        dgt_clear_zero: True if blocks of zeros are not sent.
-        dgt_low_bits: Bits of a value in unreliable blocks. Below 32, the rounding errors are added
-            to the next gradient.
-        dgt_wait_ms: Longest wait of a shard for announced datagrams after the reliable part has
-            arrived, in milliseconds.
-        dgt_max_late: Largest lateness of a datagram that a shard still uses, in steps.
-        dgt_late_decay: Factor on the values of a late datagram for each step of lateness.
-        dgt_error_feedback: True if values that did not arrive are added to the next gradient.
-        dgt_marker: Reliable part after which a shard's wait for datagrams begins: the part of the
-            whole step, or the part of each tensor.
-        dgt_loss_ema: Weight of the past in the smoothed loss that k follows; 0: only the latest
-            loss.
-        dgt_scope: Blocks that are ranked together. tensor: the blocks of each tensor. model: all
-            blocks of a shard.
+        dgt_alpha: Weight of past gradients in the moving average of a gradient block's
+            contribution, 0 to 1.
+        dgt_reception: Use of late UDP datagrams. diff: their values are added to the next step.
+            drop: late datagrams are dropped.
+        dgt_send_drop: True if the worker drops all gradient blocks not sent over gRPC, as a control
+            experiment.
+        dgt_random: Random importance ranks of gradient blocks, as a control experiment. 0: ranks by
+            contribution. 1: new random ranks in each step. fixed: the same random ranks in each
+            step.
+        dgt_clear_zero: True if all-zero gradient blocks are not sent.
+        dgt_low_bits: Bits of a gradient value in UDP datagrams. Below 32, the rounding errors are
+            added to the next gradient.
+        dgt_wait_ms: Longest wait of a shard server for announced UDP datagrams after the gRPC part
+            of the gradient has arrived, in milliseconds.
+        dgt_max_late: Largest delay of a late UDP datagram that a shard server still uses, in steps.
+        dgt_late_decay: Factor on the gradient values of a late UDP datagram for each step of its
+            delay.
+        dgt_error_feedback: True if gradient values that did not arrive are added to the next
+            gradient.
+        dgt_marker: gRPC message after which a shard server's wait for datagrams begins: the last
+            message of the whole step, or the message of each tensor.
+        dgt_loss_ema: Weight of past losses in the smoothed loss that k (the fraction of gradient
+            blocks sent over gRPC) follows; 0: only the latest loss.
+        dgt_scope: Gradient blocks that are ranked together. tensor: the blocks of each tensor.
+            model: all blocks of a shard server.
     """
 
     dgt_channels: int = 3
@@ -108,10 +117,11 @@ _WORDS: dict[str, tuple[Any, ...]] = {
 
 
 def refuse_illegal(choices: DgtChoices) -> None:
-    """Reject settings of DGT that are out of range or exclude each other.
+    """Raise an error if settings of the router DGT are out of range or exclude each other.
 
     Raises:
-        ConfigurationError: A setting is out of range, or two settings exclude each other.
+        ConfigurationError: A setting of the router DGT is out of range, or two settings exclude
+            each other.
     """
     for name, (low, high) in _RANGES.items():
         value = getattr(choices, name)
@@ -130,8 +140,9 @@ def refuse_illegal(choices: DgtChoices) -> None:
         )
     if choices.dgt_send_drop and (choices.dgt_error_feedback or choices.dgt_low_bits < 32):
         raise ConfigurationError(
-            "--dgt_send_drop drops unreliable blocks before they are coded, without feedback; "
-            "leave out --dgt_error_feedback and --dgt_low_bits."
+            "--dgt_send_drop drops unreliable blocks before they are coded, so their errors "
+            "cannot be added to the next gradient; leave out --dgt_error_feedback and "
+            "--dgt_low_bits."
         )
 
 

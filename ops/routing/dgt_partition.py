@@ -1,13 +1,15 @@
-"""Divide a shard's part of a gradient for DGT into blocks sent reliably and blocks in datagrams.
+"""Divide a shard server's gradient for DGT into blocks sent over gRPC and blocks sent over UDP.
 
-Dense gradient values may be in device memory. They are then scored, ranked and coded on the device.
-Only the values to send, and a few bytes for each block of DGT, are copied to the host.
+Dense gradient values may be in device memory. Dense gradients in device memory are scored, ranked
+and coded on the device. Only the gradient values to send, and a few bytes for each gradient block,
+are copied from the device to the host.
 
-A slot is a slice of a variable on the shard. `Partition` works in four passes over the slots and
-never loops over blocks. `Partition` scores the blocks of every slot by contribution, ranks the
-blocks, maps ranks to channels, and cuts each slot into a reliable part and a part for datagrams,
-which --dgt_low_bits codes in few bits. The last block of a slot is called its end: the end is
-always sent reliably, and is never ranked.
+A slot is a slice of a variable on the shard server. `Partition` works in four passes over the
+variable slices and never loops over gradient blocks in Python. `Partition` scores the gradient
+blocks of every variable slice by contribution, ranks the blocks, maps ranks to channels, and cuts
+each slice into a part for gRPC and a part for datagrams, which --dgt_low_bits codes in few bits.
+The last gradient block of a variable slice is called its end: the end is always sent over gRPC, and
+is never ranked.
 
 Source: ranking and channel map of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021;
 docs/methods/dgt.md.
@@ -42,17 +44,17 @@ if TYPE_CHECKING:
     from thinwire.ops.routing.dgt_choices import DgtChoices
     from thinwire.ops.types import Float32, Int64
 
-#: Bits of a quantized value (level) -> encoding of such values in datagrams.
+#: Bits of a quantized gradient value -> encoding of such values in datagrams.
 LEVEL_ENCODINGS = {16: ValueEncoding.UINT16, 8: ValueEncoding.UINT8, 4: ValueEncoding.UINT4}
-#: Value dtype of a codec -> encoding of the codec's values in datagrams.
+#: Value dtype of a gradient codec -> encoding of the codec's values in datagrams.
 CODEC_ENCODINGS = {
     "float32": ValueEncoding.FLOAT32,
     "bfloat16": ValueEncoding.BFLOAT16,
     "float16": ValueEncoding.FLOAT16,
     "int8": ValueEncoding.INT8,
 }
-#: Classes of DGT's blocks in order of rank: with NaN or infinity, sent, skipped. Within a class
-#: blocks are ranked by score.
+#: Classes of gradient blocks in order of rank: blocks with NaN or infinity, sent blocks, skipped
+#: blocks. Within a class blocks are ranked by score.
 _BAD, _SENT, _LEFT_OUT = range(3)
 
 
@@ -62,57 +64,63 @@ def _no_numbers() -> Any:
 
 @dataclasses.dataclass
 class ScoredBlock:
-    """One slot's gradient, divided into DGT's blocks with scores; ranking sets the last fields."""
+    """Gradient of one variable slice, divided into scored blocks; ranking sets two fields."""
 
     block: Block
-    entries: int  # number E of entries of a block of DGT
-    scores: Float32  # [n] float32: contribution of each block of DGT
-    is_sent: NDArray[np.bool_]  # [n]: True if the block is sent; always True for the last block
-    is_bad: NDArray[np.bool_]  # [n]: True if the block contains NaN or infinity
-    edges: Int64  # [n + 1]: index of each DGT block's first value in a sparse slot; [0] if dense
-    # [m] numbers of the blocks sent in datagrams, best rank first, and [m] their channels.
+    entries: int  # number E of entries of a gradient block
+    scores: Float32  # [n] float32: score (contribution) of each gradient block
+    # [n]: True if the gradient block is sent; always True for the last block
+    is_sent: NDArray[np.bool_]
+    is_bad: NDArray[np.bool_]  # [n]: True if the gradient block contains NaN or infinity
+    # [n + 1]: index of each gradient block's first value in a sparse slice; [0] if dense
+    edges: Int64
+    # [m] numbers of the gradient blocks sent in datagrams, most important block first, and [m]
+    # their channels.
     numbers: Int64 = dataclasses.field(default_factory=_no_numbers)
     channels: NDArray[np.uint8] = dataclasses.field(default_factory=_no_numbers)
 
     @property
     def size(self) -> int:
-        """Number n of DGT's blocks in the slot."""
+        """Number n of gradient blocks in the variable slice."""
         return self.is_sent.size
 
     def classes(self) -> NDArray[np.uint8]:
-        """Return the class of each block except the slot's last block, [n - 1] uint8."""
+        """Return the rank class of each gradient block but the last one, [n - 1] uint8."""
         classes = np.where(self.is_bad[:-1], _BAD, _SENT)
         classes[~self.is_sent[:-1]] = _LEFT_OUT
         return classes.astype(np.uint8)
 
 
 def all_reliable(choices: DgtChoices, blocks: Sequence[Block], k: float) -> Routed:
-    """Return a division that sends all blocks reliably; the blocks are not copied."""
+    """Return a division that sends all gradient blocks over gRPC; the blocks are not copied."""
     num_blocks = sum(choices.num_blocks(block.size) for block in blocks)
     return Routed(tuple(blocks), k=k, num_blocks=num_blocks, num_reliable=num_blocks)
 
 
 class Partition:
-    """Divides one shard's part of a push into blocks sent reliably and blocks in datagrams.
+    """Divides one shard server's gradient into blocks sent over gRPC and blocks in datagrams.
 
     Args:
-        choices: The settings of DGT.
-        shard: Number of the shard.
-        state: The shard's part of the router's state; it is changed in place.
-        context: Step, loss, seed and worker of the push.
-        k: Fraction of blocks to send reliably.
+        choices: Settings of the router DGT.
+        shard: Number of the shard server that receives the gradient.
+        state: The shard server's entry of the router's state; `Partition` changes it in place.
+        context: Step, loss, seed and worker of the pushed gradient.
+        k: Fraction of gradient blocks to send over gRPC.
     """
 
     def __init__(
         self, choices: DgtChoices, shard: int, state: State, context: RouteContext, k: float
     ) -> None:
         self._choices, self._shard, self._context, self._k = choices, shard, context, k
-        self._averages: list[Float32] = state["averages"]  # per slot: mean contribution per block
-        self._places: list[Int64] = state["places"]  # per slot: number of its tensor, and its start
-        self._kept: State | None = state.get("kept")  # residuals; None if DGT keeps no residuals
+        # mean contribution of each gradient block, per variable slice
+        self._averages: list[Float32] = state["averages"]
+        # number of the tensor and start in the tensor, per variable slice
+        self._places: list[Int64] = state["places"]
+        # residuals of the shard server; None if DGT keeps no residuals
+        self._kept: State | None = state.get("kept")
 
     def cut(self, blocks: tuple[Block, ...]) -> Routed:
-        """Divide the shard's part of a push; `blocks` has one item per slot, slots ascending."""
+        """Divide the shard server's gradient; `blocks` has one item per variable slice."""
         if self._kept is not None:
             residuals.begin_push(self._kept)
             owed = residuals.owed_blocks(self._kept, blocks)
@@ -135,13 +143,13 @@ class Partition:
         return self._routed(ranked, unranked)
 
     def _decay(self, present: set[int]) -> None:
-        """Decay the mean contributions in slots that the push does not contain."""
+        """Decay the mean contributions in variable slices that the push does not contain."""
         for slot, averages in enumerate(self._averages):
             if slot not in present:
                 self._averages[slot] = averages * np.float32(self._choices.dgt_alpha)
 
     def _score(self, block: Block) -> ScoredBlock:
-        """Update the contributions of a slot's blocks; find blocks of zeros and with NaN or inf."""
+        """Update the contributions of gradient blocks; find blocks of zeros, NaN or infinity."""
         choices = self._choices
         entries, averages = choices.block_entries, self._averages[block.slot]
         values = dequantise(block.values)
@@ -166,7 +174,7 @@ class Partition:
         return ScoredBlock(block, entries, averages, is_sent, is_bad, edges)
 
     def _rank(self, slots: Sequence[ScoredBlock], rest: Routed) -> None:
-        """Choose the blocks of every slot that are sent in datagrams, and their channels."""
+        """Choose the gradient blocks to send in datagrams, and the channel of each block."""
         together = self._choices.dgt_scope == "model"
         num_unranked = rest.num_blocks if together else 0
         for group in [slots] if together and slots else [[slot] for slot in slots]:
@@ -193,7 +201,7 @@ class Partition:
                 slot.numbers, slot.channels = order[in_slot] - edges[number], channels[in_slot]
 
     def _seed(self, group: Sequence[ScoredBlock], count: int) -> tuple[int, ...]:
-        """Return the seed of a random order of blocks; with --dgt_random=fixed only the count."""
+        """Return the seed of the random number generator that orders gradient blocks."""
         if self._choices.dgt_random == "fixed":
             return (count,)
         tensors, starts = self._places
@@ -202,7 +210,7 @@ class Partition:
         return (self._context.seed, self._context.worker, self._context.step, *place)
 
     def _routed(self, slots: Sequence[ScoredBlock], plain: Routed) -> Routed:
-        """Cut every slot into a reliable part and a part for datagrams, and count the blocks."""
+        """Cut every variable slice into a gRPC part and a datagram part; count the blocks."""
         is_dropped = self._choices.dgt_send_drop
         reliable, unreliable = list(plain.reliable), []
         num_unreliable = sum(slot.numbers.size for slot in slots)
@@ -228,7 +236,7 @@ class Partition:
         )
 
     def _unreliable(self, slot: ScoredBlock) -> UnreliableBlocks:
-        """Return the blocks of the slot that are sent in datagrams."""
+        """Return the gradient blocks of the variable slice that are sent in datagrams."""
         block, low_bits = slot.block, self._choices.dgt_low_bits
         kernels = self._context.kernels
         if low_bits == 32:
@@ -256,9 +264,10 @@ class Partition:
 
 
 def _reliable(slot: ScoredBlock, kernels: Kernels) -> Block:
-    """Return the part of the slot that is sent on the stream; if all is sent so, without a copy.
+    """Return the part of the variable slice sent over gRPC, without a copy if it is whole.
 
-    Blocks of zeros are left out for every k, so that the counters agree with the bytes sent.
+    All-zero gradient blocks are left out for every k, so that the counters agree with the bytes
+    sent.
     """
     block, stays = slot.block, slot.is_sent.copy()
     stays[slot.numbers] = False
@@ -302,10 +311,10 @@ def _as_coded(slot: ScoredBlock, kernels: Kernels) -> tuple[ValueEncoding, NDArr
 
 
 def num_first(num_blocks: int, k: float) -> int:
-    """Return the number R of n blocks that are sent reliably for the fraction k: k n, rounded.
+    """Return how many of n gradient blocks are sent over gRPC for the fraction k: k n, rounded.
 
-    Halves are rounded up. The product k n is a float32, as in the original code: the rounding of
-    the product can change R by a whole block.
+    Halves are rounded up, so 2.5 blocks become 3. The product k n is a float32, as in the original
+    code: the rounding of the product can change R by a whole block.
 
     >>> num_first(5, 0.5), num_first(90, 0.35)
     (3, 32)
@@ -316,19 +325,20 @@ def num_first(num_blocks: int, k: float) -> int:
 def channels_by_rank(
     num_ranked: int, num_ends: int, k: float, num_channels: int, num_forced: int = 0
 ) -> NDArray[np.uint8]:
-    """Return the channel of each rank, best rank first: 0 is the stream, 1.. are datagrams.
+    """Return the channel of each rank, best rank first: 0 is gRPC, numbers from 1 on are datagrams.
 
-    With ``n = num_ranked + num_ends`` blocks and ``R = floor(k n + 0.5)``, the block of rank j is
-    sent on channel 0 if j < R, else on channel ``1 + floor((j - R) C / (n - 1 - R))``. The formula
-    is for num_ends = 1. Every additional last block of a tensor is sent reliably too, and reduces
-    the number of reliable ranks by one.
+    With ``n = num_ranked + num_ends`` gradient blocks and ``R = floor(k n + 0.5)``, the block of
+    rank j is sent on channel 0 (gRPC) if j < R, else on channel ``1 + floor((j - R) C / (n - 1 -
+    R))``. The formula for the channel of a rank holds for num_ends = 1. Every additional last block
+    of a tensor is sent over gRPC too, and reduces the number of ranks sent over gRPC by one.
 
     Args:
-        num_ranked: Number of blocks that have a rank.
-        num_ends: Number of last blocks of tensors, which are always sent reliably; at least 1.
-        k: Fraction of blocks to send reliably.
-        num_channels: Number C of datagram channels, at least 1.
-        num_forced: Number of best ranks that are sent reliably for every k.
+        num_ranked: Number of gradient blocks that have a rank.
+        num_ends: Number of last blocks of tensors, which are always sent over gRPC; at least 1.
+        k: Fraction of gradient blocks to send over gRPC.
+        num_channels: Number C of UDP datagram channels, at least 1.
+        num_forced: Number of the most important gradient blocks that are sent over gRPC for every
+            k.
 
     >>> "".join(map(str, channels_by_rank(10, 1, 0.0, 3)))
     '1111222333'
@@ -342,7 +352,7 @@ def channels_by_rank(
 
 
 def at_random(seed: tuple[int, ...], is_first: NDArray[np.bool_]) -> Int64:
-    """Return [m] int64 positions in a random order; those with `is_first` set come first."""
+    """Return [m] int64 block positions in random order; blocks with `is_first` set come first."""
     order = np.random.default_rng(seed).permutation(is_first.size)
     return order[np.argsort(~is_first[order], kind="stable")]
 
@@ -352,17 +362,20 @@ def at_random(seed: tuple[int, ...], is_first: NDArray[np.bool_]) -> Int64:
 
 @dataclasses.dataclass(frozen=True)
 class CodedLevels:
-    """A slot's values quantized to levels (integers); entries of reliable blocks are 0."""
+    """Quantized gradient values of one variable slice; entries of blocks sent over gRPC are 0."""
 
-    data: NDArray[Any]  # [k], or [size] if dense: level of each value
-    lows: Float32  # [n] float32: value at level 0 of each block
-    scales: Float32  # [n] float32: difference of the values of two consecutive levels, per block
-    entries: Int64 | None  # [u]: indices of the quantized values in a sparse slot; None if dense
-    errors: Float32  # [u], or [size] if dense: original value minus the value of its level
+    data: NDArray[Any]  # [k], or [size] if dense: quantization level of each gradient value
+    lows: Float32  # [n] float32: value at quantization level 0 of each gradient block
+    # [n] float32: difference between two consecutive quantization levels, per gradient block
+    scales: Float32
+    # [u]: indices of the quantized values in a sparse gradient; None if dense
+    entries: Int64 | None
+    # [u], or [size] if dense: quantization error of each value (original minus quantized value)
+    errors: Float32
 
 
 def code_dense(bits: int, slot: ScoredBlock, kernels: Kernels) -> CodedLevels:
-    """Quantize the blocks of a dense slot that are sent in datagrams; all have full length."""
+    """Quantize the full-length gradient blocks of a dense slice that are sent in datagrams."""
     size, numbers = slot.block.size, np.sort(slot.numbers)
     values = dequantise(slot.block.values)
     levels, lows, scales, errors = kernels.code_blocks(values, numbers, slot.entries, bits)
@@ -374,7 +387,7 @@ def code_dense(bits: int, slot: ScoredBlock, kernels: Kernels) -> CodedLevels:
 
 
 def code_sparse(bits: int, slot: ScoredBlock, kernels: Kernels) -> CodedLevels:
-    """Quantize the blocks of a sparse slot that are sent in datagrams, in host memory."""
+    """Quantize the gradient blocks of a sparse slice that are sent in datagrams, in host memory."""
     counts = np.diff(slot.edges)
     is_low = np.zeros(slot.size, bool)
     is_low[slot.numbers] = True

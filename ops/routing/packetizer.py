@@ -1,10 +1,11 @@
-"""Worker's side of the datagram path: make signed datagrams from a router's unreliable blocks.
+"""Worker's side of sending gradients over UDP: write a router's blocks into signed datagrams.
 
-A `Packetizer` fragments the values of each slot (slice of a variable), numbers the datagrams by
-channel and writes the datagrams to buffers that one system call can send. Datagrams fit the MTU of
-the network path. A datagram of a dense slot has values of one block only; a datagram of a sparse
-slot may have entries of several blocks of one channel. A lost datagram loses only the values in it,
-and `SealedStep.lost` returns the positions of lost values.
+A `Packetizer` divides the gradient values of each variable slice into datagrams, numbers the
+datagrams by channel and writes them to buffers that one system call can send. Each UDP datagram
+fits the MTU (largest packet) of the network path. A datagram of a dense gradient has values of one
+block only; a datagram of a sparse gradient may have entries of several blocks of one channel. A
+lost datagram loses only the gradient values in it, and `SealedStep.lost` returns the positions of
+lost values.
 """
 
 from __future__ import annotations
@@ -44,49 +45,54 @@ class SealedBatch:
     channel: int
     size: int  # size of each datagram, in bytes
     count: int  # number of datagrams
-    data: memoryview  # buffer of the datagrams: writable, count * size bytes
+    # writable buffer of count * size bytes with the datagrams
+    data: memoryview
 
     def sign(self, key: bytes) -> None:
-        """Write each datagram's authentication tag, without which a shard drops the datagram."""
+        """Write each datagram's authentication tag, which the shard server requires."""
         form.sign(self.data, self.size, key)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Sent:
-    """The sent datagrams of one channel and one slot, in order of their sequence numbers."""
+    """Sent UDP datagrams of one channel and one variable slice, in order of sequence numbers."""
 
     channel: int
     slot: int
-    starts: Int64  # [d] int64: index of each datagram's first value, in the slot or `positions`
-    counts: Int64  # [d] int64: number of values of each datagram
-    positions: Int64 | None  # positions of a sparse slot's entries; None for a dense slot
+    # [d] int64: index of each datagram's first value, in the variable slice or in `positions`
+    starts: Int64
+    counts: Int64  # [d] int64: number of gradient values of each datagram
+    positions: Int64 | None  # positions of a sparse gradient's entries; None for a dense gradient
 
 
 @dataclasses.dataclass(frozen=True)
 class SealedStep:
-    """One step's datagrams for one shard, complete except for the tags."""
+    """UDP datagrams of one step for one shard server, complete except for authentication tags."""
 
-    batches: tuple[SealedBatch, ...]  # unsigned datagrams by channel, then by sequence number
-    announced: tuple[AnnouncedDatagrams, ...]  # sequence numbers of the whole step, by channel
-    by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]  # slot -> its sequence numbers, by channel
-    _sent: tuple[_Sent, ...]  # datagrams by channel, then by sequence number
+    # unsigned datagrams ordered by channel, then by sequence number
+    batches: tuple[SealedBatch, ...]
+    # ranges of the sequence numbers of the whole step, one per channel
+    announced: tuple[AnnouncedDatagrams, ...]
+    # variable slice -> ranges of its datagrams' sequence numbers, one per channel
+    by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]
+    _sent: tuple[_Sent, ...]  # sent datagrams ordered by channel, then by sequence number
 
     def lost(self, bitmap: bytes) -> list[LostEntries]:
-        """Return the gradient entries of datagrams that did not arrive, slots ascending.
+        """Return the gradient entries of datagrams that did not arrive, ordered by variable slice.
 
         Args:
-            bitmap: The shard's report, with a bit for each datagram: 1 if the datagram arrived. The
-                order is by channel, then by sequence number, the lowest bit of a byte first. Unused
-                bits of the last byte are ignored.
+            bitmap: The shard server's report, with a bit for each datagram: 1 if the datagram
+                arrived. The order of the bits is by channel, then by sequence number, the lowest
+                bit of a byte first. Unused bits of the last byte are ignored.
 
         Raises:
-            ValueError: The bitmap has a wrong length.
+            ValueError: The bitmap of arrived datagrams has a wrong length.
         """
         total = sum(len(sent.starts) for sent in self._sent)
         expected = (total + 7) // 8
         if len(bitmap) != expected:
             raise ValueError(
-                f"a bitmap of {len(bitmap)} bytes for {total} datagrams; expected {expected}"
+                f"a bitmap for {total} datagrams has {len(bitmap)} bytes; expected {expected} bytes"
             )
         arrived = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
         missing: dict[int, list[_Sent]] = {}
@@ -101,7 +107,7 @@ class SealedStep:
 
 
 def _lost(slot: int, parts: list[_Sent]) -> LostEntries:
-    """Return the entries of one slot that lost datagrams contained, ascending."""
+    """Return the gradient entries of one variable slice in lost datagrams, ascending."""
     starts = np.concatenate([part.starts for part in parts])
     stops = starts + np.concatenate([part.counts for part in parts])
     order = np.argsort(starts)
@@ -114,39 +120,42 @@ def _lost(slot: int, parts: list[_Sent]) -> LostEntries:
 
 
 class Packetizer:
-    """Makes one worker's datagrams for one shard, with sequence numbers by channel.
+    """Writes one worker's UDP datagrams for one shard server, numbered by channel.
 
     Attributes:
-        mtu: Largest size of a datagram, in bytes; may be lowered between two steps.
+        mtu: Largest size of a datagram, in bytes, which the caller may lower between two steps.
     """
 
     def __init__(self, session: DatagramSession, mtu: int, channels: int) -> None:
         """Start the sequence numbers of a datagram session at 0.
 
         Args:
-            session: Datagram session of the worker with the shard.
+            session: Datagram session of the worker with the shard server.
             mtu: Largest size of a datagram, in bytes, 128 to 65,507.
-            channels: Number C of datagram channels, 1 to 7.
+            channels: Number C of UDP datagram channels, 1 to 7.
 
         Raises:
             ValueError: `mtu` or `channels` is out of range.
         """
         if not _SMALLEST_MTU <= mtu <= form.LARGEST_DATAGRAM:
             raise ValueError(
-                f"datagrams of {mtu} bytes; expected {_SMALLEST_MTU} to {form.LARGEST_DATAGRAM}"
+                f"the datagram size is {mtu} bytes; expected {_SMALLEST_MTU} to "
+                f"{form.LARGEST_DATAGRAM} bytes"
             )
         if not 1 <= channels <= form.MOST_CHANNELS:
-            raise ValueError(f"{channels} channels; expected 1 to {form.MOST_CHANNELS}")
+            raise ValueError(
+                f"the number of datagram channels is {channels}; expected 1 to {form.MOST_CHANNELS}"
+            )
         self.mtu = mtu
         self._session = session
-        self._next = [0] * (channels + 1)  # next sequence number of each channel
+        self._next = [0] * (channels + 1)  # next sequence number of each datagram channel
 
     def seal(self, step: int, parts: Sequence[UnreliableBlocks]) -> SealedStep:
-        """Return the datagrams of one push; each gradient value is copied once.
+        """Return the UDP datagrams of one pushed gradient; each gradient value is copied once.
 
         Args:
-            step: Step number of the push.
-            parts: Blocks of the push to send in datagrams, slots ascending.
+            step: Number of the step whose gradient is pushed.
+            parts: Gradient blocks to send in datagrams, ordered by variable slice.
         """
         batches: list[SealedBatch] = []
         sent: list[_Sent] = []
@@ -165,8 +174,8 @@ class Packetizer:
                 headers = self._headers(step, part, fragments, order, first)
                 batches += _written(part, fragments, chunks, headers)
             by_slot[part.slot] = tuple(announced)
-        # Both sorts must be stable. Within a channel the sequence numbers ascend by slot, and the
-        # bits of a bitmap (`SealedStep.lost`) follow this order.
+        # Both sorts must be stable. Within a channel the sequence numbers ascend by variable slice,
+        # and the bits of a bitmap (`SealedStep.lost`) follow the order of sequence numbers.
         batches.sort(key=lambda batch: batch.channel)
         sent.sort(key=lambda each: each.channel)
         return SealedStep(tuple(batches), _joined(by_slot), by_slot, tuple(sent))
@@ -174,7 +183,7 @@ class Packetizer:
     def _headers(
         self, step: int, part: UnreliableBlocks, fragments: SlotFragments, order: Int64, first: int
     ) -> NDArray[Any]:
-        """Return the headers [d] of the datagrams of one channel and one slot, in sending order."""
+        """Return the headers [d] of a channel's datagrams for one variable slice, in order."""
         starts, counts = fragments.starts[order], fragments.counts[order]
         offsets = starts if fragments.positions is None else fragments.positions[starts]
         blocks = offsets // part.block_entries
@@ -200,7 +209,7 @@ class Packetizer:
 
 
 def _joined(by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]) -> tuple[AnnouncedDatagrams, ...]:
-    """Return the sequence numbers of all slots' datagrams, joined to one range per channel."""
+    """Return the sequence numbers of all datagrams, joined to one range per channel."""
     channels: dict[int, AnnouncedDatagrams] = {}
     for announced in (part for slot in by_slot.values() for part in slot):
         so_far = channels.get(announced.channel)
@@ -211,7 +220,7 @@ def _joined(by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]) -> tuple[Announc
 
 
 def _by_channel(fragments: SlotFragments) -> Iterator[tuple[int, Int64]]:
-    """Yield each channel with the indices of its datagrams in `fragments`, best rank first."""
+    """Yield each channel with the indices of its datagrams in `fragments`, most important first."""
     edges = np.searchsorted(fragments.channels, np.arange(1, form.MOST_CHANNELS + 2))
     for channel in range(1, form.MOST_CHANNELS + 1):
         if edges[channel - 1] < edges[channel]:
@@ -219,7 +228,7 @@ def _by_channel(fragments: SlotFragments) -> Iterator[tuple[int, Int64]]:
 
 
 def _equal_chunks(fragments: SlotFragments, rows: Int64, part: UnreliableBlocks) -> Iterator[Int64]:
-    """Yield indices of equally long datagrams that one system call can send, roughly by rank."""
+    """Yield indices of equally long datagrams for one system call, roughly by importance."""
     counts = fragments.counts[rows]
     chunks = []
     for count in np.unique(counts).tolist():
@@ -233,7 +242,7 @@ def _equal_chunks(fragments: SlotFragments, rows: Int64, part: UnreliableBlocks)
 def _written(
     part: UnreliableBlocks, fragments: SlotFragments, chunks: list[Int64], headers: NDArray[Any]
 ) -> list[SealedBatch]:
-    """Return one batch of datagrams for each chunk, with headers, gaps and values written."""
+    """Return one batch of datagrams per chunk of indices, with headers, gaps and values written."""
     batches = []
     first = 0
     for chunk in chunks:
@@ -278,20 +287,22 @@ def _rows(source: NDArray[Any], starts: Int64, count: int) -> NDArray[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class SlotFragments:
-    """Division of one slot's values into datagrams, best rank first.
+    """Division of one variable slice's gradient into datagrams, most important values first.
 
-    A datagram has consecutive values of `source`.
+    A datagram has consecutive values of the array `source`.
     """
 
-    source: NDArray[Any]  # contiguous values, in the dtype of the wire (UINT4: unpacked)
-    positions: Int64 | None  # position in the slot of each value; None: every entry of the slot
-    channels: NDArray[np.uint8]  # [p] uint8: channel of each datagram, ascending
+    # contiguous gradient values, in the dtype of the wire (UINT4: unpacked)
+    source: NDArray[Any]
+    # position of each gradient value in the variable slice; None: dense gradient
+    positions: Int64 | None
+    channels: NDArray[np.uint8]  # [p] uint8: channel (priority class) of each datagram, ascending
     starts: Int64  # [p] int64: index in the source of each datagram's first value
-    counts: Int64  # [p] int64: number of values of each datagram, at least 1
+    counts: Int64  # [p] int64: number of gradient values of each datagram, at least 1
 
 
 def fragment(part: UnreliableBlocks, limit_bytes: int) -> SlotFragments:
-    """Divide one slot's unreliable blocks into datagrams of at most `limit_bytes` of payload."""
+    """Divide a slice's blocks into datagrams with payloads of at most `limit_bytes`."""
     if part.indices is None:
         starts = part.blocks * part.block_entries
         lengths = np.minimum(part.block_entries, part.size - starts)
@@ -300,10 +311,11 @@ def fragment(part: UnreliableBlocks, limit_bytes: int) -> SlotFragments:
 
 
 def _fragment_sparse(part: UnreliableBlocks, indices: Int64, limit_bytes: int) -> SlotFragments:
-    """Divide a sparse slot's blocks into datagrams by channel, positions ascending in a channel.
+    """Divide a sparse gradient's blocks into datagrams, with ascending positions in each channel.
 
-    A datagram has one scale, one low end, and uint16 gaps between positions. So a run of entries
-    ends before an entry with a different scale or low end, or with a larger gap.
+    A datagram of a sparse gradient has one scale, one low end, and uint16 gaps between positions.
+    So a sequence of entries for a datagram ends before an entry with a different scale or low end,
+    or with a gap above the uint16 limit.
     """
     channel_of_block = np.zeros(len(part.scales), np.uint8)
     channel_of_block[part.blocks] = part.channels
@@ -332,7 +344,7 @@ def _fragments(
     lengths: Int64,
     channels: NDArray[np.uint8],
 ) -> SlotFragments:
-    """Divide each run of values into full datagrams and one shorter datagram for its end."""
+    """Divide each sequence of values into full datagrams and one shorter datagram for the rest."""
     full = form.most_values(part.encoding, positions is not None, limit_bytes)
     parts = -(-lengths // full)
     run = np.repeat(np.arange(len(starts)), parts)

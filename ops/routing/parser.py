@@ -1,8 +1,8 @@
-"""Parse and check received datagrams, so that a shard can use their values without more checks.
+"""Parse and check received datagrams, so that a shard server can use their values unchecked.
 
-The parser checks every field of the datagrams of a whole receive buffer in one pass. The order of
-the checks is session, tag, contents, so that datagrams from unknown senders cost the least time. A
-datagram that fails a check is counted and dropped; no check raises an exception.
+The parser checks every field of all datagrams in a receive buffer in one pass. The parser checks
+session, then tag, then contents, so that datagrams from unknown senders cost the least time. A
+received datagram that fails a check is counted and dropped; no check raises an exception.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ class ParsedDatagrams:
     """Checked datagrams that have the same channel, step, encoding and number of values."""
 
     channel: int
-    step: int  # step number of the push, modulo 2**32
-    size: int  # size of each datagram, in bytes
-    slots: Int64  # [m] int64: slot numbers
-    offsets: Int64  # [m] int64: positions of the first values in the slots
-    sequences: Int64  # [m] int64: sequence numbers
-    values: Float32  # [m, count] float32; may be a view of the receive buffer
-    positions: Int64 | None  # [m, count] int64: each value's position in its slot; None: dense
+    step: int  # number of the step whose gradient is pushed, modulo 2**32
+    size: int  # size of each received datagram, in bytes
+    slots: Int64  # [m] int64: number of each datagram's variable slice
+    offsets: Int64  # [m] int64: position of each datagram's first value in its variable slice
+    sequences: Int64  # [m] int64: sequence number of each datagram
+    values: Float32  # [m, count] float32 gradient values, which may be a view of the receive buffer
+    # [m, count] int64: position of each value in its variable slice; None: dense gradient
+    positions: Int64 | None
 
     def __len__(self) -> int:
         """Return the number m of datagrams in this object."""
@@ -62,7 +63,7 @@ class ParsedDatagrams:
         )
 
     def by_slot(self) -> Iterator[tuple[int, ParsedDatagrams]]:
-        """Yield each slot number with the datagrams for this slot."""
+        """Yield each variable slice's number with the datagrams for this slice."""
         first = int(self.slots[0])
         if (self.slots == first).all():
             yield first, self
@@ -72,7 +73,7 @@ class ParsedDatagrams:
 
 
 class DatagramParser:
-    """Parses and checks the datagrams of one worker's session with one shard."""
+    """Parses and checks the UDP datagrams of one worker's session with one shard server."""
 
     def __init__(
         self,
@@ -82,14 +83,15 @@ class DatagramParser:
         channels: int,
         counters: ReassemblyCounters,
     ) -> None:
-        """Prepare the checks of datagrams.
+        """Prepare the checks of received datagrams.
 
         Args:
             session: Datagram session to which accepted datagrams belong.
-            sizes: Number of entries of each slot (slice of a variable) of the shard.
+            sizes: Number of entries of each variable slice of the shard server.
             block_entries: Number of entries of a gradient block.
-            channels: Number C of datagram channels.
-            counters: Counters of the accepted and the dropped datagrams, changed in place.
+            channels: Number C of UDP datagram channels.
+            counters: Counters of accepted and dropped datagrams, which the parser increases in
+                place.
         """
         self._key, self._counters, self._channels = session.key, counters, channels
         self._sizes = np.array(sizes, np.int64)
@@ -152,7 +154,7 @@ class DatagramParser:
         return good
 
     def _drop(self, reason: str, good: NDArray[np.bool_]) -> bool:
-        """Count dropped datagrams, which are False in `good`; return True if there is one."""
+        """Count dropped datagrams, for which `good` is False; return True if there is one."""
         num_bad = len(good) - int(np.count_nonzero(good))
         self._counters.dropped[reason] += num_bad
         return num_bad > 0
@@ -160,7 +162,7 @@ class DatagramParser:
     def _parse_alike(
         self, words: NDArray[np.uint32], raw: NDArray[np.uint8]
     ) -> Iterator[ParsedDatagrams]:
-        """Yield the valid ones of authentic datagrams with the same kind, step and value count."""
+        """Yield the valid datagrams among authentic datagrams of the same kind, step and length."""
         _, code, channel, flags = int(words[0, _KIND]).to_bytes(4, "little")
         sparse = bool(code & SPARSE)
         encoding = _ENCODINGS.get(code & ~SPARSE)
@@ -196,7 +198,7 @@ class DatagramParser:
         count: int,
         sparse: bool,
     ) -> tuple[NDArray[np.uint32], Float32, Int64 | None] | None:
-        """Return headers, values and sparse positions of valid datagrams; None: all invalid."""
+        """Return headers, values and sparse positions of valid datagrams; None: all are invalid."""
         positions = None
         if sparse:
             positions = _positions(words, raw, count)
@@ -217,7 +219,7 @@ class DatagramParser:
     def _within(
         self, words: NDArray[np.uint32], count: int, size: int, sparse: bool
     ) -> NDArray[np.bool_] | None:
-        """Return [m] bool: which datagrams fit the shard's slots; None means all datagrams."""
+        """Return [m] bool: which datagrams fit the shard server's slices; None means all."""
         wide = words[:, _SLOT : _ENTRIES + 1].astype(np.int64)
         slots, _, blocks, num_blocks, offsets, _, entries = wide.T
         known = slots < len(self._sizes)
@@ -239,7 +241,7 @@ class DatagramParser:
 
 
 def _positions(words: NDArray[np.uint32], raw: NDArray[np.uint8], count: int) -> Int64:
-    """Return the positions in the slot [m, count] of the values in m sparse datagrams."""
+    """Return the positions [m, count] in the variable slice of the values in m sparse datagrams."""
     shape, strides = (len(raw), count), (raw.shape[1], form.GAP_DTYPE.itemsize)
     gaps = np.ndarray(shape, form.GAP_DTYPE, raw, form.HEADER_BYTES, strides)
     positions = np.cumsum(gaps, axis=1, dtype=np.int64)
@@ -248,7 +250,7 @@ def _positions(words: NDArray[np.uint32], raw: NDArray[np.uint8], count: int) ->
 
 
 def _ascend(positions: Int64, words: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Return [m] bool: which rows of positions start at the offset, ascend, and fit the slot."""
+    """Return [m] bool: which rows of positions start at the offset, ascend, and fit the slice."""
     good: NDArray[np.bool_] = np.logical_and.reduce(np.diff(positions, axis=1) > 0, axis=1)
     good &= positions[:, 0] == words[:, _OFFSET]
     good &= positions[:, -1] < words[:, _ENTRIES]
@@ -258,7 +260,7 @@ def _ascend(positions: Int64, words: NDArray[np.uint32]) -> NDArray[np.bool_]:
 def _values(
     words: NDArray[np.uint32], raw: NDArray[np.uint8], encoding: ValueEncoding, count: int
 ) -> Float32:
-    """Return the decoded values [m, count] of m payloads; values sent as float32 are not copied."""
+    """Return the gradient values [m, count] of m payloads; float32 payloads are not copied."""
     num, size = raw.shape
     dtype = form.VALUE_DTYPES[encoding]
     wire_bytes = form.value_bytes(encoding, count)
@@ -270,7 +272,7 @@ def _values(
     scales, lows = words[:, [_SCALE, _LOW]].view(np.float32).T[:, :, None]
     if encoding is ValueEncoding.FLOAT32 and (scales == 1).all():
         return coded
-    with np.errstate(all="ignore"):  # the caller checks that the values are finite
+    with np.errstate(all="ignore"):  # the caller checks that the decoded gradient values are finite
         if encoding in form.LEVELS:
             return from_levels(coded, lows, scales)
         if encoding is ValueEncoding.BFLOAT16:

@@ -1,10 +1,11 @@
-"""One push that a shard is receiving in datagrams and reliable parts, and its resulting blocks.
+"""A gradient that a shard server is receiving over UDP and gRPC, and its resulting blocks.
 
-A `PartialStep` writes the values of datagrams into a buffer as they arrive, and collects reliable
-parts. A slot (slice of a variable) is closed when the shard does not wait for its datagrams any
-more. `finalize_block` then makes one block for the slot from the reliable part, the datagrams that
-arrived in time, and the late datagrams of earlier steps that `LateBlocks` holds for the slot.
-Entries that did not arrive are zeros.
+A `PartialStep` writes the values of UDP datagrams into a buffer as they arrive, and collects the
+gradient blocks that arrive over gRPC. A slot (slice of a variable) is closed when the shard server
+does not wait for its datagrams any more. `finalize_block` makes one gradient block for the closed
+variable slice from the gRPC part, the datagrams that arrived in time, and the late datagrams of
+earlier steps that `LateBlocks` stores for the slice. Gradient entries that did not arrive are set
+to zero.
 """
 
 from __future__ import annotations
@@ -29,39 +30,43 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class MarkedSlots:
-    """One reliable part (end marker) of a push, with all its slots or the slots of one tensor."""
+    """Gradient blocks received in one gRPC message, for all variable slices or for one tensor."""
 
-    blocks: tuple[Block, ...]  # blocks that arrived on the reliable stream
-    slots: Int64  # [b] int64: slot numbers
-    manifest: Manifest  # announcement of the datagrams for these slots
-    marked_at: float  # time at which the reliable part arrived, in seconds
-    deadline: float  # time at which the wait for datagrams of these slots ends, in seconds
+    blocks: tuple[Block, ...]  # gradient blocks that arrived over gRPC
+    slots: Int64  # [b] int64: numbers of the variable slices
+    # announcement of the UDP datagrams for the variable slices of this gRPC message
+    manifest: Manifest
+    marked_at: float  # time at which the gRPC part of the gradient arrived, in seconds
+    # time at which the wait for datagrams of the message's variable slices ends, in seconds
+    deadline: float
     closed: bool = False
 
     @property
     def num_announced(self) -> int:
-        """Number of datagrams that the worker announced for these slots."""
+        """Number of UDP datagrams that the worker announced in this gRPC message."""
         return sum(announced.count for announced in self.manifest.channels)
 
 
 class PartialStep:
-    """The datagrams and reliable parts of one step (push) that have arrived at a shard.
+    """UDP datagrams and gRPC messages of one pushed gradient that have arrived at a shard server.
 
     Attributes:
-        number: Step number of the push, modulo 2**32.
-        step: Full step number of the push; None if no reliable part has arrived.
-        sequences: Set of the sequence numbers of the datagrams that have arrived.
-        ended: True if all reliable parts of the push have arrived.
-        groups: Reliable parts (end markers) that have arrived, with their slots.
-        closed: [slots] bool: True for closed slots; a datagram for a closed slot is late.
-        num_placed: Number of datagrams with values that were written into the buffer.
-        num_late: Number of earlier steps' late datagrams with values that were added.
-        sum_of_ages: Sum of the ages of the datagrams in `num_late`, in steps.
-        num_filled: Number of datagram positions that only late datagrams of earlier steps filled.
+        number: Number of the step whose gradient is pushed, modulo 2**32.
+        step: Full step number of the pushed gradient; None if no gRPC part of it has arrived.
+        sequences: Set of the sequence numbers of the UDP datagrams that have arrived.
+        ended: True if all gRPC parts of the pushed gradient have arrived.
+        groups: Gradient parts that have arrived over gRPC, with their variable slices.
+        closed: [slots] bool: True for variable slices whose wait for datagrams is over; a datagram
+            for a closed slice is late.
+        num_placed: Number of datagrams whose gradient values were written into the buffer.
+        num_late: Number of late datagrams of earlier steps whose gradient values were added.
+        sum_of_ages: Sum of the delays of the late datagrams in `num_late`, in steps.
+        num_filled: Number of datagram positions in the buffer that only late datagrams of earlier
+            steps filled.
     """
 
     def __init__(self, number: int, offsets: Sequence[int]) -> None:
-        """Start without datagrams; `offsets` has each slot's start in the shard, and the size."""
+        """Start without datagrams; `offsets` has each slice's start, and the total size."""
         self.number = number
         self.step: int | None = None
         self.sequences = SequenceSet(offsets[-1])
@@ -72,18 +77,24 @@ class PartialStep:
         self.closed = np.zeros(num_slots, bool)
         self._offsets = np.array(offsets, np.int64)
         self._marked: set[int] = set()
-        self._arrived = np.zeros(num_slots, np.int64)  # number of arrived datagrams per slot
-        # [shard] float32: the values of all slots; None before the first dense values.
+        # number of arrived datagrams per variable slice
+        self._arrived = np.zeros(num_slots, np.int64)
+        # [shard] float32: gradient values of all variable slices; None before the first dense
+        # values.
         self._flat: Float32 | None = None
         self._has_dense: NDArray[np.bool_] = np.zeros(num_slots, bool)
         self._sparse: dict[int, list[tuple[Int64, Float32]]] = {}
-        self._starts: list[Int64] = []  # positions in the shard where placed datagrams start
+        # positions in the shard's buffer at which written datagrams start
+        self._starts: list[Int64] = []
         self._results: dict[int, Block] = {}
 
     # -- datagrams --------------------------------------------------------------------------
 
     def place(self, arrivals: ParsedDatagrams) -> None:
-        """Write the values of new datagrams to their positions. Their slots must not be closed."""
+        """Write the gradient values of new datagrams to their positions in the buffer.
+
+        The variable slices of the datagrams must not be closed (their wait must not be over).
+        """
         slots, values = arrivals.slots, arrivals.values
         starts = self._offsets[slots] + arrivals.offsets
         if arrivals.positions is None:
@@ -113,29 +124,29 @@ class PartialStep:
     # -- the reliable part ------------------------------------------------------------------
 
     def is_repeated(self, blocks: Sequence[Block]) -> bool:
-        """Return True if the reliable part with these blocks was added before."""
+        """Return True if the gRPC part with these gradient blocks was added before."""
         return self.ended or bool(blocks and {block.slot for block in blocks} <= self._marked)
 
     def add_reliable(
         self, blocks: Sequence[Block], manifest: Manifest, now: float, wait: float
     ) -> None:
-        """Add a reliable part of the push: the part of all slots, or the part of one tensor.
+        """Add a gRPC part of the pushed gradient, for all variable slices or for one tensor.
 
         Args:
-            blocks: Blocks of the reliable part, one per slot.
-            manifest: Announcement of the datagrams for the slots in `blocks`.
+            blocks: Gradient blocks that arrived over gRPC, one per variable slice.
+            manifest: Announcement of the UDP datagrams for the variable slices in `blocks`.
             now: Current time by the caller's clock, in seconds.
-            wait: Longest wait for the announced datagrams, in seconds.
+            wait: Longest wait for the announced UDP datagrams, in seconds.
 
         Raises:
-            ValueError: The part does not fit the shard, or repeats a slot, or the push has too many
-                parts.
+            ValueError: The gRPC part does not fit the shard's variables, or repeats a slice, or the
+                gradient has too many parts.
         """
         self._check(blocks)
         if len(self.groups) > len(self.closed):
             raise ValueError(
-                f"{len(self.groups) + 1} parts of one step; expected at most one for each of "
-                f"{len(self.closed)} slots and one more"
+                f"a worker sent {len(self.groups) + 1} reliable parts of one step; expected at "
+                f"most one part for each of the {len(self.closed)} tensor slots and one more"
             )
         self.sequences.announce(manifest.channels)
         slots = np.array([block.slot for block in blocks], np.int64)
@@ -147,34 +158,34 @@ class PartialStep:
         slots = [block.slot for block in blocks]
         if len(set(slots)) < len(slots) or not self._marked.isdisjoint(slots):
             raise ValueError(
-                f"a reliable part for slots {slots} after parts for slots {sorted(self._marked)}: "
-                "expected each slot once"
+                f"a reliable part for tensor slots {slots} arrived after parts for slots "
+                f"{sorted(self._marked)}; expected each slot once"
             )
         for block in blocks:
             if not 0 <= block.slot < len(sizes) or block.size != sizes[block.slot]:
                 raise ValueError(
-                    f"a block of {block.size} entries for slot {block.slot}; this shard's slots "
-                    f"have {sizes.tolist()}"
+                    f"a push has a block of {block.size} entries for slot {block.slot}, but the "
+                    f"tensor slots of this shard have {sizes.tolist()} entries"
                 )
             if isinstance(block, RangedBlock):
                 _check_ranges(block)
 
     def is_complete(self, group: MarkedSlots) -> bool:
-        """Return True if all datagrams that a reliable part announced have arrived."""
+        """Return True if all UDP datagrams that a gRPC part announced have arrived."""
         num_arrived: int = sum(self._arrived[group.slots].tolist())
         return num_arrived >= group.num_announced
 
     # -- closing ----------------------------------------------------------------------------
 
     def close(self, group: MarkedSlots, late: LateBlocks) -> int:
-        """Close the slots of a reliable part; return the number of late datagrams without use."""
+        """End the wait for a gRPC part's slices; return the number of unused late datagrams."""
         group.closed = True
         unused = sum(self._close_slot(block.slot, block, late) for block in group.blocks)
         group.blocks = ()
         return unused
 
     def close_rest(self, late: LateBlocks) -> None:
-        """Close the slots that have no reliable part, but datagrams of this or an earlier step."""
+        """Close the variable slices that have datagrams, but no gRPC part of the gradient."""
         waiting = np.flatnonzero((self._arrived > 0) & ~self.closed).tolist()
         unmarked = (slot for slot in late.slots() if not self.closed[slot])
         for slot in sorted({*waiting, *unmarked}):
@@ -211,20 +222,21 @@ class PartialStep:
         return int(np.count_nonzero(~np.isin(places + start, fresh)))
 
     def total(self, count: Callable[[Manifest], int]) -> int:
-        """Return the sum of `count` over the manifests of the push's reliable parts."""
+        """Return the sum of `count` over the datagram announcements of the pushed gradient."""
         return sum(count(group.manifest) for group in self.groups)
 
     def blocks(self) -> tuple[Block, ...]:
-        """Return the resulting blocks of the closed slots, slots ascending."""
+        """Return the gradient blocks of the closed variable slices, ordered by slice."""
         return tuple(self._results[slot] for slot in sorted(self._results))
 
     def flat(self) -> Float32 | None:
-        """Return all slots in one buffer [shard]; None if a slot is missing or not dense."""
+        """Return all slices' gradients in one buffer [shard]; None if one is missing or sparse."""
         results = self._results.values()
         if len(results) < len(self.closed) or not all(_is_dense(block) for block in results):
             return None
         flat = self._dense()
-        flat.flags.writeable = False  # the push may be returned a second time (find_closed)
+        # the gradient may be returned a second time (find_closed), so it is read-only
+        flat.flags.writeable = False
         return flat
 
 
@@ -233,23 +245,24 @@ def _is_dense(block: Block) -> bool:
 
 
 def _check_ranges(block: RangedBlock) -> None:
-    """Check that the numbers of ranges and of values in a partial block match.
+    """Check that a partial gradient block has as many values as its ranges have entries.
 
     Raises:
-        ValueError: The number of ranges or the number of values is wrong.
+        ValueError: The number of ranges or the number of gradient values is wrong.
     """
     num_ranges = -(-block.size // block.block_entries) if block.block_entries > 0 else -1
     if len(block.present) != num_ranges:
         raise ValueError(
-            f"slot {block.slot}: {len(block.present)} ranges of {block.block_entries} entries for "
-            f"{block.size} entries; expected {num_ranges}"
+            f"the block of tensor slot {block.slot} has {len(block.present)} ranges of "
+            f"{block.block_entries} entries for {block.size} entries; expected {num_ranges} ranges"
         )
     expected = block.block_entries * int(np.count_nonzero(block.present))
     if num_ranges and block.present[-1]:
         expected -= num_ranges * block.block_entries - block.size
     if block.values.data.size != expected:
         raise ValueError(
-            f"slot {block.slot}: {block.values.data.size} values for ranges of {expected} entries"
+            f"the block of tensor slot {block.slot} has {block.values.data.size} values for "
+            f"ranges of {expected} entries; expected equal numbers"
         )
 
 
@@ -258,18 +271,22 @@ def _check_ranges(block: RangedBlock) -> None:
 
 @dataclasses.dataclass
 class LateValues:
-    """Values of late datagrams for one slot (slice of a variable), weighted by their age."""
+    """Gradient values of late datagrams for one variable slice, weighted by their delay."""
 
-    size: int  # number of entries of the slot
-    dense: Float32 | None = None  # [size] float32: sum of dense values; None before the first one
-    positions: list[Int64] = dataclasses.field(default_factory=list)  # positions of sparse values
-    values: list[Float32] = dataclasses.field(default_factory=list)  # sparse values by `positions`
-    starts: list[Int64] = dataclasses.field(default_factory=list)  # first position per datagram
+    size: int  # number of entries of the variable slice
+    # [size] float32: sum of dense gradients of late datagrams; None before the first one
+    dense: Float32 | None = None
+    # positions of the values of late sparse datagrams
+    positions: list[Int64] = dataclasses.field(default_factory=list)
+    # values of late sparse datagrams, in the order of `positions`
+    values: list[Float32] = dataclasses.field(default_factory=list)
+    # position of the first value of each late datagram
+    starts: list[Int64] = dataclasses.field(default_factory=list)
     num_datagrams: int = 0
-    sum_of_ages: int = 0  # sum of the datagrams' ages, in steps
+    sum_of_ages: int = 0  # sum of the delays of the late datagrams, in steps
 
     def add(self, part: ParsedDatagrams, age: int, weight: float) -> None:
-        """Add datagrams for this slot that are `age` steps late, with values times `weight`."""
+        """Add datagrams for this slice that are `age` steps late, with values times `weight`."""
         values = part.values if weight == 1 else part.values * np.float32(weight)
         if part.positions is not None:
             self.positions.append(part.positions.ravel())
@@ -282,8 +299,8 @@ class LateValues:
             )
             # The datagrams must not have common entries: `+=` with an index array reads all rows
             # before it writes a row, so the values of one of two overlapping datagrams would be
-            # lost.
-            with np.errstate(over="ignore"):  # the caller checks that the sum is finite
+            # lost. The caller checks that the sum of gradients is finite.
+            with np.errstate(over="ignore"):
                 windows[part.offsets] += values
         self.starts.append(part.offsets)
         self.num_datagrams += len(part)
@@ -291,9 +308,9 @@ class LateValues:
 
 
 class LateBlocks:
-    """Late datagrams of a worker, kept until the next push closes the same slot.
+    """Late datagrams of a worker, stored until the next push closes the same variable slice.
 
-    A datagram is late if it arrives after the shard has stopped to wait for it (closed its slot).
+    A datagram is late if it arrives after the shard server has stopped waiting for it.
 
     Source: the diff-reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021:
     a late block is added to the block of the next iteration. Differences: each datagram counts
@@ -301,23 +318,23 @@ class LateBlocks:
     """
 
     def __init__(self, sizes: Sequence[int], decay: float) -> None:
-        """Start without datagrams; one that is `age` steps late has the weight ``decay ** age``."""
+        """Start empty; a datagram that is `age` steps late will have weight ``decay ** age``."""
         self._sizes, self._decay = sizes, decay
         self._held: dict[int, LateValues] = {}
 
     def add(self, arrivals: ParsedDatagrams, age: int) -> None:
-        """Keep late datagrams for their slots; the entries of two datagrams must not overlap."""
+        """Store late datagrams by variable slice; the entries of two datagrams must not overlap."""
         weight = self._decay**age
         for slot, part in arrivals.by_slot():
             held = self._held.setdefault(slot, LateValues(self._sizes[slot]))
             held.add(part, age, weight)
 
     def pop(self, slot: int) -> LateValues | None:
-        """Remove and return the late values of a slot; None if the slot has no late values."""
+        """Remove and return the late gradient values of a variable slice, or None."""
         return self._held.pop(slot, None)
 
     def slots(self) -> list[int]:
-        """Return the numbers of the slots with late values, ascending."""
+        """Return the numbers of the variable slices with late gradient values, ascending."""
         return sorted(self._held)
 
 
@@ -326,28 +343,30 @@ class LateBlocks:
 
 @dataclasses.dataclass(frozen=True)
 class TimelyValues:
-    """The values of one slot from datagrams that arrived before the slot was closed."""
+    """Gradient values of one variable slice from datagrams that arrived in time."""
 
     slot: int
-    size: int  # number of entries of the slot
-    dense: Float32 | None  # [size] float32: values, 0 for missing values; None for a sparse slot
-    has_dense: bool  # True if datagrams with dense values have arrived
-    sparse: list[tuple[Int64, Float32]]  # positions and values of sparse datagrams
+    size: int  # number of entries of the variable slice
+    # [size] float32: gradient values, 0 for missing values; None for a sparse gradient
+    dense: Float32 | None
+    has_dense: bool  # True if datagrams with values of a dense gradient have arrived
+    sparse: list[tuple[Int64, Float32]]  # positions and values of datagrams of a sparse gradient
 
 
 def finalize_block(
     fresh: TimelyValues, block: Block | None, held: LateValues | None
 ) -> Block | None:
-    """Return one slot's block in float32; None for a sparse slot for which no value arrived.
+    """Return one slice's gradient in float32; None for a sparse gradient without arrived values.
 
     Args:
-        fresh: Values of datagrams that arrived in time; the result uses its dense buffer.
-        block: Block from the reliable part: dense, ranges of a dense block, or sparse; None if it
-            has not arrived.
-        held: Values of late datagrams; None if the slot has no late values.
+        fresh: Gradient values of datagrams that arrived in time; the result uses their dense
+            buffer.
+        block: Gradient block that arrived over gRPC: dense, ranges of a dense block, or sparse;
+            None if it has not arrived.
+        held: Gradient values of late datagrams; None if the variable slice has none.
     """
     is_dense = fresh.dense is not None if block is None else block.indices is None
-    with np.errstate(over="ignore"):  # the caller checks that the block is finite
+    with np.errstate(over="ignore"):  # the caller checks that the gradient block is finite
         if is_dense and fresh.dense is not None:
             return _dense(fresh, fresh.dense, block, held)
         return _sparse(fresh, block, held)
@@ -367,12 +386,13 @@ def _dense(
             target += held.dense
         for positions, values in zip(held.positions, held.values, strict=True):
             np.add.at(target, positions, values)
-    target.flags.writeable = False  # the push may be returned a second time (find_closed)
+    # the gradient block may be returned a second time (find_closed), so it is read-only
+    target.flags.writeable = False
     return Block(fresh.slot, fresh.size, None, CodedValues("float32", target))
 
 
 def _place_ranges(target: Float32, block: RangedBlock) -> None:
-    """Write the block's ranges into `target` [size]; only the last range may be shorter."""
+    """Write the gradient block's ranges into `target` [size]; the last range may be shorter."""
     values = dequantise(block.values)
     length, num_whole = block.block_entries, block.size // block.block_entries
     whole = block.present[:num_whole]
@@ -404,7 +424,7 @@ def _sparse(fresh: TimelyValues, block: Block | None, held: LateValues | None) -
 
 
 def _merged(parts: list[tuple[Int64, Float32]]) -> tuple[Int64, Float32]:
-    """Return unique ascending positions of all parts; values at the same position are summed."""
+    """Return the unique ascending positions of all parts; values at equal positions are summed."""
     if len(parts) == 1:
         indices, values = parts[0]
     else:

@@ -1,9 +1,10 @@
-"""Shard's side of the datagram path: join datagrams and reliable parts to a worker's pushes.
+"""Shard server's side of UDP: join UDP datagrams and gRPC messages to a worker's gradients.
 
-A worker's session with a shard has one `Reassembler`. The reassembler parses and authenticates
-datagrams, adds the values of each datagram to its step (one push), and closes steps in order. A
-step is closed when all announced datagrams have arrived, or when the wait for them is over. The
-reassembler reads no clock, uses no sockets and must have one caller at a time.
+A shard server has one `Reassembler` for each worker's datagram session. The reassembler parses and
+authenticates UDP datagrams, adds the values of each datagram to its step (one pushed gradient), and
+closes steps in order. A step is closed when all announced UDP datagrams have arrived, or when the
+wait for them is over. The reassembler does not read the clock, uses no sockets and must have one
+caller at a time.
 """
 
 from __future__ import annotations
@@ -28,55 +29,60 @@ if TYPE_CHECKING:
 _MODULUS = 1 << 32
 #: Size of a float32 in bytes; --dgt_block_size is given in bytes of float32 entries.
 _ENTRY_BYTES = 4
-#: Largest number of steps that have ended (their reliable parts are complete) and are not closed: a
-#: worker sends at most one push before the reply to its previous push.
+#: Largest number of steps (pushed gradients) whose gRPC parts are complete while UDP datagrams are
+#: missing: a worker sends at most one push before the reply to its previous push.
 _MOST_ENDED = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class ReassembledStep:
-    """One push of one worker, reassembled from datagrams and reliable parts."""
+    """One worker's pushed gradient, reassembled from UDP datagrams and gRPC messages."""
 
-    step: int  # step number of the push
-    # One block per slot, ascending: float32, dense or sparse, or a low-rank block as it arrived.
+    step: int  # number of the step whose gradient is pushed
+    # One gradient block per variable slice, ordered by slice: float32, dense or sparse, or a
+    # low-rank block as it arrived.
     blocks: tuple[Block, ...]
-    flat: Float32 | None  # [shard] float32: all blocks; None if a slot is missing or sparse
-    fresh: float  # fraction of the worker's blocks (sent or dropped) that arrived in time
-    fill: float  # `fresh` plus the fraction of blocks that only late datagrams have filled
-    mean_lateness: float  # mean age of the late datagrams that were added, in steps; 0: none added
-    num_late: int  # number of late datagrams of earlier steps that were added
-    announced: int  # number of datagrams that the worker announced
-    arrived: int  # number of announced datagrams that arrived in time
-    # Bits of the announced datagrams, 1 if the datagram arrived in time; `SealedStep.lost`
+    # [shard] float32: the gradient of all slices; None if a slice is missing or sparse
+    flat: Float32 | None
+    fresh: float  # fraction of the worker's gradient blocks (sent or dropped) that arrived in time
+    fill: float  # `fresh` plus the fraction of gradient blocks that only late datagrams have filled
+    # mean delay of the late datagrams that were added, in steps; 0: none was added
+    mean_lateness: float
+    num_late: int  # number of late datagrams of earlier steps whose gradient values were added
+    announced: int  # number of UDP datagrams that the worker announced for this gradient
+    arrived: int  # number of announced UDP datagrams that arrived in time
+    # Bits of the announced UDP datagrams, 1 if the datagram arrived in time; `SealedStep.lost`
     # describes the order of the bits. None without --dgt_error_feedback.
     bitmap: bytes | None
 
 
 class Reassembler:
-    """Reassembles one worker's pushes (steps) from datagrams and reliable parts, in order.
+    """Reassembles one worker's pushed gradients from UDP datagrams and gRPC messages, in order.
 
-    A step opens with its first datagram or its first reliable part (also called end marker). At
-    most two steps are open at the same time. A step is closed when all its reliable parts have
-    arrived and no announced datagram is missing, or when the wait is over. Step numbers ascend, and
-    may have gaps: a step that was begun and never ended is forgotten.
+    A step (one pushed gradient) opens with its first UDP datagram or its first gRPC message. At
+    most two steps of a worker are open (being received) at the same time. A step is closed when all
+    its gRPC messages have arrived and no announced UDP datagram is missing, or when the wait is
+    over. Step numbers ascend, and may have gaps: the reassembler forgets a step that was begun and
+    never ended.
 
     Source: the diff-reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021.
     Differences: datagrams are authenticated and count once; late datagrams count only up to an
     age; the shard can wait a bounded time for missing datagrams.
 
     Attributes:
-        counters: Counters of received, dropped and used datagrams since the start of the session.
+        counters: Counters of received, dropped and used UDP datagrams since the start of the
+            session.
     """
 
     def __init__(
         self, session: DatagramSession, sizes: Sequence[int], rules: ReassemblyRules
     ) -> None:
-        """Start the reassembly of one worker's pushes to one shard.
+        """Start the reassembly of one worker's pushed gradients on one shard server.
 
         Args:
             session: Id, key and worker of the datagram session.
-            sizes: Number of entries of each slot (slice of a variable) of the shard.
-            rules: The router's settings for reassembly.
+            sizes: Number of entries of each variable slice of the shard server.
+            rules: The router's settings for reassembling gradients.
         """
         self.counters = ReassemblyCounters.zero(rules.dgt_channels)
         block_entries = max(1, rules.dgt_block_size // _ENTRY_BYTES)
@@ -88,8 +94,11 @@ class Reassembler:
         self._window = StepWindow(
             [0, *np.cumsum(np.array(sizes, np.int64)).tolist()], self.counters
         )
-        self._closed: int | None = None  # newest closed step, modulo 2**32; None: no closed step
-        self._past: dict[int, SequenceSet] = {}  # recently closed step -> its arrived datagrams
+        # newest closed step (step whose wait is over), modulo 2**32; None: no closed step
+        self._closed: int | None = None
+        # recently closed step (step whose wait is over) -> sequence numbers of its arrived
+        # datagrams
+        self._past: dict[int, SequenceSet] = {}
         self._newest: ReassembledStep | None = None
         # Mean number of gradient blocks per datagram in the last step that announced datagrams.
         self._blocks_per_datagram = 0.0
@@ -117,7 +126,9 @@ class Reassembler:
             self.counters.dropped[step] += len(arrivals)
             return
         is_late = step.closed[arrivals.slots]
-        if is_late.any():  # the step is open, but the slots of these datagrams are closed
+        # the step is still being received, but the wait for these datagrams' variable slices is
+        # over
+        if is_late.any():
             self._keep_late(arrivals.select(is_late), step.sequences, 1)
             arrivals = arrivals.select(~is_late)
         fresh = self._new(arrivals, step.sequences, IN_TIME)
@@ -138,7 +149,7 @@ class Reassembler:
     # -- late datagrams ---------------------------------------------------------------------
 
     def _place_late(self, arrivals: ParsedDatagrams) -> None:
-        """Count and keep, or drop, datagrams of a step that is closed."""
+        """Count, and store or drop, datagrams of a step whose wait is over."""
         first = self._window.first
         awaited = (self._closed or 0) + 1 if first is None else first.number
         self._keep_late(arrivals, self._past.get(arrivals.step), ahead(awaited, arrivals.step))
@@ -146,10 +157,10 @@ class Reassembler:
     def _keep_late(
         self, arrivals: ParsedDatagrams, sequences: SequenceSet | None, age: int
     ) -> None:
-        """Count late datagrams once, and keep them until a later push closes their slots.
+        """Count late datagrams once, and store them until a later push closes their slices.
 
-        With --dgt_reception=drop, late datagrams are not kept. If `sequences` is None, all
-        datagrams are dropped: their step was never closed, or is forgotten.
+        With --dgt_reception=drop, late UDP datagrams are not stored. If `sequences` is None, all
+        late datagrams are dropped: their step was never closed, or is forgotten.
         """
         if sequences is None or age > self._rules.dgt_max_late:
             reason = "too_old" if age > self._rules.dgt_max_late else "abandoned"
@@ -167,28 +178,34 @@ class Reassembler:
     def add_reliable(
         self, step: int, blocks: Sequence[Block], manifest: Manifest, now: float
     ) -> None:
-        """Add a reliable part of a push: the part of all slots, or the part of one tensor.
+        """Add a gRPC part of a pushed gradient, for all variable slices or for one tensor.
 
-        A repeated part is ignored. Older steps that were not ended are forgotten.
+        A repeated gRPC part of a gradient is ignored. The reassembler forgets older steps whose
+        gRPC parts are incomplete.
 
         Args:
-            step: Full step number of the push.
-            blocks: Blocks of the reliable part; a slot may be in only one reliable part of a step.
-            manifest: Announcement of the datagrams for the slots in `blocks`.
+            step: Full number of the step whose gradient is pushed.
+            blocks: Gradient blocks that arrived over gRPC; a variable slice may be in only one gRPC
+                part of a step.
+            manifest: Announcement of the UDP datagrams for the variable slices in `blocks`.
             now: Current time by the caller's clock, in seconds.
 
         Raises:
-            ValueError: The step is closed, or blocks and manifest do not fit the shard or the
-                step's earlier reliable parts.
+            ValueError: The step is closed, or blocks and manifest do not fit the shard's variables
+                or the step's earlier gRPC parts.
         """
         self._advance(now)
         number = step % _MODULUS
         if self._closed is not None and ahead(number, self._closed) <= 0:
-            raise ValueError(f"step {step} is closed; expected a later one")
+            raise ValueError(
+                f"a reliable part arrived for step {step}, which is already closed; expected a "
+                "later step"
+            )
         for announced in manifest.channels:
             if not 1 <= announced.channel <= self._rules.dgt_channels:
                 raise ValueError(
-                    f"channel {announced.channel}: expected 1 to {self._rules.dgt_channels}"
+                    f"a worker announces datagrams on channel {announced.channel}: expected 1 to "
+                    f"{self._rules.dgt_channels}"
                 )
         partial = self._window.find(number) or self._window.begin(number)
         if partial.is_repeated(blocks):
@@ -199,32 +216,32 @@ class Reassembler:
         self._advance(now)
 
     def end_step(self, step: int, now: float) -> None:
-        """Mark a step as ended: all its reliable parts have been added.
+        """Mark a step as ended: all gRPC parts of its gradient have been added.
 
         Raises:
-            ValueError: No reliable part of the step was added, or the announced sequence numbers
-                have gaps.
+            ValueError: No gRPC part of the step was added, or the announced sequence numbers have
+                gaps.
         """
         partial = self._window.find(step % _MODULUS)
         if partial is None or partial.step is None:
-            raise ValueError(f"step {step} ends, but no reliable part of it has arrived")
+            raise ValueError(f"step {step} ends, but none of its reliable parts has arrived")
         if not partial.ended:
             partial.sequences.finish()
             partial.ended = True
         self._advance(now)
 
     def on_refused(self, step: int) -> None:
-        """Drop further datagrams of a closed step, because the shard refused the push.
+        """Drop further datagrams of a closed step, because the shard server refused the gradient.
 
-        The worker keeps all values of a refused push and sends them later, so a late datagram of
-        the push would count twice.
+        The worker keeps all values of a refused gradient and sends them later, so a late datagram
+        of the refused gradient would count twice.
         """
         self._past.pop(step % _MODULUS, None)
 
     # -- closing ----------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return the time when `close` is due, perhaps in the past; None if no step waits."""
+        """Return the time in seconds when `close` is due, perhaps past; None if no step waits."""
         step = self._window.first
         if step is None or not step.groups:
             return None
@@ -236,7 +253,7 @@ class Reassembler:
         )
 
     def _advance(self, now: float) -> None:
-        """Close slots of the oldest step that are complete, or that have waited long enough."""
+        """Close slices of the oldest step that are complete, or have waited long enough."""
         step = self._window.first
         if step is None:
             return
@@ -249,7 +266,7 @@ class Reassembler:
                 self.counters.dropped["whole"] += step.close(group, self._late)
 
     def close(self, now: float) -> ReassembledStep | None:
-        """Return the next push if it is complete or its wait is over; call again until None."""
+        """Return the next gradient if complete or its wait is over; call until it returns None."""
         self._advance(now)
         step = self._window.first
         if step is None or not step.ended or not all(group.closed for group in step.groups):
@@ -265,12 +282,12 @@ class Reassembler:
         return self._newest
 
     def find_closed(self, step: int) -> ReassembledStep | None:
-        """Return the newest closed step for a second time; None if it is not number `step`."""
+        """Return the newest closed step a second time; None if its number is not `step`."""
         newest = self._newest
         return newest if newest is not None and newest.step == step else None
 
     def _assembled(self, step: PartialStep) -> ReassembledStep:
-        """Return the reassembled push of a closed step, and add the step to the counters."""
+        """Return the reassembled gradient of a closed step, and add the step to the counters."""
         announced, in_time = step.sequences.announced(), step.sequences.in_time()
         for channel in announced:
             self.counters.num_announced[channel] += announced[channel]
@@ -281,8 +298,9 @@ class Reassembler:
         unreliable = sent - num_reliable - step.total(lambda manifest: manifest.num_dropped)
         if num_announced:
             self._blocks_per_datagram = max(0, unreliable) / num_announced
-        # The number of arrived blocks is estimated from the number of arrived datagrams: a block
-        # may need several datagrams, and a sparse datagram may have entries of several blocks.
+        # The number of arrived gradient blocks is estimated from the number of arrived datagrams: a
+        # block may need several datagrams, and a sparse datagram may have entries of several
+        # blocks.
         blocks_per_datagram = self._blocks_per_datagram
         num_fresh = num_reliable + blocks_per_datagram * num_arrived
         assembled = ReassembledStep(
@@ -320,29 +338,31 @@ def _share(part: float, whole: int) -> float:
 
 
 class StepWindow:
-    """The open steps (pushes that are not complete) of a worker: at most two.
+    """A worker's open steps (pushed gradients that are not complete): at most two.
 
-    Step numbers are modulo 2**32. A worker is at most one push ahead of the replies: it begins step
-    n only after the reply to step n - 2. If a step has no reliable part when datagrams of a second
-    newer step arrive, the reliable part will therefore never arrive.
+    The numbers of steps that are being received are modulo 2**32. A worker is at most one pushed
+    gradient ahead of the shard server's replies: it begins step n only after the reply to step n -
+    2. If no gRPC message of a step has arrived when datagrams of the second newer step arrive, the
+    gRPC message will therefore never arrive.
     """
 
     def __init__(self, offsets: Sequence[int], counters: ReassemblyCounters) -> None:
-        """Start without steps; `offsets` has each slot's start in the shard, and its size."""
+        """Start without steps; `offsets` has each variable slice's start, and the total size."""
         self._offsets, self._counters = offsets, counters
-        self._open: list[PartialStep] = []  # open steps in the order of their numbers
+        # steps that are being received, in the order of their numbers
+        self._open: list[PartialStep] = []
 
     @property
     def first(self) -> PartialStep | None:
-        """The oldest open step, the only one that may be closed; None if no step is open."""
+        """The oldest step being received, the only one that may be closed, or None."""
         return self._open[0] if self._open else None
 
     def find(self, number: int) -> PartialStep | None:
-        """Return the open step with this number; None if the step is not open."""
+        """Return the step being received with this number, or None."""
         return next((step for step in self._open if step.number == number), None)
 
     def step_for(self, number: int) -> PartialStep | str:
-        """Return the step of received datagrams, and open the step if necessary.
+        """Return the step to which received datagrams belong, and open the step if necessary.
 
         Args:
             number: Step number of the datagrams, newer than every closed step.
@@ -355,28 +375,30 @@ class StepWindow:
             return partial
         older = [step for step in self._open if ahead(step.number, number) < 0]
         newer = self._open[len(older) :]
-        # Reliable parts arrive in order of steps. A newer step has a reliable part, so the reliable
-        # part of this step will never arrive.
+        # gRPC messages arrive in order of steps. A newer step has received a gRPC message, so the
+        # message of this step will never arrive.
         if any(step.groups for step in newer):
             return "abandoned"
         if len(self._open) > 1:
             if not older:
                 return "abandoned"
-            # A step with a reliable part will be closed, so the window cannot move past it.
+            # A step with a received gRPC message will be closed later, so the window of open steps
+            # cannot move past it.
             if older[0].groups:
                 return "too_new"
             self._forget(older[0])
         return self.begin(number)
 
     def begin(self, number: int) -> PartialStep:
-        """Open a step of the worker and return it.
+        """Begin to receive a step (pushed gradient) of the worker, and return the step.
 
         Raises:
-            ValueError: Too many earlier steps are not closed yet.
+            ValueError: Too many earlier steps of the worker are not closed yet.
         """
         if sum(step.ended for step in self._open) >= _MOST_ENDED:
             raise ValueError(
-                f"step {number} begins, but {_MOST_ENDED} earlier steps are not closed yet"
+                f"a worker begins step {number}, but its {_MOST_ENDED} earlier steps are not "
+                "closed yet"
             )
         step = PartialStep(number, self._offsets)
         older = [partial for partial in self._open if ahead(partial.number, number) < 0]
@@ -384,13 +406,13 @@ class StepWindow:
         return step
 
     def forget_before(self, step: PartialStep) -> None:
-        """Forget the steps before `step` that were never ended."""
+        """Forget the steps before `step` whose gRPC parts never became complete."""
         for older in self._open[: self._open.index(step)]:
             if not older.ended:
                 self._forget(older)
 
     def remove_first(self) -> None:
-        """Remove the oldest open step, because it is closed."""
+        """Remove the oldest step being received, because it is closed."""
         del self._open[0]
 
     def _forget(self, step: PartialStep) -> None:

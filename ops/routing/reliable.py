@@ -1,4 +1,4 @@
-"""The router without datagrams: it sends every gradient block on the reliable stream."""
+"""Router without UDP: it sends every gradient block over gRPC."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinwire.ops.types import Block, ShardLayout, State
 
 @dataclasses.dataclass(frozen=True)
 class Reliable:
-    """Router that sends every gradient block on the reliable stream, in order, exactly once."""
+    """Router that sends every gradient block over gRPC, in order, exactly once."""
 
     uses_datagrams: ClassVar[bool] = False
     reassembly_rules: ClassVar[ReassemblyRules | None] = None
@@ -26,7 +26,7 @@ class Reliable:
     takes_device_arrays: ClassVar[bool] = False
 
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:
-        """Return an empty state: this router needs no state."""
+        """Return an empty state, because this router needs no state."""
         return {}
 
     def begin(self, state: State, context: RouteContext) -> State:
@@ -36,13 +36,13 @@ class Reliable:
     def cut(
         self, shard: int, blocks: tuple[Block, ...], state: State, context: RouteContext
     ) -> tuple[Routed, State]:
-        """Return a division that sends all blocks reliably, and the unchanged state."""
+        """Return a division that sends all gradient blocks over gRPC, and the unchanged state."""
         return Routed(blocks), state
 
     def undelivered(self, shard: int, lost: Sequence[LostEntries] | None, state: State) -> State:
-        """Return the state unchanged: every block on the stream arrives, or the stream fails."""
+        """Return the state unchanged: every gradient block arrives over gRPC, or gRPC fails."""
         return state
 
     def check(self, codec: Codec) -> list[str]:
-        """Return no warnings: the stream sends the values of every codec unchanged."""
+        """Return no warnings, because gRPC sends the values of every gradient codec unchanged."""
         return []

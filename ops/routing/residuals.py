@@ -1,11 +1,12 @@
-"""Residuals of a router: rounding errors and lost values, which are added to the next push.
+"""Residuals of a router: rounding errors and lost values, which are added to the next gradient.
 
-One shard's residuals are lists with one item per slot (slice of a variable): ``residual`` [size]
+One shard server's residuals are lists with one item per variable slice: ``residual`` [size]
 float32; ``holds``, True if the residual is not all zeros; ``owed`` [m] int64, lost positions that
-the next sparse push must include; ``before``, the values that undo the last push; ``sent``, the
-values sent in datagrams by the last push, until the shard reports which datagrams arrived. The
-whole residual is added to a dense block. To a sparse block only the residual at the block's
-positions and at owed positions is added, so rounding errors alone never make a block denser.
+the next sparse gradient must include; ``before``, the values that undo the last push; ``sent``, the
+values sent in datagrams by the last push, until the shard server reports which datagrams arrived.
+The whole residual of a variable slice is added to a dense gradient. To a sparse gradient only the
+residual at the gradient's positions and at owed positions (lost earlier) is added, so rounding
+errors alone never make a sparse gradient denser.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LEVELS = (ValueEncoding.UINT16, ValueEncoding.UINT8, ValueEncoding.UINT4)
 
 
 def zeros(sizes: list[int]) -> State:
-    """Return zero residuals for a shard; `sizes` has each slot's number of entries."""
+    """Return zero residuals for a shard server; `sizes` has each slice's number of entries."""
     return {
         "residual": [np.zeros(size, np.float32) for size in sizes],
         "holds": [False] * len(sizes),
@@ -38,15 +39,15 @@ def zeros(sizes: list[int]) -> State:
 
 
 def begin_push(kept: State) -> None:
-    """Forget the data that undo the previous push: `undo` cannot restore it after this call."""
+    """Forget the data that undo the previous push: `undo` cannot restore its residuals any more."""
     for name in ("before", "sent"):
         kept[name] = [None] * len(kept["holds"])
 
 
 def owed_blocks(kept: State, blocks: tuple[Block, ...]) -> list[Block]:
-    """Return an empty sparse block for each slot with owed positions that `blocks` does not have.
+    """Return an empty sparse block for each slice with owed positions that `blocks` does not have.
 
-    Owed positions are positions with lost values, which the next push must include.
+    Owed positions are positions with lost gradient values, which the next push must include.
     """
     slots = {block.slot for block in blocks}
     empty = np.zeros(0, np.float32)
@@ -58,13 +59,13 @@ def owed_blocks(kept: State, blocks: tuple[Block, ...]) -> list[Block]:
 
 
 def compensate(kept: State, block: Block) -> Block:
-    """Return the block plus its residual, and zero the residual; `block` is not changed."""
+    """Return the sum of the gradient block and its residual, and zero the residual."""
     slot = block.slot
     residual = kept["residual"][slot]
     if not kept["holds"][slot]:
         if not isinstance(
             block.values.data, type(residual)
-        ):  # one of the two arrays is in device memory, the other array in host memory
+        ):  # the gradient is in device memory and the residual in host memory, or vice versa
             residual = kept["residual"][slot] = _zeros_like(block)
         kept["before"][slot] = {"at": None, "residual": residual, "owed": kept["owed"][slot]}
         return block
@@ -79,14 +80,14 @@ def compensate(kept: State, block: Block) -> Block:
         at, values = _united(block.indices, values, owed)
         held = residual[at]
         kept["before"][slot] = {"at": at, "residual": held, "owed": owed}
-        values = values + np.asarray(held)  # sparse values are in host memory
+        values = values + np.asarray(held)  # sparse gradient values are in host memory
         residual[at] = 0
     kept["owed"][slot] = owed[:0]
     return Block(slot, block.size, at, CodedValues("float32", values))
 
 
 def _zeros_like(block: Block) -> Float32:
-    """Return zeros for all entries of the slot, in the memory (device or host) of dense values."""
+    """Return zeros for all entries of the slice, in the memory (device or host) of its gradient."""
     data: Any = block.values.data
     if block.indices is not None or not is_on_device(data):
         return np.zeros(block.size, np.float32)
@@ -105,20 +106,22 @@ def _united(indices: Int64, values: Float32, owed: Int64) -> tuple[Int64, Float3
 
 
 def store_errors(kept: State, block: Block, entries: Int64 | None, errors: Float32) -> None:
-    """Store the rounding errors of quantized values: each value minus the value that was sent.
+    """Store the rounding errors of quantized gradient values: value minus sent value.
 
     Args:
-        kept: The shard's residuals.
-        block: Block that `compensate` returned.
-        entries: Indices of the sparse block's values that have errors; None for a dense block.
-        errors: Rounding errors of these values. The residuals own the array after this call.
+        kept: The shard server's residuals.
+        block: Gradient block that `compensate` returned.
+        entries: Indices of the sparse gradient's values that have rounding errors; None for a dense
+            gradient.
+        errors: Rounding errors of the gradient values. The residuals own the array after this call.
     """
     slot = block.slot
     if entries is None or block.indices is None:
         kept["residual"][slot] = errors
     else:
-        # The array of zeros is also in `before`, which restores it if the push is refused. Errors
-        # written into it would survive the undo, so they need a new array.
+        # The array of zeros is also in `before`, which restores it if the shard server refuses the
+        # push. Rounding errors written into the shared array would survive the undo, so they need a
+        # new array.
         if not kept["holds"][slot]:
             kept["residual"][slot] = np.zeros(block.size, np.float32)
         kept["residual"][slot][block.indices[entries]] = errors
@@ -126,7 +129,7 @@ def store_errors(kept: State, block: Block, entries: Int64 | None, errors: Float
 
 
 def remember_sent(kept: State, parts: tuple[UnreliableBlocks, ...]) -> None:
-    """Keep the values sent in datagrams until `settle` is called with the lost entries."""
+    """Keep the gradient values sent in datagrams until `settle` gets the lost entries."""
     for part in parts:
         names = ("block_entries", "indices", "data", "scales", "lows")
         kept["sent"][part.slot] = {name: getattr(part, name) for name in names}
@@ -134,7 +137,7 @@ def remember_sent(kept: State, parts: tuple[UnreliableBlocks, ...]) -> None:
 
 
 def settle(kept: State, lost: tuple[LostEntries, ...]) -> None:
-    """Add the lost values of the last push to the residuals; forget the values that arrived."""
+    """Add the lost gradient values of the last push to the residuals; forget the arrived ones."""
     for missed in lost:
         sent, slot = kept["sent"][missed.slot], missed.slot
         at = positions_of(missed)
@@ -147,7 +150,7 @@ def settle(kept: State, lost: tuple[LostEntries, ...]) -> None:
 
 
 def undo(kept: State) -> None:
-    """Restore the residuals from before the last push, because the shard refused the push."""
+    """Restore the residuals from before the last push, which the shard server refused."""
     for slot, before in enumerate(kept["before"]):
         if before is None:
             continue
@@ -161,7 +164,7 @@ def undo(kept: State) -> None:
 
 
 def positions_of(lost: LostEntries) -> Int64:
-    """Return the positions of the lost entries in their slot, [m] int64."""
+    """Return the positions of the lost gradient entries in their variable slice, [m] int64."""
     if lost.positions is not None:
         return lost.positions
     if lost.ranges is None or not len(lost.ranges):
@@ -174,7 +177,7 @@ def positions_of(lost: LostEntries) -> Int64:
 
 
 def _values_at(sent: State, at: Int64) -> Float32:
-    """Return the values that the last push sent in datagrams for the positions `at` of a slot."""
+    """Return the values that the last push sent in datagrams for positions `at` of a slice."""
     indices = sent["indices"]
     data: NDArray[Any] = sent["data"][at if indices is None else np.searchsorted(indices, at)]
     number = at // sent["block_entries"]

@@ -1,4 +1,4 @@
-"""The set of a push's datagrams that have arrived, with one byte per sequence number."""
+"""Set of the UDP datagrams of a pushed gradient that have arrived, one byte per sequence number."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ def ahead(number: int, base: int) -> int:
 
 
 class SequenceSet:
-    """The sequence numbers of one push's datagrams that have arrived, by channel.
+    """Sequence numbers of the UDP datagrams that have arrived for one gradient, by channel.
 
-    Before `finish` is called, sequence numbers up to `limit` away from a channel's first arrived
-    datagram are accepted. After `finish` only announced sequence numbers are accepted.
+    Before `finish` is called, a channel accepts sequence numbers up to `limit` away from its first
+    arrived datagram. After `finish` is called, the set accepts only announced sequence numbers.
     """
 
     def __init__(self, limit: int) -> None:
-        """Start without datagrams; a push has at most `limit` datagrams."""
+        """Start without datagrams; a pushed gradient has at most `limit` datagrams."""
         self._limit = limit
-        self._first: dict[int, int] = {}  # channel -> sequence number of seen[0]
+        # channel -> sequence number of the first entry of `seen` (the marks of arrived datagrams)
+        self._first: dict[int, int] = {}
         self._seen: dict[int, NDArray[np.uint8]] = {}
         self._ranges: list[AnnouncedDatagrams] = []
         self._finished = False
@@ -46,7 +47,7 @@ class SequenceSet:
         """Add announced ranges of sequence numbers; a channel's ranges may come in any order.
 
         Raises:
-            ValueError: A range has more datagrams than the shard has entries.
+            ValueError: A range has more datagrams than the shard has gradient entries.
         """
         for announced in ranges:
             self._check(announced)
@@ -55,31 +56,32 @@ class SequenceSet:
     def _check(self, announced: AnnouncedDatagrams) -> None:
         if not 0 <= announced.count <= self._limit or not 0 <= announced.first < _MODULUS:
             raise ValueError(
-                f"channel {announced.channel}: announced {announced.count} datagrams from number "
-                f"{announced.first} on; expected 0 to {self._limit} datagrams, from a number below "
-                "2**32"
+                f"a worker announces {announced.count} datagrams on channel {announced.channel}, "
+                f"from sequence number {announced.first} on; expected 0 to {self._limit} "
+                "datagrams, from a number below 2**32"
             )
 
     def finish(self) -> None:
-        """Accept only announced sequence numbers after this call.
+        """Accept only announced sequence numbers of datagrams after this call.
 
         Raises:
             ValueError: The ranges of a channel do not join to one range, or have more datagrams
-                than the shard has entries.
+                than the shard has gradient entries.
         """
         exact: dict[int, tuple[int, int]] = {}
         for channel in {announced.channel for announced in self._ranges}:
             ranges = [announced for announced in self._ranges if announced.channel == channel]
-            # Sequence numbers wrap around, so ranges are ordered by their distance to one range's
-            # first number.
+            # Sequence numbers wrap around, so ranges are ordered by their distance to the first
+            # number of one range.
             anchor = ranges[0].first
             ranges.sort(key=lambda each: ahead(each.first, anchor))
             first, count = ranges[0].first, 0
             for announced in ranges:
                 if ahead(announced.first, first) != count:
                     raise ValueError(
-                        f"channel {channel}: a range is announced from number {announced.first} "
-                        f"on; expected {(first + count) % _MODULUS}, the end of the previous range"
+                        f"a worker announces a range of datagrams on channel {channel} from "
+                        f"sequence number {announced.first} on; expected "
+                        f"{(first + count) % _MODULUS}, the end of the previous range"
                     )
                 count += announced.count
             self._check(AnnouncedDatagrams(channel, first, count))
@@ -92,9 +94,9 @@ class SequenceSet:
         """Record arrived datagrams of one channel by sequence number.
 
         Args:
-            channel: Channel of the datagrams.
-            numbers: [m] int64 sequence numbers, m at least 1.
-            mark: IN_TIME, or LATE if the slots of the datagrams are closed.
+            channel: Channel (priority class) of the datagrams.
+            numbers: [m] int64 sequence numbers of the arrived datagrams, m at least 1.
+            mark: IN_TIME, or LATE if the wait for the datagrams' variable slices is over.
 
         Returns:
             [m] bool: True for new datagrams; and the number of datagrams that were not announced.
@@ -102,7 +104,8 @@ class SequenceSet:
         if channel not in self._seen:
             if self._finished:
                 return np.zeros(len(numbers), bool), len(numbers)
-            # The array is large, but the operating system allocates only pages that are written.
+            # The array of marks is large, but the operating system allocates only pages that are
+            # written.
             self._first[channel] = (int(numbers[0]) - self._limit) % _MODULUS
             self._seen[channel] = np.zeros(2 * self._limit, np.uint8)
         seen = self._seen[channel]
@@ -129,19 +132,20 @@ class SequenceSet:
         return exact
 
     def announced(self) -> dict[int, int]:
-        """Return channel -> number of announced datagrams."""
+        """Return channel -> number of announced UDP datagrams."""
         return {channel: len(seen) for channel, seen in self._seen.items()}
 
     def in_time(self) -> dict[int, int]:
-        """Return channel -> number of datagrams that arrived in time."""
+        """Return channel -> number of UDP datagrams that arrived in time."""
         return {
             channel: int(np.count_nonzero(seen == IN_TIME)) for channel, seen in self._seen.items()
         }
 
     def bitmap(self) -> bytes:
-        """Return a bit for each announced datagram, 1 if the datagram arrived in time.
+        """Return a bit for each announced UDP datagram, 1 if the datagram arrived in time.
 
-        The bits are ordered by channel, then by sequence number; the lowest bit of a byte is first.
+        The bits of datagrams are ordered by channel, then by sequence number; the lowest bit of a
+        byte is first.
         """
         if not self._seen:
             return b""

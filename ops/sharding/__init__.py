@@ -1,7 +1,8 @@
-"""The shared variables of a model, and their division over the shards.
+"""The shared variables of a model, and their division among the shard servers.
 
-`w_global` is the registry of shared variables. `placement` has the policies that divide a model
-over the shards, and `split` cuts a packet for the shards. Every node computes the same division
-without communication. Import the submodules directly: `w_global` looks for a loaded TensorFlow, and
-the other modules do not need it.
+The module `w_global` is the registry of variables that workers share through the parameter server.
+The module `placement` has the policies that divide a model among the shard servers, and `split`
+cuts a packet (coded update) for the shard servers. Every node computes the same division of the
+model without communication. Import the submodules of `thinwire.ops.sharding` directly: `w_global`
+looks for a loaded TensorFlow, and the other modules do not need it.
 """

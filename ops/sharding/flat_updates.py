@@ -1,4 +1,4 @@
-"""Conversion between blocks of a shard's slices and updates in the shard's flat coordinates."""
+"""Conversion between blocks of a shard's variable slices and updates of its flat weights."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MOST_JOINED = 1 << 20
 def joined(blocks: Sequence[Block], layout: ShardLayout) -> tuple[Block, ...]:
     """Join neighboring sparse blocks with the same dtype and scale into blocks that span slices.
 
-    Each block has a fixed cost of tenths of a millisecond to describe, encode and decode. So fewer
-    blocks save time.
+    Each block has a fixed cost of tenths of a millisecond to describe, encode and decode. So an
+    update in fewer blocks takes less time to code and decode.
 
     Args:
-        blocks: At most one block per slice, in the order of the slots.
-        layout: Layout of the shard: its slices of variables.
+        blocks: At most one block per variable slice, ordered by slice.
+        layout: Layout of the shard server: its slices of variables.
     """
     runs: list[list[Block]] = []
     num_entries = 0
@@ -68,28 +68,28 @@ def _one(run: Sequence[Block], layout: ShardLayout) -> Block:
 
 
 class SlicesInModel:
-    """The ranges of a shard's slices in the flat model.
+    """The ranges of a shard server's variable slices in the flat model.
 
     Args:
         spec: Paths, shapes and dtypes of the model's variables.
-        layout: Layout of the shard: its slices of variables.
+        layout: Layout of the shard server: its slices of variables.
     """
 
     def __init__(self, spec: ModelSpec, layout: ShardLayout) -> None:
         self._layout, positions = layout, shard_positions(spec, layout)
         self._starts = [place.start for place in positions]
-        # _ends[slot] is the end (exclusive) of the run of slots, from `slot` on, whose slices are
-        # adjacent in the flat model.
+        # _ends[slot] is the end (exclusive) of the series of variable slices, from number `slot`
+        # on, that are adjacent in the flat model.
         self._ends = [len(positions)] * len(positions)
         for slot in reversed(range(len(positions) - 1)):
             follows = positions[slot].stop == positions[slot + 1].start
             self._ends[slot] = self._ends[slot + 1] if follows else slot + 1
 
     def places(self, blocks: Iterable[Block]) -> Iterator[tuple[slice, Block]]:
-        """Yield (range in the flat model, block) for each of the given shard's blocks.
+        """Yield (range in the flat model, block) for each of the given shard server's blocks.
 
-        A block that spans slices with gaps between them in the model is cut into one block per
-        slice.
+        A block that spans variable slices with gaps between them in the model is cut into one block
+        per slice.
         """
         for block in blocks:
             stop = block.slot + block.slots
@@ -101,7 +101,7 @@ class SlicesInModel:
 
 
 def _cut(block: Block, edges: Sequence[int]) -> list[Block]:
-    """Cut a block that spans slices into one block per slice, without empty sparse blocks."""
+    """Cut a block that spans variable slices into one block per slice, without empty blocks."""
     indices, values = block.indices, block.values
     parts = []
     for number, (start, stop) in enumerate(itertools.pairwise(edges)):
@@ -114,10 +114,10 @@ def _cut(block: Block, edges: Sequence[int]) -> list[Block]:
 
 
 def blocks_of(update: Update, layout: ShardLayout) -> list[Block]:
-    """Return the blocks of an update in shard coordinates.
+    """Return the blocks of an update whose positions are in the shard server's flat weights.
 
-    A sparse update of moderate size is one block that spans all slices, and an empty sparse update
-    no block. A dense or large update is one block per slice.
+    A sparse update of moderate size becomes one block that spans all variable slices, and an empty
+    sparse update no block. A dense or large update becomes one block per variable slice.
     """
     values = CodedValues("float32", update.values)
     whole = Block(0, layout.size, update.indices, values, slots=len(layout.slices))
@@ -127,20 +127,20 @@ def blocks_of(update: Update, layout: ShardLayout) -> list[Block]:
 
 
 def flatten(blocks: Sequence[Block], layout: ShardLayout, kernels: Kernels) -> Update:
-    """Join blocks into one update in shard coordinates.
+    """Join blocks into one update with positions in the shard server's flat weights.
 
-    The update is dense if dense blocks cover the whole shard.
+    The joined update is dense if dense blocks cover all weights of the shard server.
 
     Args:
-        blocks: Blocks in the order of their slots; at most one block per slice.
-        layout: Layout of the shard: its slices of variables.
-        kernels: Kernels that decode the values.
+        blocks: Blocks ordered by variable slice; at most one block per slice.
+        layout: Layout of the shard server: its slices of variables.
+        kernels: Kernels (array functions) that decode the values.
     """
     if not blocks:
         return Update(_NO_ENTRIES, np.empty(0, np.float32))
     counts = [len(block.values.data) for block in blocks]
     values, start = np.empty(sum(counts), np.float32), 0
-    # Decode one block at a time, to save memory.
+    # One block is decoded at a time, to save memory.
     for block, count in zip(blocks, counts, strict=True):
         values[start : start + count] = kernels.dequantise(block.values)
         start += count
@@ -151,7 +151,7 @@ def flatten(blocks: Sequence[Block], layout: ShardLayout, kernels: Kernels) -> U
 
 
 def _positions(blocks: Sequence[Block], layout: ShardLayout) -> Int64:
-    """Return a new array with the blocks' ascending positions in the shard's flat buffer."""
+    """Return a new array with the blocks' ascending positions in the shard's flat weights."""
     parts = []
     for block in blocks:
         indices = np.arange(block.size) if block.indices is None else block.indices

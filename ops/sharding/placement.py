@@ -1,7 +1,8 @@
-"""Placement policies: divide a model over shards evenly, or by layer order and shard speed.
+"""Placement policies, which divide a model among shard servers evenly or by server speed.
 
-Every node computes the placement without communication, from the model, the number of shards and
-the placement's settings. The settings are part of the run's fingerprint.
+Every node computes the placement (division of the model among shard servers) without communication,
+from the model, the number of shard servers and the placement's settings. The settings of the
+placement policy are part of the run's fingerprint.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ if TYPE_CHECKING:
 
 #: Number of positions per MAX_SLICE_ENTRIES entries at which a placement may cut a large tensor.
 _CUTS_PER_SLICE = 16
-#: Approximate limit of cut points within tensors of the whole model: the time of the search grows
-#: with the square of the number of cut points.
+#: Approximate limit of the number of cut points within tensors of the whole model: the time of the
+#: search grows with the square of the number of cut points.
 _MOST_CUTS = 512
-#: Number of cut points that the search handles in one array operation. It bounds the memory of the
-#: search, because an untrusted client's model may have thousands of variables.
+#: Number of cut points that the search processes in one array operation. This number bounds the
+#: memory of the search, because an untrusted client's model may have thousands of variables.
 _POINTS_AT_A_TIME = 64
 
 
 class Placement(Policy, Protocol):
-    """The policy that divides a model over the shards."""
+    """Policy that divides a model among the shard servers."""
 
     @property
     def name(self) -> str:
-        """The value of the flag --placement that selects this policy."""
+        """Value of the flag --placement that selects this policy."""
 
     def place(self, spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
-        """Return one layout per shard.
+        """Return one layout (list of variable slices) per shard server.
 
         Args:
             spec: Paths, shapes and dtypes of the model's variables.
-            num_shards: Number of PS shards, 1 or more.
-            cuts: True if the policy may cut a variable, so that a shard holds a part of it.
+            num_shards: Number of shard servers, 1 or more.
+            cuts: True if the policy may cut a variable, so that a shard server holds a part of it.
 
         Raises:
-            ConfigurationError: A shard would have no entries.
+            ConfigurationError: A shard server would have no weights.
         """
 
 
@@ -56,21 +57,22 @@ class ByHash:
     name: ClassVar[str] = "hash"
 
     def place(self, spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
-        """Return one layout (list of variables' slices) per shard."""
+        """Return one layout (list of variable slices) per shard server."""
         return place_tensors(spec, num_shards, cuts)
 
 
 @dataclasses.dataclass(frozen=True)
 class BySpeed:
-    """Cut the model in forward order into one block per shard; fast shards hold the first layers.
+    """Placement that gives each shard a block of layers in forward order, fast shards first.
 
-    The first layers' gradients come last out of the backward pass, and their weights are needed
-    first in the next forward pass. The block sizes follow the shards' speeds: the largest value of
-    size / speed is minimal. Among cuts with the same largest value of size / speed, the sum of
-    size^2 / speed is minimal. Only tensors of more than 1,000,000 entries are cut.
+    The gradients of the first layers come last out of the backward pass, and their weights are
+    needed first in the next forward pass. The sizes of the layer blocks follow the shard servers'
+    speeds: the largest value of size / speed is minimal. Among cuts with the same largest value of
+    size / speed, the sum of size^2 / speed is minimal. The placement by speed cuts only tensors of
+    more than 1,000,000 entries.
 
     Attributes:
-        ps_speeds: Speed of each PS shard, in any unit, in order from fast to slow. Empty means
+        ps_speeds: Speed of each shard server, in any unit, in order from fast to slow. Empty means
             equal speeds.
 
     Source: Jiang et al. (CCGrid 2019): servers fast to slow hold lower to higher layers.
@@ -81,7 +83,7 @@ class BySpeed:
     name: ClassVar[str] = "speed"
 
     def __post_init__(self) -> None:
-        """Reject shard speeds that are not positive and finite, or not in descending order."""
+        """Raise an error if shard speeds are not positive and finite, or not descending."""
         written = ",".join(f"{speed:g}" for speed in self.ps_speeds)
         if any(not (0 < speed < math.inf) for speed in self.ps_speeds):
             raise ConfigurationError(
@@ -94,44 +96,44 @@ class BySpeed:
             )
 
     def place(self, spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
-        """Return one layout (list of variables' slices) per shard.
+        """Return one layout (list of variable slices) per shard server.
 
         Raises:
-            ConfigurationError: The numbers of speeds and of shards differ, or the model has fewer
-                pieces than there are shards.
+            ConfigurationError: The numbers of speeds and of shard servers differ, or the model has
+                fewer pieces than there are shard servers.
         """
         speeds = self.speeds(num_shards)
         points = _cut_points(spec, cuts)
         if len(points) - 1 < num_shards:
             raise ConfigurationError(
-                f"--nb_ps={num_shards}: this model has only {len(points) - 1} pieces to spread; "
-                f"expected 1..{len(points) - 1} shards."
+                f"--nb_ps={num_shards}: this model can be cut into only {len(points) - 1} pieces "
+                f"for the shards; expected 1..{len(points) - 1} shards."
             )
         edges = [points[cut] for cut in best_cuts(points, speeds)]
         return tuple(_layout(spec, start, stop) for start, stop in itertools.pairwise(edges))
 
     def speeds(self, num_shards: int) -> tuple[float, ...]:
-        """Return the speed of every shard.
+        """Return the speed of every shard server.
 
         Raises:
-            ConfigurationError: The numbers of speeds and of shards differ.
+            ConfigurationError: The numbers of speeds and of shard servers differ.
         """
         if self.ps_speeds and len(self.ps_speeds) != num_shards:
             raise ConfigurationError(
-                f"--ps_speeds has {len(self.ps_speeds)} values for {num_shards} shards (--nb_ps, "
-                "--ps_hosts); expected one value per shard, or no values."
+                f"--ps_speeds has {len(self.ps_speeds)} values for {num_shards} PS shards "
+                "(--nb_ps, --ps_hosts); expected one value per shard, or no values."
             )
         return self.ps_speeds or (1.0,) * num_shards
 
 
 def best_cuts(points: Sequence[int], speeds: Sequence[float]) -> list[int]:
-    """Cut a line into one non-empty block per speed.
+    """Cut a line (the flat model) into one non-empty block per speed.
 
-    The result depends only on the arguments, so that every node computes the same cuts.
+    The cuts depend only on the arguments, so that every node computes the same cuts.
 
     Args:
         points: [P + 1] ascending positions of the possible cuts, with both ends of the line.
-        speeds: [S] speeds of the shards that hold the blocks, in order; S <= P.
+        speeds: [S] speeds of the shard servers that hold the blocks, in order; S <= P.
 
     Returns:
         [S + 1] ascending indices into `points`, from 0 to P. The largest value of size / speed is
@@ -156,8 +158,8 @@ def _cheapest(
 ) -> tuple[float, list[int]]:
     """Return the minimal cost of all blocks, joined by `join`, and the cuts with this cost.
 
-    The search is dynamic programming, with f_j(p) the minimal cost of j blocks up to point p:
-    ``f_j(p) = min over q < p of join(f_(j-1)(q), cost(points[p] - points[q], speed_j))``.
+    The search for cuts is dynamic programming, with f_j(p) the minimal cost of j blocks up to point
+    p: ``f_j(p) = min over q < p of join(f_(j-1)(q), cost(points[p] - points[q], speed_j))``.
     """
     import numpy as np
 
@@ -169,7 +171,7 @@ def _cheapest(
         least, chosen = np.empty_like(at), np.empty(len(at), np.int64)
         for start in range(0, len(at), _POINTS_AT_A_TIME):
             some = slice(start, start + _POINTS_AT_A_TIME)
-            # [q, p] sizes of the blocks between cut points q and p.
+            # The array [q, p] has the sizes of the blocks between cut points q and p.
             sizes = at[None, some] - at[:, None]
             forward = sizes > 0
             costs = np.where(forward, cost(np.where(forward, sizes, 0.0), speed), np.inf)
@@ -191,11 +193,12 @@ def _cut_points(spec: ModelSpec, cuts: bool) -> list[int]:
         if cuts and tensor.size > MAX_SLICE_ENTRIES:
             points += range(start + step, start + tensor.size, step)
         points.append(start + tensor.size)
-    return sorted(set(points))  # set: a tensor without entries repeats its neighbor's point
+    # `set` removes duplicates, because a tensor without entries repeats its neighbor's point
+    return sorted(set(points))
 
 
 def _layout(spec: ModelSpec, start: int, stop: int) -> ShardLayout:
-    """Return the layout of a shard that holds the entries start:stop of the flat model."""
+    """Return the layout of a shard server that holds the entries start:stop of the flat model."""
     slices = []
     for number, (first, last) in enumerate(itertools.pairwise(spec.offsets)):
         begin, end = max(start, first), min(stop, last)
@@ -205,7 +208,7 @@ def _layout(spec: ModelSpec, start: int, stop: int) -> ShardLayout:
 
 
 def describe_shard(spec: ModelSpec, layout: ShardLayout) -> str:
-    """Describe a shard in one line: number of tensors and entries, first and last slice."""
+    """Describe a shard server in one line: number of tensors and weights, first and last slice."""
 
     def name(piece: Slice) -> str:
         tensor = spec.tensors[piece.tensor]
@@ -220,5 +223,5 @@ def describe_shard(spec: ModelSpec, layout: ShardLayout) -> str:
     )
 
 
-#: Value of --placement -> class of the placement policy.
+#: Value of the flag --placement -> class of the policy that divides the model among shard servers.
 REGISTRY: dict[str, type[Placement]] = {ByHash.name: ByHash, BySpeed.name: BySpeed}

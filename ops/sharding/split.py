@@ -1,8 +1,8 @@
-"""Division of a model, and of a packet with its update, over the shards.
+"""Division of a model, and of a packet with its update, among the shard servers.
 
-A placement decides which shard holds which slices of the tensors. This module cuts a packet by the
-slices' index ranges. A codec has already selected entries from whole tensors, so the number of
-shards never changes which entries are sent.
+A placement policy decides which shard server holds which slices of the tensors. The module `split`
+cuts a packet (coded update) by the index ranges of variable slices. A codec has already selected
+entries from whole tensors, so the number of shard servers never changes which entries are sent.
 """
 
 from __future__ import annotations
@@ -25,36 +25,38 @@ from thinwire.ops.types import (
 )
 from thinwire.ops.wire import low_rank
 
-#: A tensor with more entries than this number is cut into one slice per shard (as in MXNet's
+#: A tensor with more entries than this number is cut into one slice per shard server (as in MXNet's
 #: kvstore).
 MAX_SLICE_ENTRIES = 1_000_000
 
 
 def place_tensors(spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
-    """Spread tensors over shards: large tensors in equal slices, others to the least loaded shard.
+    """Spread tensors over shards: large ones in equal slices, others to the least loaded shard.
 
-    The result is deterministic, so every node computes the same placement without communication.
-    The largest pieces are placed first, which keeps the shards' sizes even. Ties go to the lower
-    tensor number and the lower shard number.
+    The placement of tensors is deterministic, so every node computes the same placement without
+    communication. The largest tensors and slices are placed first, which keeps the shard servers'
+    sizes even. Among tensors of equal size and among equally loaded shard servers, the placement
+    prefers the lower number.
 
     Args:
         spec: Paths, shapes and dtypes of the model's variables.
-        num_shards: Number of PS shards, 1 or more.
-        cuts: True if a variable may be cut, so that a shard holds a part of it.
+        num_shards: Number of shard servers, 1 or more.
+        cuts: True if a variable may be cut, so that a shard server holds a part of it.
 
     Returns:
         One layout per shard, with its slices in tensor order.
 
     Raises:
-        ConfigurationError: There are more shards than pieces, so that a shard would be empty.
+        ConfigurationError: There are more shard servers than tensors and slices, so that a shard
+            server would be empty.
     """
     parts = num_shards if cuts else 1
     pieces = [piece for number in range(len(spec.tensors)) for piece in _cut(spec, number, parts)]
     most = sum(piece.size > 0 for piece in pieces)
     if most < num_shards:
         raise ConfigurationError(
-            f"--nb_ps={num_shards}: this model has only {most} tensors with entries to spread; "
-            f"expected 1..{most} shards."
+            f"--nb_ps={num_shards}: this model has only {most} tensors with entries that can be "
+            f"placed on shards; expected 1..{most} shards."
         )
     loads = [0] * num_shards
     shards: list[list[Slice]] = [[] for _ in range(num_shards)]
@@ -76,7 +78,7 @@ def _cut(spec: ModelSpec, number: int, parts: int) -> list[Slice]:
 
 
 def shard_positions(spec: ModelSpec, layout: ShardLayout) -> list[slice]:
-    """Return for each of a shard's slices its range in the flat model."""
+    """Return the range in the flat model of each variable slice of a shard server."""
     starts = spec.offsets
     return [
         slice(starts[piece.tensor] + piece.start, starts[piece.tensor] + piece.stop)
@@ -85,9 +87,9 @@ def shard_positions(spec: ModelSpec, layout: ShardLayout) -> list[slice]:
 
 
 def shard_spec(spec: ModelSpec, layout: ShardLayout) -> ModelSpec:
-    """Return the specification of a shard's part as a model: one tensor per slice.
+    """Return a shard server's slices as the specification of a model: one tensor per slice.
 
-    A slice with a part of a variable becomes a flat tensor with the variable's path.
+    A slice that is a part of a variable becomes a flat tensor with the variable's path.
     """
     pieces = []
     for piece in layout.slices:
@@ -98,15 +100,15 @@ def shard_spec(spec: ModelSpec, layout: ShardLayout) -> ModelSpec:
 
 
 def part_of_spec(spec: ModelSpec, numbers: Sequence[int]) -> ModelSpec:
-    """Return the specification of the model that has only the variables with these numbers."""
+    """Return the specification of the part of a model with only the variables `numbers`."""
     return ModelSpec(tuple(spec.tensors[number] for number in numbers))
 
 
 def part_of_layout(layout: ShardLayout, numbers: Sequence[int]) -> tuple[ShardLayout, list[int]]:
-    """Return the part of a shard's layout that belongs to some variables of the model.
+    """Return the part of a shard server's layout that belongs to some variables of the model.
 
     Args:
-        layout: The layout of the shard, for the whole model.
+        layout: The layout (list of variable slices) of the shard server, for the whole model.
         numbers: Numbers of the variables in the model, ascending.
 
     Returns:
@@ -120,9 +122,10 @@ def part_of_layout(layout: ShardLayout, numbers: Sequence[int]) -> tuple[ShardLa
 
 
 def split_packet(packet: Packet, layouts: tuple[ShardLayout, ...]) -> list[tuple[Block, ...]]:
-    """Cut a packet into one tuple of blocks per shard; a block's `slot` is the slice number.
+    """Cut a packet into one tuple of blocks per shard; a block's `slot` is its slice number.
 
-    If a slice contains no entry of a sparse block, the shard gets no block for this slice.
+    If a variable slice contains no entry of a sparse block, the shard server gets no block for this
+    slice.
     """
     by_tensor = {block.slot: block for block in packet.blocks}
     return [

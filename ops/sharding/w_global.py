@@ -1,9 +1,9 @@
 """W_global: registry of the model variables that are shared through the parameter server.
 
-User code fills the registry inside ``build_model()``. If the registry is empty, every trainable
-variable is shared. A variable's key is ``variable.path``, which is equal on every node that builds
-the same model. This module does not import TensorFlow. It reads the compat.v1 collection only if
-other code has loaded TensorFlow.
+User code adds variables to the registry W_global inside ``build_model()``. If the registry W_global
+is empty, every trainable variable is shared. A variable's key is ``variable.path``, which is equal
+on every node that builds the same model. The module `w_global` does not import TensorFlow.
+`w_global` reads TensorFlow's compat.v1 collection only if other code has loaded TensorFlow.
 
 Source: the collection W_global of AdaComp's published code. Differences: shared variables may have
 any shape; the original requires one-dimensional variables.
@@ -35,7 +35,8 @@ class SharedVariables:
         """Share one variable.
 
         Raises:
-            ConfigurationError: The variable is already shared, or the registry is frozen.
+            ConfigurationError: The variable is already shared, or the registry of shared variables
+                is frozen.
         """
         path = _path(variable)
         if self._frozen:
@@ -45,8 +46,8 @@ class SharedVariables:
             )
         if any(variable is known for known in self._variables):
             raise ConfigurationError(
-                f"{path} was added to {NAME} twice; expected each variable once. Remove one of "
-                "the calls."
+                f"the variable {path} was added to {NAME} twice; expected each variable once. "
+                "Remove one of the calls."
             )
         self._variables.append(variable)
 
@@ -73,7 +74,8 @@ class SharedVariables:
         return len(self._variables)
 
 
-#: The registry of the model that user code builds now; ``from thinwire import W_global``.
+#: The registry of shared variables of the model that user code builds now; ``from thinwire import
+#: W_global``.
 W_global = SharedVariables()
 
 
@@ -89,12 +91,12 @@ def shared_variables(
             numbers.
 
     Returns:
-        The variables in W_global and in the ``tf.compat.v1`` collection of the same name. If
-        W_global and the collection are empty: the trainable variables in `stepped` (all if None),
-        followed by the other variables in `stepped`.
+        The variables in W_global and in the ``tf.compat.v1`` collection of the same name; if both
+        are empty, the trainable variables in `stepped` (all if None), followed by the other
+        variables in `stepped`.
 
     Raises:
-        ConfigurationError: There is nothing to share; or a variable is listed twice, does not
+        ConfigurationError: There is no variable to share; or a variable is listed twice, does not
             belong to the model, is not trainable, or is not float32.
     """
     trainable = list(model.trainable_variables)
@@ -106,8 +108,9 @@ def shared_variables(
         chosen += by_id.values()
     if not chosen:
         raise ConfigurationError(
-            f"Model {model.name!r} has no trainable variables to share; expected at least one. "
-            "Give it a keras.Input, so that its layers create their variables immediately."
+            f"Model {model.name!r} has no trainable variables to share; expected at least one "
+            "trainable variable. Give the model a keras.Input, so that its layers create their "
+            "variables immediately."
         )
     for variable in listed:
         _check_member(variable, model, trainable)
@@ -120,12 +123,12 @@ def model_spec(variables: Iterable[keras.Variable], numbers_paths: bool = False)
     """Return the signature of the shared variables: path, shape and dtype, in order.
 
     Args:
-        variables: The shared variables, in order.
+        variables: Model variables that all workers share, in order.
         numbers_paths: True if a repeated path gets a number; False if a repeated path is an error.
 
     Raises:
-        ConfigurationError: There are no variables, two variables have the same path, or a variable
-            is not float32.
+        ConfigurationError: There are no shared variables, two variables have the same path, or a
+            variable is not float32.
     """
     tensors: dict[str, TensorSpec] = {}
     for variable in variables:
@@ -139,8 +142,9 @@ def model_spec(variables: Iterable[keras.Variable], numbers_paths: bool = False)
             )
         if str(variable.dtype) != "float32":
             raise ConfigurationError(
-                f"{path} is {variable.dtype}; expected float32, the only dtype that is shared. "
-                f"Build the layer with dtype='float32', or leave the variable out of {NAME}."
+                f"the variable {path} has dtype {variable.dtype}; expected float32, the only "
+                "dtype that is shared. Build the layer with dtype='float32', or leave the "
+                f"variable out of {NAME}."
             )
         tensors[path] = TensorSpec(path, tuple(int(size) for size in variable.shape))
     if not tensors:
@@ -162,12 +166,13 @@ def _check_member(
     path = _path(variable)
     if any(variable is known for known in model.variables):
         raise ConfigurationError(
-            f"{path} is in {NAME} but is not trainable, so it has no gradient to share; expected "
-            f"trainable variables. Leave the variable out of {NAME}; it then stays local."
+            f"the variable {path} is in {NAME} but is not trainable, so it has no gradient to "
+            f"share; expected trainable variables. Leave the variable out of {NAME}; it then "
+            "stays local."
         )
     raise ConfigurationError(
-        f"{path} is in {NAME} but is not a variable of the model {model.name!r}; expected only "
-        "variables of the model that build_model() returns."
+        f"the variable {path} is in {NAME} but is not a variable of the model {model.name!r}; "
+        "expected only variables of the model that build_model() returns."
     )
 
 
@@ -175,8 +180,8 @@ def _path(variable: Any) -> str:
     path = getattr(variable, "path", None)
     if path is None:
         raise ConfigurationError(
-            f"{NAME} got {variable!r:.80}, a {type(variable).__name__}; expected a keras.Variable, "
-            "for example layer.kernel or an element of model.trainable_variables."
+            f"{NAME} received {variable!r:.80} of type {type(variable).__name__}; expected a "
+            "keras.Variable, for example layer.kernel or an element of model.trainable_variables."
         )
     return str(path)
 

@@ -1,8 +1,9 @@
 """Read, write, compare and propose groups of workers that step together.
 
-All functions are pure. `propose_groups` forms groups from measured speeds of workers. The module
-`thinwire.runtime.run.groups_file` writes proposed groups to files. The parameter server measures
-the speeds and decides when groups change.
+All functions of this module are pure (without side effects). `propose_groups` forms groups of
+workers from measured speeds. The module `thinwire.runtime.run.groups_file` writes proposed groups
+of workers to files. The parameter server measures the workers' speeds and decides when groups
+change.
 """
 
 from __future__ import annotations
@@ -17,35 +18,37 @@ from thinwire.ops.types import ConfigurationError
 #: Groups of worker ids. Each id is in exactly one group.
 Groups = tuple[tuple[int, ...], ...]
 
-#: Largest number of members that a group's name lists in full.
+#: Largest number of workers that a group's name lists in full.
 _MOST_NAMED = 100
-#: Least ratio of sizes, largest group to smallest group, for which `uneven` returns a warning.
+#: Least ratio of group sizes, largest group to smallest group, for which `uneven` returns a
+#: warning.
 _UNEVEN = 4
-#: Largest ratio of speeds, fastest to slowest worker, in a proposed group.
+#: Largest ratio of worker speeds, fastest to slowest worker, in a proposed group.
 _LIKE_SPEED = 1.4
-#: Groups change during a run only if the predicted relative gain (`gain`) exceeds this fraction.
+#: Groups of workers change during a run only if the predicted relative gain in speed or freshness
+#: (`gain`) exceeds this fraction.
 _LEAST_GAIN = 0.10
 
 
 @dataclasses.dataclass(frozen=True)
 class AutoGroups:
-    """Settings of groups of workers that are formed from measured speeds, and change with them.
+    """Settings of worker groups that are formed from measured speeds, and change with the speeds.
 
     Attributes:
-        groups_warmup_updates: Number of weight updates in the warm-up, during which every worker
-            is a group of one.
-        regroup_interval_seconds: Least time between two changes of groups, in seconds; 0: groups
-            are formed only once.
+        groups_warmup_updates: Number of weight updates in the warm-up, during which every worker is
+            a group of one.
+        regroup_interval_seconds: Least time between two changes of the worker groups, in seconds;
+            0: groups are formed only once.
     """
 
     groups_warmup_updates: int
     regroup_interval_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        """Reject a warm-up without updates, and a negative or infinite interval."""
+        """Raise an error if the warm-up has no updates, or the interval is negative or infinite."""
         if self.groups_warmup_updates < 1:
             raise ConfigurationError(
-                f"--groups_warmup_updates={self.groups_warmup_updates}: expected 1 or more."
+                f"--groups_warmup_updates={self.groups_warmup_updates}: expected 1 or more updates."
             )
         if not 0 <= self.regroup_interval_seconds < math.inf:
             raise ConfigurationError(
@@ -71,7 +74,7 @@ def parse_groups(text: str) -> tuple[tuple[int, ...], ...]:
     ((1, 2), (3,))
 
     Raises:
-        ConfigurationError: A token in the text is not a worker id.
+        ConfigurationError: A token in the text of groups is not a worker id.
     """
     try:
         return tuple(
@@ -88,13 +91,14 @@ def parse_groups_file(text: str, path: str) -> tuple[tuple[int, ...], ...]:
     """Read one group of worker ids per line; ``#`` starts a comment, blank lines are skipped.
 
     Raises:
-        ConfigurationError: The file has no group, or a token in it is not a worker id.
+        ConfigurationError: The groups file has no group, or a token in it is not a worker id.
     """
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     groups = "|".join(line for line in lines if line)
     if not groups:
         raise ConfigurationError(
-            f"--groups_file={path}: the file holds no group; expected one line of ids per group."
+            f"--groups_file={path}: the file contains no group; expected one line of worker ids "
+            "per group."
         )
     return parse_groups(groups)
 
@@ -123,22 +127,25 @@ def uneven(groups: Groups) -> str | None:
     return (
         f"group {format_groups([largest])} has {len(largest)} workers, group "
         f"{format_groups([smallest])} has {len(smallest)}: an update is the mean of its group, so "
-        f"each worker of the larger group counts {len(largest) / len(smallest):.3g} times less "
-        "than a worker of the smaller group."
+        f"the update of each worker of the larger group counts {len(largest) / len(smallest):.3g} "
+        "times less than a worker of the smaller group."
     )
 
 
 def propose_groups(speeds: Mapping[int, float], nb_workers: int) -> Groups:
-    """Group workers of similar speed. The number of groups follows from the workers' speeds.
+    """Form groups of workers with similar speed.
 
-    The logarithms of the speeds are clustered by optimal one-dimensional k-means. k is the smallest
-    number for which every worker is at most 1.4 times as fast as the slowest worker of its group,
-    so no worker waits for more than 29 % of a round. If all speeds are similar, k is 1.
+    The number of proposed groups follows from the workers' speeds.
+
+    The logarithms of the worker speeds are clustered by optimal one-dimensional k-means. k is the
+    smallest number for which every worker is at most 1.4 times as fast as the slowest worker of its
+    group, so no worker waits for more than 29 % of a round. If all workers have similar speeds, the
+    number of groups is 1.
 
     Args:
-        speeds: Worker id -> samples per second, above 0. A worker without a speed gets a group of
-            one worker.
-        nb_workers: Number n of workers; the groups contain workers 1..n.
+        speeds: Worker id -> measured samples per second, above 0. A worker without a speed gets a
+            group of one worker.
+        nb_workers: Number n of workers; the proposed groups contain workers 1..n.
 
     Returns:
         Groups of worker ids in the order of their lowest member; members are ascending.
@@ -158,8 +165,8 @@ def propose_groups(speeds: Mapping[int, float], nb_workers: int) -> Groups:
 def _clusters(values: Sequence[float], width: float) -> list[int]:
     """Cut ascending values into the fewest k-means clusters that each span at most `width`.
 
-    Dynamic programming: f_k(p) is the least sum of squares of the first p values in k clusters,
-    with ``f_k(p) = min over q < p of f_(k-1)(q) + squares(q, p)``.
+    The clusters are found by dynamic programming: f_k(p) is the least sum of squares of the first p
+    values in k clusters, with ``f_k(p) = min over q < p of f_(k-1)(q) + squares(q, p)``.
 
     Returns:
         [k + 1] indices into `values` at which clusters begin or end, from 0 to len(values).
@@ -170,7 +177,8 @@ def _clusters(values: Sequence[float], width: float) -> list[int]:
     ascending = np.asarray(values, np.float64) - values[0]
     sums = np.concatenate([[0.0], np.cumsum(ascending)])
     square_sums = np.concatenate([[0.0], np.cumsum(ascending**2)])
-    count = np.arange(size + 1)[None, :] - np.arange(size + 1)[:, None]  # [q, p]: number of values
+    # the element [q, p] of `count` is the number of values from index q to index p - 1
+    count = np.arange(size + 1)[None, :] - np.arange(size + 1)[:, None]
     totals = sums[None, :] - sums[:, None]
     squares = square_sums[None, :] - square_sums[:, None] - totals**2 / np.maximum(count, 1)
     squares = np.where(count > 0, np.maximum(squares, 0.0), np.inf)
@@ -189,7 +197,7 @@ def _clusters(values: Sequence[float], width: float) -> list[int]:
 
 
 def throughput(groups: Groups, speeds: Mapping[int, float]) -> float:
-    """Return all groups' samples per second; a group is as fast as its slowest worker allows."""
+    """Return the samples per second of all groups; the slowest worker sets a group's speed."""
     known = [[speeds[worker] for worker in group if worker in speeds] for group in groups]
     return sum(len(group) * min(group) for group in known if group)
 
@@ -197,9 +205,10 @@ def throughput(groups: Groups, speeds: Mapping[int, float]) -> float:
 def gain(current: Groups, proposed: Groups, speeds: Mapping[int, float]) -> float:
     """Predict the gain from replacing `current` groups by `proposed`, as a fraction; 0: no gain.
 
-    The gain is the relative change in samples per second. If samples per second fall so far that
-    changing back would be worthwhile, the result is this (negative) gain. If samples per second do
-    not fall so far, the result is at least the gain in freshness: the mean staleness Y over all
+    The gain from new groups is the relative change in samples per second. If the new groups lower
+    the samples per second so far that changing back would be worthwhile, the result of `gain` is
+    this (negative) change. If the new groups keep the samples per second nearly equal or raise
+    them, the result of `gain` is at least the gain in freshness: the mean staleness Y over all
     updates is the number of groups, so fewer groups make updates fresher.
     """
     before, after = throughput(current, speeds), throughput(proposed, speeds)
@@ -222,9 +231,10 @@ def is_worth_changing(current: Groups, proposed: Groups, speeds: Mapping[int, fl
 def shares(groups: Groups, speeds: Mapping[int, float]) -> dict[int, float]:
     """Return worker -> fraction of the training set with which all groups finish together.
 
-    ``p_w = s_g / sum over h of n_h s_h``, where s_g is the lowest speed in group g and n_h is the
-    size of group h. Workers of one group get equal fractions. A group without a measured speed
-    counts as the slowest group.
+    The fraction of worker w is ``p_w = s_g / sum over h of n_h s_h``, where s_g is the lowest speed
+    in the worker's group g and n_h is the number of workers of group h. Workers of one group get
+    equal fractions of the training set. A group of workers without a measured speed counts as the
+    slowest group.
 
     Source: Jiang et al. (CCGrid 2019) and their published code. Differences: the fractions are not
     rounded, so that no training data are left out.

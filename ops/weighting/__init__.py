@@ -1,8 +1,9 @@
 """Weightings of stale updates: full weight, less weight by age or per entry, or compensation.
 
-A `Weighting` scales the workers' updates of a round before the shard merges the updates. The scale
-depends on the number of updates that the shard has applied since the version of the weights at
-which the update was computed. `WEIGHTINGS` has a row for each value of the flag --weighting.
+A `Weighting` scales the workers' updates of a round before the shard server merges the updates. The
+scale of an update depends on the number of updates that the shard server has applied since the
+version of the weights at which the update was computed. `WEIGHTINGS` has an entry for each value of
+the flag --weighting.
 """
 
 from thinwire.ops.weighting.base import Arrival, ReleaseContext, Weighting, staleness

@@ -1,4 +1,4 @@
-"""A weighting that scales updates by the number of training examples behind each update."""
+"""Weighting policy that scales updates by their numbers of training examples."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from thinwire.ops.weighting.by_staleness import StatelessWeighting, scaled
 
 @dataclasses.dataclass(frozen=True)
 class BySamples(StatelessWeighting):
-    """Scale each worker's update by its fraction of the training examples behind all updates.
+    """Scale each worker's update by its fraction of the training examples of all updates.
 
-    A release merges m updates with N examples in total. An update from n examples is multiplied by
-    ``n * m / N``, so the mean of the updates is the mean over all examples. If all updates have
-    the same number of examples, all updates stay unchanged.
+    A round merges m updates, computed from N training examples in total. In a round of m updates
+    from N examples, an update from n examples is multiplied by ``n * m / N``, so the mean of the
+    updates is the mean over all examples. If all updates have the same number of training examples,
+    all updates stay unchanged.
     """
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals, each update multiplied by its fraction of the training examples."""
+        """Return the updates, each multiplied by its fraction of the training examples."""
         counts = [arrival.samples for arrival in arrivals]
         total = sum(counts)
         if not total or min(counts) == max(counts):

@@ -11,29 +11,29 @@ from thinwire.ops.weighting.base import Arrival, ReleaseContext, staleness
 
 
 class StatelessWeighting:
-    """Base class of weightings that have no state."""
+    """Base class of weighting policies that have no state."""
 
     needs_copies: ClassVar[bool] = False
 
     def init(self, size: int, version: int = 0) -> State:
-        """Return the empty state; `size` is the shard's number of weights."""
+        """Return the empty state; `size` is the shard server's number of weights."""
         return {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Unweighted(StatelessWeighting):
-    """Gives every update its full weight, even if the update is stale."""
+    """Weighting policy that gives every update its full weight, even if it is stale."""
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals with unchanged updates."""
+        """Return the arrivals (received updates) unchanged."""
         return list(arrivals), state
 
 
 @dataclasses.dataclass(frozen=True)
 class Inverse(StatelessWeighting):
-    """Scale an update by 1/Y, Y = max(1, T - v + 1): the update is from version v, the shard at T.
+    """Scale updates by 1/Y, with the staleness Y = max(1, current - computed-at version + 1).
 
     Source: Jiang et al. (CCGrid 2019), Grouping-SGD's weight factor WF.
     Differences: v is the version at which the update was computed, in every mode.
@@ -42,7 +42,7 @@ class Inverse(StatelessWeighting):
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals, with each update divided by its staleness Y."""
+        """Return the arrivals (received updates), each update divided by its staleness Y."""
         return [
             scaled(arrival, 1.0 / staleness(context.version, arrival.computed_at), context)
             for arrival in arrivals
@@ -50,7 +50,7 @@ class Inverse(StatelessWeighting):
 
 
 def scaled(arrival: Arrival, weight: float, context: ReleaseContext) -> Arrival:
-    """Return the arrival with its update multiplied by `weight`."""
+    """Return the arrival (received update) with its values multiplied by `weight`."""
     if weight == 1.0:
         return arrival
     values = context.kernels.scale(arrival.update.values, weight)

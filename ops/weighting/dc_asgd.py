@@ -12,31 +12,37 @@ from thinwire.ops.weighting.base import Arrival, ReleaseContext
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Value of --dcasgd_variant -> strength lambda of the compensation if --dcasgd_lambda is not given.
+#: Value of the flag --dcasgd_variant -> strength lambda of the compensation if --dcasgd_lambda is
+#: not given.
 DEFAULT_LAMBDAS = {"constant": 0.04, "adaptive": 2.0}
 DEFAULT_DECAY = 0.95
 BACKUPS = ("per_worker", "global_prev")
 
-#: Key of the mean squares that all workers share with --dcasgd_backup=global_prev.
+#: Key of the running means of squared gradients that all workers share with
+#: --dcasgd_backup=global_prev.
 _EVERYBODY = "all"
 
 
 @dataclasses.dataclass(frozen=True)
 class DcAsgd:
-    """Add L * g * g * (theta - base) to a gradient g that was computed at `base`.
+    """Delay compensation: add L g g (theta - base) to a gradient g computed at weights `base`.
 
     The diagonal of g g^T approximates the Hessian in a first-order step from `base` to theta. In a
-    sparse update only the sent entries are compensated. An update with an unknown base is not
-    compensated. The base is unknown if the worker has left and returns with an older update.
+    sparse update, delay compensation changes only the sent entries. An update with unknown base
+    weights is not compensated for delay. The base weights of an update are unknown if the worker
+    has left and returns with an older update.
 
     Attributes:
-        dcasgd_lambda: Strength lambda of the compensation; None: the default of `dcasgd_variant`.
-        dcasgd_variant: ``constant``: L = lambda. ``adaptive``: L = lambda / sqrt(m + 1e-7), m the
-            running mean of g * g per entry and worker.
-        dcasgd_decay: Decay of the running mean m, from 0 to below 1; None means 0.95.
+        dcasgd_lambda: Strength lambda of the delay compensation; None: the default of
+            `dcasgd_variant`.
+        dcasgd_variant: Variant of the compensation strength L. ``constant``: L = lambda.
+            ``adaptive``: L = lambda / sqrt(m + 1e-7), with m the running mean of g * g per entry
+            and worker.
+        dcasgd_decay: Decay of the running mean m of squared gradients, from 0 to below 1; None
+            means 0.95.
         dcasgd_backup: Choice of the base weights. ``per_worker``: the weights at which the gradient
-            was computed. ``global_prev``: the weights before the shard's latest update, for every
-            worker; all workers then share one m.
+            was computed. ``global_prev``: the weights before the shard server's latest update, for
+            every worker; all workers then share one running mean of squared gradients.
 
     Source: Zheng et al. (ICML 2017), equations 10 and 14; docs/methods/grouping_sgd.md.
     """
@@ -47,7 +53,7 @@ class DcAsgd:
     dcasgd_backup: str = "per_worker"
 
     def __post_init__(self) -> None:
-        """Reject unknown variants and backups, numbers out of range, and a decay without effect."""
+        """Raise an error for unknown variants or backups, or numbers out of range."""
         _check_word("dcasgd_variant", self.dcasgd_variant, tuple(DEFAULT_LAMBDAS))
         _check_word("dcasgd_backup", self.dcasgd_backup, BACKUPS)
         if self.dcasgd_lambda is not None and not 0 <= self.dcasgd_lambda < float("inf"):
@@ -62,8 +68,8 @@ class DcAsgd:
             )
         if self.dcasgd_variant != "adaptive":
             raise ConfigurationError(
-                f"--dcasgd_decay={self.dcasgd_decay} is for --dcasgd_variant=adaptive, and this "
-                f"is --dcasgd_variant={self.dcasgd_variant}; change one."
+                f"--dcasgd_decay={self.dcasgd_decay} is for --dcasgd_variant=adaptive, but this "
+                f"run has --dcasgd_variant={self.dcasgd_variant}; change one of the two flags."
             )
 
     @property
@@ -84,7 +90,7 @@ class DcAsgd:
 
     @property
     def needs_copies(self) -> bool:
-        """True if the shard must keep the weights that it last sent to each worker."""
+        """True if the shard server must keep the weights that it last sent to each worker."""
         return self.strength > 0 and not self.shares_backup
 
     def init(self, size: int, version: int = 0) -> State:
@@ -95,14 +101,14 @@ class DcAsgd:
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals with compensated gradients; unchanged if lambda is 0."""
+        """Return the updates with compensated gradients, unchanged if lambda is 0."""
         if self.strength == 0:
             return list(arrivals), state
         compensated = [self._compensated(arrival, context, state) for arrival in arrivals]
         if self.shares_backup:
-            # The backup is stored after compensating: the base of the next release's gradients is
-            # the weights before this release's update. The first release has no backup and is not
-            # compensated.
+            # The backup of the weights is stored after compensating: the base of the next round's
+            # gradients is the weights before this round's update. The first round has no backup and
+            # is not compensated.
             state["previous"] = context.theta.copy()  # [n] float32
         return compensated, state
 
@@ -127,7 +133,7 @@ class DcAsgd:
         return context.copies.get(arrival.base_version)
 
     def _strength(self, arrival: Arrival, context: ReleaseContext, state: State) -> float | Float32:
-        """Return L, as one number or one per sent entry; update the mean of squared gradients."""
+        """Return L, one number or one per sent entry; update the mean of squared gradients."""
         if self.dcasgd_variant == "constant":
             return self.strength
         import numpy as np

@@ -1,10 +1,12 @@
 """Counts of the updates that hit each weight of a shard, to avoid loops over many updates.
 
-An update hits a weight if it sends a value for the weight. The state is a running count per weight,
-and copies of the counts at some versions of the weights. The copies are called marks. The number of
-hits since a mark is a difference of counts, so that only the updates between a worker's base
-version and the next mark are read one by one. The counts follow from the history of updates, so
-snapshots do not contain the counts. Short windows of updates (few workers) need no counts or marks.
+An update hits a weight if it sends a value for the weight. The state of the hit counts is a running
+count per weight, and copies of the counts at some versions of the weights. The copies of the counts
+at some versions of the weights are called marks. The number of hits since a mark (a copy of the
+counts) is a difference of counts, so that only the updates between a worker's base version and the
+next mark are read one by one. The hit counts follow from the history of updates, so snapshots do
+not contain the counts. Short windows of updates (few workers) need no hit counts or marks (copies
+of the counts).
 """
 
 from __future__ import annotations
@@ -23,21 +25,24 @@ if TYPE_CHECKING:
     from thinwire.ops.kernels.base import HitSet
     from thinwire.ops.types import Int64
 
-#: Number of updates between two marks (copies of the counts). A window of fewer than two intervals
-#: has no marks.
+#: Number of updates between two marks (copies of the hit counts). A window of fewer than two
+#: intervals has no marks.
 MARK_INTERVAL = 32
 
 
 def begin(size: int, longest_window: int) -> State:
     """Return the state for a shard of `size` weights and up to `longest_window` updates."""
-    # Counts wrap around. A difference of counts is still exact if it fits the dtype: a window has
-    # at most `longest_window` hits of one weight.
+    # Hit counts wrap around. A difference of counts is still exact if it fits the dtype: a window
+    # has at most `longest_window` hits of one weight.
     dtype = np.uint16 if longest_window <= np.iinfo(np.uint16).max else np.uint32
     return {
-        "walked": np.zeros(size, np.uint16),  # [size] scratch of kernels.hits; zero between calls
-        "counts": np.zeros(0, dtype),  # [size] hits since the first mark; [0] if there are no marks
+        # [size] scratch array of kernels.hits, which is zero between calls
+        "walked": np.zeros(size, np.uint16),
+        # [size] hits of each weight since the first mark; [0] if there are no marks
+        "counts": np.zeros(0, dtype),
         "num_dense": 0,  # number of updates since the first mark that hit every weight
-        "marks": [],  # dicts of "version", "counts" [size] and "num_dense", versions ascending
+        # marks: dicts of "version", "counts" [size] and "num_dense", versions ascending
+        "marks": [],
     }
 
 
@@ -46,9 +51,9 @@ def record(touched: HitSet, version: int, first: int, state: State) -> None:
 
     Args:
         touched: Unique positions that the update hits; None means all positions.
-        version: Number of updates that the shard applied before this update.
-        first: Oldest version from which hits may be counted.
-        state: State from `begin`, changed in place.
+        version: Number of updates that the shard server applied before this update.
+        first: Oldest version of the weights from which hits (updates of a weight) may be counted.
+        state: State from `begin`, which `record` changes in place.
     """
     marks = state["marks"]
     while marks and marks[0]["version"] < first:
@@ -82,10 +87,11 @@ def since(
     Args:
         base: Version of the weights from which hits are counted, at least `first`.
         first: Version of the weights before the update of history[0].
-        history: Positions that each update hit, oldest first; None for an update that hit all.
-        indices: [k] ascending positions of the weights to count for; None means all weights.
+        history: Positions that each update hit, oldest first; None for an update that hit all
+            weights.
+        indices: [k] ascending positions of the weights for which to count; None means all weights.
         kernels: Kernels that count the hits of the updates between `base` and the next mark.
-        state: State from `begin`.
+        state: State of the hit counts from `begin`.
 
     Returns:
         Number of hits per weight, int32: [k], or [size] if `indices` is None.

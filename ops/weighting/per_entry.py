@@ -22,16 +22,17 @@ _MOST_FORGOTTEN = 1 << 30
 class PerEntry:
     """Divides each update entry by the number of updates that hit its weight since the pull.
 
-    ``rate(i) = eta / max(1, sigma_i)``. sigma_i is the number of updates s with ``v <= s < T`` that
-    have a value for weight i. v is the version of the weights at which the worker computed its
-    update, T is the shard's version. An update with v = T is not damped.
+    AdaComp's learning rate is ``rate(i) = eta / max(1, sigma_i)``, where sigma_i is the number of
+    updates s with ``v <= s < T`` that have a value for weight i, v is the version of the weights at
+    which the worker computed its update, and T is the shard server's version. An update that was
+    computed at the current version of the weights is not damped.
 
     Attributes:
-        window: Largest number of applied updates that the shard remembers. Older updates are
+        window: Largest number of applied updates that the shard server remembers. Older updates are
             forgotten even if a worker still computes at an older version.
-        beyond_window: Treatment of an update that is older than the window. ``count``: sigma is
-            the number of hits in the window plus the number of forgotten updates, an upper bound.
-            ``reject``: the update is dropped.
+        beyond_window: Treatment of an update that is older than the window. ``count``: sigma (the
+            number of newer updates of a weight) is the number of hits in the window plus the number
+            of forgotten updates, an upper bound. ``reject``: the update is dropped.
 
     Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/methods/adacomp.md.
     """
@@ -41,7 +42,7 @@ class PerEntry:
     needs_copies: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Reject a window below 1, or an unknown value of `beyond_window`."""
+        """Raise an error if the window is below 1, or `beyond_window` is unknown."""
         if self.window < 1:
             raise ConfigurationError(
                 f"--staleness_window={self.window}: expected 1 or more remembered updates."
@@ -56,15 +57,17 @@ class PerEntry:
         from thinwire.ops.weighting import hit_counts
 
         return {
-            "first": version,  # version of the weights before the update of history[0]
-            "history": [],  # [k] int32 ascending positions of each update; None for all positions
+            # version of the weights before the first update in the stored history
+            "first": version,
+            # [k] int32 ascending positions that each update hit; None for all positions
+            "history": [],
             "scratch": hit_counts.begin(size, self.window),
         }
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals with damped updates, and record which weights the updates hit."""
+        """Return the received updates damped, and record which weights the updates hit."""
         damped = [
             self._damped(arrival, context, state)
             for arrival in arrivals

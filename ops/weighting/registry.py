@@ -1,4 +1,4 @@
-"""Registry of weightings, which scale stale updates, by value of the flag --weighting."""
+"""Registry of weighting policies, which scale stale updates, by value of the flag --weighting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from thinwire.ops.weighting.by_staleness import Inverse, Unweighted
 from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.ops.weighting.per_entry import PerEntry
 
-#: Value of --weighting -> class of the weighting, which scales stale updates.
+#: Value of the flag --weighting -> class of the weighting policy, which scales stale updates.
 WEIGHTINGS: dict[str, type[Weighting]] = {
     "none": Unweighted,
     "inverse": Inverse,

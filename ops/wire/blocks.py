@@ -1,10 +1,11 @@
 """Coding of blocks as bytes: positions near their entropy, values plain or partly deflated.
 
-A block holds entries of one slot (tensor or slice). An `IndexChooser` encodes blocks and remembers
-the smallest coding of each slot. Decoding is stateless and trusts no input: it checks lengths,
-ranges and order before it allocates memory for them, and raises `WireError` on any error. A block
-with only some ranges of its slot is coded as a uint32 (entries per range), then one bit per range,
-then the values of the present ranges.
+A block holds entries of one slot (tensor or variable slice). An `IndexChooser` encodes blocks and
+remembers the smallest coding of each slot (tensor or variable slice). The decoding of blocks is
+stateless and trusts no input: it checks lengths, ranges and order before it allocates memory for
+them, and raises `WireError` on any error. A block with only some ranges of its slot (tensor or
+variable slice) is coded as a uint32 (entries per range), then one bit per range, then the values of
+the present ranges.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ _HEADER = struct.Struct("<I")  # start of a ranged block's header: the number of
 
 
 def num_ranges(size: int, block_entries: int) -> int:
-    """Return the number of ranges of `block_entries` entries in a slot of `size` entries."""
+    """Return the number of ranges of `block_entries` entries in a slice of `size` entries."""
     return -(-size // block_entries)
 
 
 def lengths(size: int, block_entries: int) -> Int64:
-    """Return the number of entries in each range of a slot, [n] int64; the last can be shorter."""
+    """Return the number of entries in each range of a slice, [n] int64; the last can be shorter."""
     result = np.full(num_ranges(size, block_entries), block_entries)
     if result.size:
         result[-1] = size - (result.size - 1) * block_entries
@@ -53,7 +54,7 @@ def lengths(size: int, block_entries: int) -> Int64:
 
 
 def mask(block: RangedBlock) -> NDArray[np.bool_]:
-    """Return [size] bool: True for the entries of its slot that a ranged block contains."""
+    """Return [size] bool: True for the entries of a variable slice that a ranged block has."""
     return np.repeat(block.present, lengths(block.size, block.block_entries))
 
 
@@ -65,36 +66,39 @@ def described(block: RangedBlock) -> bytes:
 
 
 def decode(slot: int, values: CodedValues, head: memoryview, size: int) -> RangedBlock:
-    """Check and decode one ranged block (a block with only some ranges of its slot).
+    """Check and decode one ranged block (a block with only some ranges of a variable slice).
 
     Args:
-        slot: Number of the block's slot (tensor or slice).
+        slot: Number of the block's slot (tensor or variable slice).
         values: [k] coded values of the present ranges, in order.
-        head: Received header of the block, as `described` returns it.
-        size: Number of entries in the slot.
+        head: Received header of the ranged block, as `described` returns it.
+        size: Number of entries in the block's slot (tensor or variable slice).
 
     Raises:
-        WireError: The lengths of the header, the values and the slot do not match.
+        WireError: The lengths of the header, the values and the slot (tensor or variable slice) do
+            not match.
     """
     if len(head) < _HEADER.size:
         raise WireError(
-            f"header of ranges has {len(head)} bytes; expected {_HEADER.size} and a bitmap"
+            f"the header of a block with ranges has {len(head)} bytes; expected {_HEADER.size} "
+            "bytes and a bitmap"
         )
     (block_entries,) = _HEADER.unpack(head[: _HEADER.size])
     if not block_entries:
-        raise WireError("ranges of no entries; expected at least 1 entry per range")
+        raise WireError("a block has ranges of no entries; expected at least 1 entry per range")
     count = num_ranges(size, block_entries)
     bits = np.frombuffer(head, np.uint8, offset=_HEADER.size)
     if bits.size != -(-count // 8):
-        raise WireError(f"bitmap of {bits.size} bytes does not fit {count} ranges")
+        raise WireError(f"a block's bitmap of {bits.size} bytes does not fit its {count} ranges")
     flags = np.unpackbits(bits, bitorder="little").view(bool)
     if flags[count:].any():
-        raise WireError(f"bitmap of {count} ranges has bits set beyond the last range")
+        raise WireError(f"a block's bitmap of {count} ranges has bits set beyond the last range")
     present = flags[:count]
     expected = int(lengths(size, block_entries)[present].sum())
     if values.data.size != expected:
         raise WireError(
-            f"{values.data.size} values in ranges of {expected} entries; the numbers must be equal"
+            f"a block has {values.data.size} values in ranges of {expected} entries; expected "
+            "equal numbers"
         )
     return RangedBlock(slot, size, None, values, block_entries, present)
 
@@ -111,27 +115,28 @@ __all__ = [
 _NUMPY_DTYPES = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2", "int8": "|i1"}
 _OF_FEW_BITS = frozenset({ValueCoding.CODES, ValueCoding.DEFLATED_CODES})
 _UINT32_RANGE = 1 << 32
-#: Smallest saving for which deflate searches for repeated gaps, as a fraction of the block's bytes:
-#: deflating with the search takes five times as long as without it.
+#: Smallest saving for which deflate searches for repeated gaps between positions, as a fraction of
+#: the block's bytes: deflating with the search takes five times as long as without it.
 _WORTH_A_SEARCH = 0.02
 
 
 class IndexCoding(enum.IntEnum):
     """How the positions of a block's values are coded; messages contain these numbers."""
 
-    DENSE = 0  # no positions: the block has all entries of its slot
-    BITMAP = 1  # one bit per entry of the slot, 1 at the positions
-    RICE = 2  # Golomb-Rice code of the gaps between positions
-    DEFLATED_GAPS = 3  # one deflated byte per gap between positions
-    UINT32 = 4  # four bytes per position
-    LOW_RANK = 6  # no positions: a header of two matrix factors
-    RANGES = 7  # a bitmap of the ranges that the block has
+    DENSE = 0  # a DENSE block sends no positions, because it has all entries of the tensor or slice
+    # a BITMAP has one bit per entry of the tensor or slice, 1 at the positions of values
+    BITMAP = 1
+    RICE = 2  # RICE is the Golomb-Rice code of the gaps between positions
+    DEFLATED_GAPS = 3  # DEFLATED_GAPS sends one deflated byte per gap between positions
+    UINT32 = 4  # UINT32 sends four bytes per position
+    LOW_RANK = 6  # a LOW_RANK block sends no positions, but a header of two matrix factors
+    RANGES = 7  # RANGES sends a bitmap of the ranges that the block has
 
 
 _CODINGS = frozenset(int(coding) for coding in IndexCoding)
-#: Codings of sparse blocks: the index bytes are the positions of the values.
+#: Codings of sparse blocks, whose index bytes are the positions of the values.
 _OF_POSITIONS = _CODINGS - {IndexCoding.DENSE, IndexCoding.LOW_RANK, IndexCoding.RANGES}
-#: Codings of blocks that may span several slots.
+#: Position codings of blocks that may span several slots (tensors or variable slices).
 _OF_SEVERAL = _OF_POSITIONS | {IndexCoding.DENSE}
 
 
@@ -139,35 +144,39 @@ _OF_SEVERAL = _OF_POSITIONS | {IndexCoding.DENSE}
 class WireBlock:
     """One block of a tensor, coded as bytes for a message."""
 
-    slot: int  # number of the block's first slot (tensor or slice)
+    slot: int  # number of the block's first slot (tensor or variable slice)
     count: int  # number of values in the block
     coding: IndexCoding
-    coding_parameter: int  # number of low bits for RICE, rank for LOW_RANK, 0 for other codings
+    # coding parameter: number of low bits for RICE, rank for LOW_RANK, 0 for other codings
+    coding_parameter: int
     index_bytes: bytes | memoryview
     value_dtype: str
     scale: float
-    value_bytes: bytes | memoryview  # plain values are a view of the block's array, unless LOW_RANK
+    # coded values; plain values are a view of the block's array, unless LOW_RANK
+    value_bytes: bytes | memoryview
     value_coding: ValueCoding = ValueCoding.PLAIN
     chunk: int = 0  # number of entries per chunk of few-bit values; 0 for other dtypes
     chunk_first: int = 0  # position of the block's first entry in that entry's chunk
-    slots: int = 1  # number of consecutive slots that the block spans, from `slot` on
+    # number of consecutive slots (tensors or variable slices) that the block spans, from `slot` on
+    slots: int = 1
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the block's positions and values in a message."""
+        """Number of bytes of the block's positions and values in a message."""
         return len(self.index_bytes) + len(self.value_bytes)
 
 
 class IndexChooser:
-    """Encodes blocks with the smallest coding of each slot, and regularly tries all codings again.
+    """Encodes blocks with the smallest coding of each variable slice; regularly tries all codings.
 
     Attributes:
-        interval: Number of blocks of one slot (tensor or slice) from one trial of all codings to
-            the next.
-        state: Plain ints for each slot, or for the slots that a block spans: ``"<slot>.coding"``
-            (an IndexCoding), ``"<slot>.searches"`` (1: deflate searches for repeated gaps),
-            ``"<slot>.values"`` (a ValueCoding) and ``"<slot>.blocks"`` (number of blocks since the
-            last trial). A chooser that gets this state from a checkpoint produces the same bytes.
+        interval: Number of blocks of one slot (tensor or variable slice) from one trial of all
+            codings to the next.
+        state: Plain ints for each slot (tensor or variable slice), or for the slots that a block
+            spans: ``"<slot>.coding"`` (an IndexCoding), ``"<slot>.searches"`` (1: deflate searches
+            for repeated gaps), ``"<slot>.values"`` (a ValueCoding) and ``"<slot>.blocks"`` (number
+            of blocks since the last trial). A chooser that gets this state from a checkpoint
+            produces the same bytes.
     """
 
     def __init__(self, interval: int = 50, state: dict[str, int] | None = None) -> None:
@@ -273,7 +282,8 @@ def _factors_as_bytes(block: LowRankBlock) -> WireBlock:
 def _smallest(indices: Int64, size: int, value_bytes: int) -> tuple[IndexCoding, bool]:
     """Return the smallest coding of positions, and whether deflate searches for repeated gaps.
 
-    The bytes of each coding are computed without coding, but the deflated bytes must be measured.
+    The number of bytes of each coding is computed without coding, but deflated bytes must be
+    measured.
     """
     searches = False
     sizes = {
@@ -324,22 +334,28 @@ def decode_block(
     """Check and decode one received block.
 
     Args:
-        slot: Number of the block's first slot (tensor or slice).
+        slot: Number of the block's first slot (tensor or variable slice).
         count: Number of values in the block.
-        coding: How the positions are coded, an IndexCoding.
-        coding_parameter: Number of low bits for RICE, rank for LOW_RANK, 0 for other codings.
-        index_bytes: Coded positions; with LOW_RANK or RANGES the header of the factors or ranges.
-        value_dtype: Dtype of the values, one of thinwire.ops.types.VALUE_DTYPES and FEW_BITS.
-        scale: Factor of the values. 0 means that the sender set no factor: 1, but an error for
-            int8.
+        coding: How the positions of values are coded, an IndexCoding.
+        coding_parameter: Number of low bits for the coding RICE, rank for LOW_RANK, 0 for other
+            codings.
+        index_bytes: Coded positions of values; with LOW_RANK or RANGES the header of the factors or
+            ranges.
+        value_dtype: Dtype of the values, for example float32, int8 or sign (VALUE_DTYPES and
+            FEW_BITS in thinwire.ops.types).
+        scale: Factor on the values. 0 means that the sender set no factor: it counts as 1, but is
+            an error for int8.
         value_bytes: Coded values, little-endian.
-        size: Number of entries in the slot, or in all slots that the block spans.
+        size: Number of entries in the block's slot (tensor or variable slice), or in all slots that
+            the block spans.
         value_coding: How the values are coded, a ValueCoding: EXPONENTS only with positions; CODES
             or DEFLATED_CODES with the dtypes of FEW_BITS and no other dtype.
-        chunk: Number of entries per chunk with a dtype of FEW_BITS; 0 with other dtypes.
-        chunk_first: Position of the slot's first entry in that entry's chunk with a dtype of
-            FEW_BITS; 0 with other dtypes.
-        slots: Number of slots that the block spans; above 1 only with positions or DENSE.
+        chunk: Number of entries per chunk (entries that share scales) with a few-bit dtype
+            (FEW_BITS); 0 with other dtypes.
+        chunk_first: Position of the block's first entry in that entry's chunk with a few-bit dtype
+            (FEW_BITS); 0 with other dtypes.
+        slots: Number of slots (tensors or variable slices) that the block spans; above 1 only with
+            positions or DENSE.
 
     Returns:
         The block. A LOW_RANK block is multiplied out to dense float32. Plain values are a view of
@@ -347,10 +363,14 @@ def decode_block(
         `thinwire.ops.kernels.numpy_ops.all_finite` does this.
 
     Raises:
-        WireError: The arguments contradict each other, or the bytes do not decode.
+        WireError: The arguments of `decode_block` contradict each other, or the bytes do not
+            decode.
     """
     if slots > 1 and (value_dtype in FEW_BITS or coding not in _OF_SEVERAL):
-        raise WireError(f"index coding {coding} of {value_dtype} values cannot span {slots} slots")
+        raise WireError(
+            f"a block with index coding {coding} of {value_dtype} values spans {slots} tensor "
+            "slots; expected one slot"
+        )
     if value_dtype in FEW_BITS:
         _check_few_bits(count, coding, value_dtype, value_coding, size)
         scale = _checked_scale(scale, value_dtype)
@@ -364,20 +384,23 @@ def decode_block(
         return Block(slot, size, indices, values_of_chunks)
     if value_dtype not in VALUE_DTYPES:
         known = ", ".join((*VALUE_DTYPES, *FEW_BITS))
-        raise WireError(f"value dtype {value_dtype!r}; expected one of {known}")
+        raise WireError(f"the block's value dtype is {value_dtype!r}; expected one of {known}")
     if chunk or chunk_first:
-        raise WireError(f"{value_dtype} values in chunks of {chunk} entries; expected no chunks")
+        raise WireError(
+            f"the block has {value_dtype} values in chunks of {chunk} entries; expected no chunks"
+        )
     dtype = np.dtype(_NUMPY_DTYPES[value_dtype])
     if value_coding != ValueCoding.PLAIN:
         if value_coding != ValueCoding.EXPONENTS or coding not in _OF_POSITIONS or count > size:
             raise WireError(
-                f"value coding {value_coding} of {count} values, index coding {coding}, for {size} "
-                "entries; expected value coding 0, or 1 with positions"
+                f"the block has value coding {value_coding} of {count} values, with index coding "
+                f"{coding}, for {size} entries; expected value coding 0, or 1 with positions"
             )
         value_bytes = value_codings.decode_exponents(value_bytes, count, dtype.itemsize)
     if not 0 <= count <= size or len(value_bytes) != count * dtype.itemsize:
         raise WireError(
-            f"{count} values of {value_dtype} in {len(value_bytes)} bytes for {size} entries"
+            f"the block has {count} values of {value_dtype} in {len(value_bytes)} bytes for "
+            f"{size} entries, which do not match"
         )
     scale = _checked_scale(scale, value_dtype)
     values = np.frombuffer(value_bytes, dtype) if count else np.empty(0, dtype)
@@ -388,7 +411,10 @@ def decode_block(
         return decode_factors(slot, coded, coding_parameter, index_bytes, size)
     if coding == IndexCoding.RANGES:
         if coding_parameter:
-            raise WireError(f"index coding {coding} has no parameter; got {coding_parameter}")
+            raise WireError(
+                f"the block's index coding {coding} has no parameter, but the block has the "
+                f"parameter {coding_parameter}"
+            )
         return decode(slot, coded, index_bytes, size)
     indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
     return Block(slot, size, indices, coded, slots=slots)
@@ -397,14 +423,16 @@ def decode_block(
 def _check_few_bits(
     count: int, coding: int, value_dtype: str, value_coding: int, size: int
 ) -> None:
-    """Reject value codings and index codings that few-bit values cannot have."""
+    """Raise an error for value or index codings that few-bit values cannot have."""
     if value_coding not in _OF_FEW_BITS or coding not in _OF_SEVERAL:
         raise WireError(
-            f"{value_dtype} values in value coding {value_coding}, index coding {coding}; "
-            "expected value coding 2 or 3, with positions or a dense block"
+            f"the block has {value_dtype} values with value coding {value_coding} and index "
+            f"coding {coding}; expected value coding 2 or 3, with positions or a dense block"
         )
     if not 0 <= count <= size:
-        raise WireError(f"{count} values of {value_dtype} for {size} entries")
+        raise WireError(
+            f"the block has {count} values of {value_dtype} for {size} entries, which do not match"
+        )
 
 
 def _checked_scale(scale: float, value_dtype: str) -> float:
@@ -412,7 +440,7 @@ def _checked_scale(scale: float, value_dtype: str) -> float:
     if scale == 0 and value_dtype != "int8":
         return 1.0
     if not 0 < scale < math.inf:
-        raise WireError(f"scale {scale}; expected a finite number above 0")
+        raise WireError(f"the block has the scale {scale}; expected a finite number above 0")
     return scale
 
 
@@ -422,18 +450,28 @@ def _decode_indices(
     """Return a block's ascending, unique positions below `size`; None for a DENSE block."""
     if coding == IndexCoding.DENSE:
         if count != size or len(data) or parameter:
-            raise WireError(f"dense block of {count} values, {len(data)} index bytes for {size}")
+            raise WireError(
+                f"the message has a dense block of {count} values with {len(data)} index bytes "
+                f"for {size} entries; expected as many values as entries, and no index bytes"
+            )
         return None
     if coding not in _CODINGS:
-        raise WireError(f"index coding {coding} is unknown; expected 0 to {max(_CODINGS)}")
+        raise WireError(
+            f"the block's index coding {coding} is unknown; expected 0 to {max(_CODINGS)}"
+        )
     if not count:
         if len(data):
-            raise WireError(f"{len(data)} index bytes for no values")
+            raise WireError(
+                f"the block has {len(data)} index bytes for no values; expected no index bytes"
+            )
         return np.empty(0, np.int64)
     if coding == IndexCoding.RICE:
         indices = index_codings.decode_rice(data, count, size, parameter)
     elif parameter:
-        raise WireError(f"index coding {coding} has no parameter; got {parameter}")
+        raise WireError(
+            f"the block's index coding {coding} has no parameter, but the block has the parameter "
+            f"{parameter}"
+        )
     elif coding == IndexCoding.BITMAP:
         indices = index_codings.decode_bitmap(data, count, size)
     elif coding == IndexCoding.DEFLATED_GAPS:
@@ -441,5 +479,8 @@ def _decode_indices(
     else:
         indices = index_codings.decode_uint32(data, count)
     if indices[-1] >= size or (indices[1:] <= indices[:-1]).any():
-        raise WireError(f"positions are not ascending and unique below {size}")
+        raise WireError(
+            "the block's positions are not valid; expected ascending and unique positions below "
+            f"{size}"
+        )
     return indices

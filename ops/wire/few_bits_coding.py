@@ -1,9 +1,9 @@
 """Coding of few-bit values as bytes: the scales of each chunk, then the codes of the values.
 
-A scale is sent as the upper two bytes of its float32, little-endian, chunk by chunk. Codes are
-packed from the lowest bit of each byte on; zeros fill the last byte. If there are many codes and
-some codes are more frequent than others, the packed bytes are deflated with a Huffman code alone,
-to near their entropy.
+A scale of few-bit values is sent as the upper two bytes of its float32, little-endian, chunk by
+chunk. Codes of few-bit values are packed from the lowest bit of each byte on; zeros fill the last
+byte. If there are many codes and some codes are more frequent than others, the packed bytes are
+deflated with a Huffman code alone, to near their entropy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-_LARGEST_SCALE_BITS = 0x7F7F  # largest legal scale: the bits of the largest finite bfloat16
+# largest legal scale of few-bit values: the bits of the largest finite bfloat16
+_LARGEST_SCALE_BITS = 0x7F7F
 _LARGEST_CHUNK = (1 << 32) - 1
 
 
@@ -46,8 +47,8 @@ def checked_edges(
 
     Args:
         indices: [k] int64, checked positions of the values; None: the block has all entries.
-        size: Number of entries in the block's slot (tensor or slice).
-        chunk: Number of entries in a chunk (a run of entries that share scales).
+        size: Number of entries in the block's slot (tensor or variable slice).
+        chunk: Number of entries in a chunk (a range of entries that share scales).
         first: Position of the block's first entry in that entry's chunk.
         num_bytes: Number of received bytes of values, which limits the allocated memory.
 
@@ -56,12 +57,16 @@ def checked_edges(
     """
     if not (0 < chunk <= _LARGEST_CHUNK and 0 <= first < chunk):
         raise WireError(
-            f"place {first} in chunks of {chunk} entries; expected a place below the chunk's length"
+            f"a block begins at place {first} in chunks of {chunk} entries; expected a place "
+            "below the chunk's length"
         )
-    # A dense block gets one edge per chunk. Each chunk has at least one scale of two bytes: before
-    # the allocation, reject a size with more chunks than the received bytes can hold.
+    # A dense block gets one edge per chunk. Each chunk has at least one scale of two bytes, so a
+    # size with more chunks than the received bytes can hold is rejected before the allocation.
     if indices is None and size and 2 * -(-(size + first) // chunk) > num_bytes:
-        raise WireError(f"{num_bytes} bytes of values of {size} entries, in chunks of {chunk}")
+        raise WireError(
+            f"a block has {num_bytes} bytes of values for {size} entries in chunks of {chunk} "
+            "entries, which are too few for the scales"
+        )
     return edges_of(indices, size, chunk, first)
 
 
@@ -72,9 +77,9 @@ def decode_codes(
 
     Args:
         data: Received bytes: the scales of all chunks, then the codes of all values.
-        dtype: Dtype of the values, one of FEW_BITS.
+        dtype: Few-bit dtype of the values, for example int4 or sign (FEW_BITS).
         edges: [c + 1] int64, edges of the c chunks from `checked_edges`.
-        coding: Value coding of the bytes, CODES or DEFLATED_CODES.
+        coding: Value coding of the received bytes, CODES or DEFLATED_CODES.
 
     Returns:
         Codes [k] uint8 and scales [c, m] float32, as in a `ChunkedValues`.
@@ -87,16 +92,20 @@ def decode_codes(
     scale_bytes, packed_bytes = 2 * shape[0] * shape[1], -(-count * bits // 8)
     if len(data) < scale_bytes:
         raise WireError(
-            f"{len(data)} bytes of values; the scales of {shape[0]} chunks need {scale_bytes}"
+            f"a block has {len(data)} bytes of values, but the scales of its {shape[0]} chunks "
+            f"need {scale_bytes} bytes"
         )
     upper = np.frombuffer(data, "<u2", shape[0] * shape[1])
     if upper.size and int(upper.max()) > _LARGEST_SCALE_BITS:
-        raise WireError("a chunk's scale is negative or not finite")
+        raise WireError("the scale of a block's chunk is negative or not finite")
     packed = data[scale_bytes:]
     if coding == ValueCoding.DEFLATED_CODES:
         packed = _inflated(packed, packed_bytes)
     if len(packed) != packed_bytes:
-        raise WireError(f"{len(packed)} bytes of codes for {count} values of {bits} bits")
+        raise WireError(
+            f"a block has {len(packed)} bytes of codes for {count} values of {bits} bits, which "
+            "do not match"
+        )
     scales = (upper.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return _unpack(packed, count, bits), scales.reshape(shape)
 
@@ -104,12 +113,14 @@ def decode_codes(
 def _inflated(data: memoryview, num_bytes: int) -> memoryview:
     inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
-        plain = inflater.decompress(data, num_bytes + 1)  # + 1: detect a stream that is too long
+        # the limit of num_bytes + 1 detects a stream that is too long
+        plain = inflater.decompress(data, num_bytes + 1)
     except zlib.error as error:
-        raise WireError(f"deflated codes do not inflate: {error}") from error
+        raise WireError(f"the deflated codes of a block do not inflate: {error}") from error
     if not inflater.eof or inflater.unused_data:
         raise WireError(
-            f"deflated codes: more than {num_bytes} bytes, or the stream does not end with the data"
+            f"the deflated codes of a block inflate to more than {num_bytes} bytes, or the stream "
+            "does not end with the data"
         )
     return memoryview(plain)
 
@@ -137,5 +148,7 @@ def _unpack(packed: memoryview, count: int, bits: int) -> NDArray[np.uint8]:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)
         codes = ((octets[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)
     if codes[count:].any():
-        raise WireError(f"the last byte of {count} codes of {bits} bits is not filled with zeros")
+        raise WireError(
+            f"the last byte of a block's {count} codes of {bits} bits is not filled with zeros"
+        )
     return codes[:count]

@@ -1,9 +1,10 @@
 """Coding of ascending positions as bytes near their entropy, with one decoder per encoder.
 
-Bits are numbered from the lowest bit of each byte; zeros fill the last byte. A *gap* is the number
-of skipped positions: ``index[i] - index[i - 1] - 1``, with -1 before the first index. Encoders take
-positions [k] int64, k > 0, ascending, unique and below ``size``. Decoders accept hostile bytes:
-they raise WireError and allocate memory only in proportion to the received bytes.
+The bits of coded positions are numbered from the lowest bit of each byte; zeros fill the last byte.
+A *gap* is the number of skipped positions: ``index[i] - index[i - 1] - 1``, with -1 before the
+first index. The encoders of positions take an array [k] int64, k > 0, ascending, unique and below
+``size``. The decoders of positions accept hostile bytes: they raise WireError and allocate memory
+only in proportion to the received bytes.
 
 Source: Rice (1979) for coded gaps.
 """
@@ -20,18 +21,22 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Int64
 
-MAX_LOW_BITS = 24  # largest Rice parameter: a field shifted by up to 7 bits fits into four bytes
-DEFLATE_LEVEL = 6  # 4-21 % fewer bytes than level 1 for clustered positions; 0.4 ms per 12,000
-_ESCAPE = 255  # byte of a gap of 255 or more; gap - 255 follows after the bytes of all gaps
+# largest parameter of the Rice code: a field shifted by up to 7 bits fits into four bytes
+MAX_LOW_BITS = 24
+# deflate level 6 takes 4-21 % fewer bytes than level 1 for clustered positions, and 0.4 ms per
+# 12,000 positions
+DEFLATE_LEVEL = 6
+_ESCAPE = 255  # byte value for a gap of 255 or more; gap - 255 follows after the bytes of all gaps
 _ESCAPE_BYTES = 4
 _MANY = 4096  # count of numbers from which `_pack_octets` saves more time than its calls cost
-# Number of gaps deflated to estimate the bytes, and gaps per run of this sample: deflating all gaps
-# would take as long as coding a reply.
+# The first number is how many gaps are deflated to estimate the bytes, the second is how many
+# consecutive gaps of this sample are taken together: deflating all gaps would take as long as
+# coding a reply.
 _SAMPLED, _SAMPLE_RUN = 4096, 512
 
 
 class WireError(ValueError):
-    """Received bytes do not decode; the message names the found and the expected value."""
+    """Error: received bytes do not decode; the message names the found and the expected value."""
 
 
 def encode_bitmap(indices: Int64, size: int) -> bytes:
@@ -44,10 +49,16 @@ def encode_bitmap(indices: Int64, size: int) -> bytes:
 def decode_bitmap(data: memoryview, count: int, size: int) -> Int64:
     """Return the positions [count] that `encode_bitmap` coded."""
     if len(data) != -(-size // 8):
-        raise WireError(f"bitmap of {len(data)} bytes; {size} entries need {-(-size // 8)}")
+        raise WireError(
+            f"a block has a bitmap of {len(data)} bytes, but its {size} entries need "
+            f"{-(-size // 8)} bytes"
+        )
     indices: Int64 = _bits_of(data).nonzero()[0]
     if indices.size != count:
-        raise WireError(f"bitmap with {indices.size} bits set for {count} values")
+        raise WireError(
+            f"the bitmap of a block has {indices.size} bits set for {count} values; expected "
+            "equal numbers"
+        )
     return indices
 
 
@@ -59,9 +70,9 @@ def encode_best_rice(indices: Int64) -> tuple[int, bytes]:
 
 
 def _encode_gaps(gaps: Int64, low_bits: int) -> bytes:
-    """Return the Golomb-Rice code: high parts of all gaps in unary, then all low parts.
+    """Return the Golomb-Rice code of gaps: high parts of all gaps in unary, then all low parts.
 
-    A number in unary is that many zeros, then a one.
+    A number in unary code is that many zeros, then a one.
     """
     return _unary(np.cumsum(gaps >> low_bits)) + _pack(gaps, low_bits)
 
@@ -78,7 +89,7 @@ def decode_rice(data: memoryview, count: int, size: int, low_bits: int) -> Int64
 def encode_deflated_gaps(indices: Int64, searches: bool = True) -> bytes:
     """Code positions as deflated bytes: one byte per gap, then the excess of gaps over 255.
 
-    The excess numbers are stored in four planes, the plane of their lowest bytes first.
+    The excesses of gaps over 255 are stored in four planes, the plane of their lowest bytes first.
 
     Args:
         indices: [k] int64, ascending positions to code.
@@ -103,7 +114,8 @@ def _deflate_gaps(gaps: Int64, searches: bool) -> bytes:
     excess = (gaps[heads == _ESCAPE] - _ESCAPE).astype("<u4")
     planes = excess.view(np.uint8).reshape(-1, _ESCAPE_BYTES).T
     if searches:
-        # With few different gaps, the search of level 6 takes 14 times as long as level 1.
+        # With few different gaps, the search of deflate level 6 takes 14 times as long as the
+        # search of level 1.
         crowded = gaps.sum() < 3 * gaps.size
         deflater = zlib.compressobj(1 if crowded else DEFLATE_LEVEL, wbits=-zlib.MAX_WBITS)
     else:
@@ -115,18 +127,19 @@ def decode_deflated_gaps(data: memoryview, count: int) -> Int64:
     """Return the positions [count] that `encode_deflated_gaps` coded."""
     inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
-        # Accept one byte more than the largest legal length. This detects a longer stream, for
-        # example a decompression bomb, without unpacking it.
+        # The limit accepts one byte more than the largest legal length. The additional byte shows a
+        # longer stream, for example a decompression bomb, without unpacking it.
         plain = inflater.decompress(data, count * (1 + _ESCAPE_BYTES) + 1)
     except zlib.error as error:
-        raise WireError(f"deflated gaps do not inflate: {error}") from error
+        raise WireError(f"the deflated index gaps of a block do not inflate: {error}") from error
     if not inflater.eof or inflater.unused_data:
-        raise WireError("deflated gaps: the stream does not end where its bytes do")
+        raise WireError("the stream of a block's deflated index gaps does not end with its bytes")
     heads = np.frombuffer(plain, np.uint8, min(count, len(plain)))
     escaped = (heads == _ESCAPE).nonzero()[0]
     if len(plain) != count + _ESCAPE_BYTES * escaped.size:
         raise WireError(
-            f"deflated gaps: {len(plain)} bytes for {count} positions, {escaped.size} escaped"
+            f"the deflated index gaps of a block inflate to {len(plain)} bytes for {count} "
+            f"positions, {escaped.size} of them escaped, which do not match"
         )
     gaps = heads.astype(np.int64)
     if escaped.size:
@@ -143,15 +156,19 @@ def encode_uint32(indices: Int64) -> bytes:
 def decode_uint32(data: memoryview, count: int) -> Int64:
     """Return the positions that `encode_uint32` coded; the caller must check their order."""
     if len(data) != 4 * count:
-        raise WireError(f"{len(data)} bytes of uint32 positions for {count} values")
+        raise WireError(
+            f"a block has {len(data)} bytes of uint32 positions for {count} values; expected 4 "
+            "bytes for each value"
+        )
     return np.frombuffer(data, "<u4").astype(np.int64)
 
 
 def best_rice(indices: Int64) -> tuple[int, int]:
     """Return (number of low bits, number of bytes) of the shortest Rice code of positions.
 
-    For geometric gaps the best number of low bits is log2(mean * ln 2). Clustered positions have a
-    lower best number, so the search starts at this number and goes down while the bytes shrink.
+    For geometrically distributed gaps the best number of low bits is log2(mean * ln 2). Clustered
+    positions have a lower best number of low bits, so the search starts at log2(mean * ln 2) and
+    goes down while the bytes shrink.
     """
     return _best_rice(_gaps(indices), int(indices[-1]))
 
@@ -171,7 +188,8 @@ def _rice_bytes(gaps: Int64, low_bits: int) -> int:
 
 
 def _gaps(indices: Int64) -> Int64:
-    gaps = indices.copy()  # np.diff takes several times as long as a copy on short arrays
+    # a copy is used, because np.diff takes several times as long on short arrays
+    gaps = indices.copy()
     gaps[1:] -= indices[:-1]
     gaps[1:] -= 1
     return gaps
@@ -189,23 +207,26 @@ def _high_and_low(
 ) -> tuple[Int64, NDArray[Any]]:
     """Decode the high parts and the low parts of Rice-coded gaps; check the unary code."""
     if not 0 <= low_bits <= MAX_LOW_BITS:
-        raise WireError(f"{low_bits} low bits; expected 0 to {MAX_LOW_BITS}")
+        raise WireError(
+            f"the index coding of a block has {low_bits} low bits; expected 0 to {MAX_LOW_BITS}"
+        )
     unary_bytes = len(data) - -(-count * low_bits // 8)
     if not -(-count // 8) <= unary_bytes <= -(-(count + (size >> low_bits)) // 8):
         raise WireError(
-            f"{len(data)} index bytes cannot hold {count} positions below {size} "
+            f"the {len(data)} index bytes of a block cannot hold {count} positions below {size} "
             f"with {low_bits} low bits"
         )
     ones = _bits_of(data[:unary_bytes]).nonzero()[0]
     if ones.size != count or ones[-1] // 8 != unary_bytes - 1:
         raise WireError(
-            f"unary part: {ones.size} ones in {unary_bytes} bytes for {count} positions"
+            f"the unary part of a block's index bytes has {ones.size} ones in {unary_bytes} bytes "
+            f"for {count} positions; expected one for each position"
         )
     return ones - np.arange(count), _unpack(data[unary_bytes:], count, low_bits)
 
 
 def _pack(numbers: Int64, low_bits: int) -> bytes:
-    """Pack the lowest `low_bits` bits of each number into consecutive fields."""
+    """Pack the lowest `low_bits` bits of each number into consecutive fields of bytes."""
     if not low_bits:
         return b""
     if low_bits <= 8 and numbers.size >= _MANY:
@@ -234,7 +255,8 @@ def _unpack(data: memoryview, count: int, low_bits: int) -> NDArray[Any]:
         return np.zeros(count, np.int64)
     padded = np.zeros(len(data) + 3, np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
-    words = np.ndarray((len(data),), "<u4", padded.data, strides=(1,))  # word i starts at byte i
+    # word i of `words` starts at byte i of the padded data
+    words = np.ndarray((len(data),), "<u4", padded.data, strides=(1,))
     starts = np.arange(count) * low_bits
     fields = words.take(starts >> 3) >> (starts & 7).astype(np.uint32)
     return (fields & np.uint32((1 << low_bits) - 1)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Functions that multiply out low-rank blocks (products of thin matrices) or cut them to slices."""
+"""Functions that multiply out low-rank blocks (products of thin matrices) or cut out slices."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def factors(block: LowRankBlock) -> tuple[Float32, Float32]:
 def part(block: LowRankBlock, slot: int, piece: Slice) -> Block:
     """Cut a slice of a tensor out of the tensor's low-rank block; return the slice's block.
 
-    The new block has the rows that the slice touches, and every column. If its factors are not
-    smaller than the slice, the new block is multiplied out; a multiplied block and its factors
-    decode to the same bits.
+    The block of the slice has the rows of the matrix that the slice touches, and every column. If
+    its factors are not smaller than the slice, the slice's block is multiplied out; a multiplied
+    block and its factors decode to the same bits.
 
     Args:
         block: Low-rank block of a tensor, or of a part of a tensor.
-        slot: Slot number of the new block.
-        piece: Range of the block's entries to cut out.
+        slot: Number of the new block's variable slice.
+        piece: Range of the low-rank block's entries to cut out.
     """
     columns, rank = block.columns, block.rank
     start, stop = block.first + piece.start, block.first + piece.stop

@@ -20,31 +20,42 @@ def decode_factors(
 ) -> Block:
     """Return the product of a low-rank block's two factors as a dense float32 block.
 
-    The caller checks that the factors have no more values than the slot has entries. This limits
-    the number of columns, and with it the allocated memory.
+    The caller checks that the factors have no more values than the slot (tensor or variable slice)
+    has entries. The check of the number of values limits the number of columns, and with it the
+    allocated memory.
 
     Args:
-        slot: Number of the block's slot (tensor or slice).
-        coded: Values of the left factor, then of the right factor.
-        rank: Number of columns of each factor.
+        slot: Number of the block's slot (tensor or variable slice).
+        coded: Coded values of the left factor, then of the right factor.
+        rank: Number of columns of each of the two factors.
         described: Received header of the factors, packed by `FACTORS`.
-        size: Number of entries in the slot.
+        size: Number of entries in the block's slot (tensor or variable slice).
 
     Raises:
         WireError: The header contradicts the number of values or of entries.
     """
     if len(described) != FACTORS.size:
-        raise WireError(f"header of factors has {len(described)} bytes; expected {FACTORS.size}")
+        raise WireError(
+            f"the header of a low-rank block has {len(described)} bytes; expected {FACTORS.size} "
+            "bytes"
+        )
     first, columns, scale = FACTORS.unpack(described)
     if rank < 1 or not first < columns:
-        raise WireError(f"factors of rank {rank} that begin at column {first} of {columns}")
+        raise WireError(
+            f"a low-rank block has factors of rank {rank} that begin at column {first} of "
+            f"{columns} columns; expected a rank of 1 or more, and a valid column"
+        )
     rows, count = -(-(first + size) // columns), coded.data.size
     if count != rank * (rows + columns):
         raise WireError(
-            f"{count} values of factors of rank {rank} for {rows} rows and {columns} columns"
+            f"a low-rank block has {count} values of factors of rank {rank} for {rows} rows and "
+            f"{columns} columns, which do not match"
         )
     if not 0 < scale < math.inf:
-        raise WireError(f"right factor's scale {scale}; expected a finite number above 0")
+        raise WireError(
+            f"a low-rank block has the right factor's scale {scale}; expected a finite number "
+            "above 0"
+        )
     left = dataclasses.replace(coded, data=coded.data[: rows * rank])
     right = CodedValues(coded.dtype, coded.data[rows * rank :], scale)
     return expanded(LowRankBlock(slot, size, None, left, right, rank, first))

@@ -1,8 +1,8 @@
 """Lossless coding of floats as bytes: exponents deflated, mantissas and signs plain.
 
-A sparse block holds the largest of many values, so few different exponents occur; mantissas look
-random. Each value is rotated left by one bit, which moves the sign below the mantissa. The upper
-byte then holds only exponent bits.
+A sparse block holds the largest of many gradient values, so few different exponents occur;
+mantissas look random. Each float is rotated left by one bit, which moves the sign below the
+mantissa. The upper byte of a rotated float then holds only exponent bits.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from thinwire.ops.wire.index_codings import WireError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LEAST_VALUES = 512  # fewer values are not deflated: the code table takes much of the saving
-_MANY = 4096  # fewer values are copied with numpy slices, which is faster than shifting words
+# number of values below which they are not deflated: the code table would take much of the saving
+LEAST_VALUES = 512
+# number of values below which they are copied with numpy slices, which is faster than shifting
+# words
+_MANY = 4096
 WORTH_WHILE = 0.95  # values are deflated only if they take at most this fraction of plain bytes
 
 
 class ValueCoding(enum.IntEnum):
     """How a block's values are coded; messages contain these numbers."""
 
-    PLAIN = 0  # the values' own bytes
-    EXPONENTS = 1  # floats with deflated exponents
-    CODES = 2  # few-bit values, packed into bytes (few_bits_coding)
-    DEFLATED_CODES = 3  # few-bit values, packed into bytes and deflated
+    PLAIN = 0  # PLAIN sends the values' own bytes
+    EXPONENTS = 1  # EXPONENTS sends floats with deflated exponents
+    CODES = 2  # CODES sends few-bit values, packed into bytes (few_bits_coding)
+    DEFLATED_CODES = 3  # DEFLATED_CODES sends few-bit values, packed into bytes and deflated
 
 
 def encode_exponents(data: NDArray[Any]) -> bytes:
@@ -40,7 +43,8 @@ def encode_exponents(data: NDArray[Any]) -> bytes:
     """
     turned = _turned(data.view(f"u{data.itemsize}"), 1)
     octets = turned.view(np.uint8).reshape(-1, data.itemsize)
-    # Exponents do not repeat in sequences: Huffman coding alone takes a fraction of the time.
+    # Exponents of floats do not repeat in sequences, so Huffman coding alone is used, which takes a
+    # fraction of the time.
     deflater = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, 8, zlib.Z_HUFFMAN_ONLY)
     deflated = deflater.compress(octets[:, -1].tobytes()) + deflater.flush()
     return _lower_bytes(turned) + deflated
@@ -95,17 +99,19 @@ def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryvi
     plain = count * (value_bytes - 1)
     if value_bytes not in (2, 4) or count < 1 or len(data) <= plain:
         raise WireError(
-            f"{len(data)} bytes of deflated exponents for {count} values of {value_bytes} bytes"
+            f"a block has {len(data)} bytes of values with deflated exponents for {count} values "
+            f"of {value_bytes} bytes, which do not match"
         )
     inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
-        # + 1: detect a stream that is too long.
+        # The limit of count + 1 bytes detects a stream that is too long.
         exponents = inflater.decompress(data[plain:], count + 1)
     except zlib.error as error:
-        raise WireError(f"deflated exponents do not inflate: {error}") from error
+        raise WireError(f"the deflated exponents of a block do not inflate: {error}") from error
     if len(exponents) != count or not inflater.eof or inflater.unused_data:
         raise WireError(
-            f"deflated exponents: not {count} values, or the stream does not end with the data"
+            f"the deflated exponents of a block do not inflate to {count} values, or the stream "
+            "does not end with the data"
         )
     bits = _with_lower_bytes(data[:plain], count, value_bytes)
     upper = np.frombuffer(exponents, np.uint8).astype(bits.dtype)

@@ -1,4 +1,4 @@
-"""Frames over a TCP connection: small frames are copied, payload pieces are read into place."""
+"""Frames over a TCP connection: small frames are copied, payloads are read into their memory."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from thinwire.proto.framing import MAX_MESSAGE_BYTES, Frame, Malformed
 
 _HEADER = struct.Struct(">I")
 _IS_PIECE = 1 << 31
-#: Bytes requested by one read while no payload piece is expected. The value is small because a
-#: piece that follows in the same read has to be copied from the buffer to its place.
+#: Number of bytes that one read requests while no payload piece is expected. The value is small
+#: because a piece that arrives in the same read has to be copied from the buffer to the payload's
+#: memory.
 _READ_BYTES = 16 << 10
 _BUFFER_BYTES = 64 << 10
-#: A frame with more parts than the first value is joined into one part before it is sent, if its
-#: parts have fewer bytes on average than the second value. One sendmsg call takes 1,024 parts.
+#: A frame with more parts than the first value is joined into one part before it is sent, if the
+#: parts have fewer bytes on average than the second value. One sendmsg call accepts 1,024 parts.
 _MOST_PARTS, _LEAST_PART_BYTES = 64, 16 << 10
 
 
 class Wire(Protocol):
-    """Byte stream of a TCP connection. One thread sends, one receives; all may call `shutdown`."""
+    """Byte stream of a TCP connection, encrypted or not. One thread sends and one thread receives
+    on the byte stream; any thread may call `shutdown`.
+    """
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send all bytes of `parts` over the connection.
@@ -36,14 +39,16 @@ class Wire(Protocol):
         """
 
     def receive_into(self, space: memoryview) -> int:
-        """Wait for bytes, write them to `space` and return their number; 0 at the stream's end.
+        """Wait for bytes from the connection, write them to `space`, return their number; 0: end.
 
         Raises:
-            OSError: The connection has failed.
+            OSError: The bulk connection has failed.
         """
 
     def wait(self, milliseconds: float | None) -> bool:
-        """Return True once bytes can be received, False after the time limit; None: no limit."""
+        """Return True as soon as bytes can be received, False after `seconds`; None: no time
+        limit.
+        """
 
     def shutdown(self, how: int) -> None:
         """Shut down sending, or both directions of the connection (`socket.SHUT_*`). No errors."""
@@ -56,7 +61,7 @@ class TcpWire:
     """A TCP connection without encryption.
 
     Args:
-        connected: The connected socket. This object owns the socket and closes it.
+        connected: The connected TCP socket, which this object owns and closes.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -73,64 +78,69 @@ class TcpWire:
             self._socket.sendall(b"".join(parts)[-missing:])
 
     def receive_into(self, space: memoryview) -> int:
-        """Wait for bytes, write them to `space` and return their number; 0 at the stream's end."""
+        """Wait for bytes from the connection, write them to `space`, return their number; 0:
+        end.
+        """
         return self._socket.recv_into(space)
 
     def wait(self, milliseconds: float | None) -> bool:
-        """Return True once bytes can be received, False after the time limit."""
+        """Return True as soon as bytes can be received, False after the time limit in seconds."""
         return bool(self._poll.poll(milliseconds))
 
     def shutdown(self, how: int) -> None:
         """Shut down sending, or both directions of the connection."""
-        with contextlib.suppress(OSError):  # The other end has already closed the connection.
+        with contextlib.suppress(OSError):  # The peer has already closed the TCP connection.
             self._socket.shutdown(how)
 
     def close(self) -> None:
-        """Close the connection's socket."""
+        """Close the socket of the TCP connection."""
         self._socket.close()
 
 
 class ArrivingPiece:
-    """A payload piece in arrival: some of its bytes are still in the socket."""
+    """A payload piece of which some bytes are still in the socket's receive buffer."""
 
     def __init__(self, connection: BulkConnection) -> None:
         self._connection = connection
         self._num_read = 0
 
     def __len__(self) -> int:
-        """Return the number of payload bytes that the last `read_into` call read."""
+        """Return the number of payload bytes that the last call of `read_into` read."""
         return self._num_read
 
     def read_into(self, space: memoryview) -> int:
-        """Read the available bytes into `space`; return their number, 0 if the connection ends.
+        """Read the available payload bytes into `space`; return their number, 0 at the end.
 
         Args:
-            space: Memory for the missing bytes of the payload; not empty.
+            space: Writable memory for the missing bytes of the payload; not empty.
         """
         self._num_read = self._connection.read_piece(space)
         return self._num_read
 
 
 def most_buffer_bytes() -> int:
-    """Return the largest size of a connection's receive buffer, which holds one whole message."""
+    """Return the largest size in bytes of a connection's receive buffer, which holds one
+    message.
+    """
     return max(_BUFFER_BYTES, _HEADER.size + MAX_MESSAGE_BYTES)
 
 
 def wire_bytes(frame: Frame) -> int:
-    """Return the bytes that a frame takes on a connection, with its header."""
+    """Return the number of bytes of a frame on a bulk connection, including its header."""
     return _HEADER.size + (len(frame) if isinstance(frame, bytes) else frame.num_bytes)
 
 
 class BulkConnection:
-    """One end of a connection that carries a stream's frames.
+    """One end of a bulk (TCP) connection that carries the frames of a gRPC stream.
 
-    One thread sends and one thread receives. Any thread may call `end` and `abort`.
+    One thread sends and one thread receives on a bulk connection. Any thread may call `end` and
+    `abort` of a bulk connection.
 
     Attributes:
-        num_received: Number of bytes received so far, with frame headers.
+        num_received: Number of bytes received so far over the connection, including frame headers.
 
     Args:
-        wire: Byte stream that carries the frames.
+        wire: Byte stream (plain or TLS) that carries the frames.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -139,17 +149,19 @@ class BulkConnection:
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         # Invariant: buffer[first:last] holds bytes read from the socket but not yet returned.
         self._first = self._last = 0
-        self._lacking = 0  # Missing bytes of the frame at the start of the receive buffer.
-        self._piece_left = 0  # Bytes of the current payload piece that are not returned yet.
+        # Number of missing bytes of the frame at the start of the receive buffer.
+        self._lacking = 0
+        # Number of bytes of the current payload piece that are not returned yet.
+        self._piece_left = 0
         self._arriving = ArrivingPiece(self)
         self._ended = self._closed = False
         self.num_received = 0
 
     def send(self, frame: Frame) -> None:
-        """Send one frame over the connection.
+        """Send one frame over the bulk connection.
 
         Raises:
-            OSError: The connection has ended before the frame was sent.
+            OSError: The bulk connection has ended before the frame was sent.
         """
         if isinstance(frame, bytes):
             parts: Sequence[bytes | memoryview] = (_HEADER.pack(len(frame)), frame)
@@ -166,7 +178,7 @@ class BulkConnection:
                 self._wire.send(parts[first : first + _MOST_PARTS])
 
     def receive(self, seconds: float = math.inf) -> bytes | ArrivingPiece | None:
-        """Return the next frame, or an `ArrivingPiece` when payload bytes have arrived.
+        """Return the connection's next frame, or an `ArrivingPiece` if payload bytes have arrived.
 
         Args:
             seconds: Longest wait for a frame or payload bytes, in seconds.
@@ -176,7 +188,7 @@ class BulkConnection:
 
         Raises:
             TimeoutError: No complete frame and no payload byte arrived within the time limit.
-            Malformed: The received header announces no legal frame.
+            Malformed: The header of the received frame announces no legal length.
         """
         deadline = time.monotonic() + seconds
         with self._receiving:
@@ -207,11 +219,14 @@ class BulkConnection:
 
     def _wait(self, deadline: float) -> bool:
         if self._closed or deadline == math.inf:
-            return True  # The following read returns the end of the stream, or blocks.
+            # The next read from the connection returns the end of the stream, or blocks.
+            return True
         return self._wire.wait(max(0.0, 1000 * (deadline - time.monotonic())))
 
     def _take(self) -> bytes | None:
-        """Return the next frame if it is complete in the buffer; start a payload piece."""
+        """Return the next frame if the receive buffer holds it whole; start reading a payload
+        piece.
+        """
         have = self._last - self._first
         if have < _HEADER.size:
             return None
@@ -219,8 +234,8 @@ class BulkConnection:
         size = word & ~_IS_PIECE
         if size > MAX_MESSAGE_BYTES or (word & _IS_PIECE and not size):
             raise Malformed(
-                f"a frame of {size} bytes; a frame may have at most {MAX_MESSAGE_BYTES} bytes, "
-                "and a payload piece must have at least 1"
+                f"a frame of {size} bytes on a bulk connection is not valid; expected at most "
+                f"{MAX_MESSAGE_BYTES} bytes, and at least 1 byte in a piece of a payload"
             )
         begin = self._first + _HEADER.size
         if word & _IS_PIECE:
@@ -238,7 +253,9 @@ class BulkConnection:
         return frame
 
     def _reserve(self, size: int) -> None:
-        """Make the receive buffer hold `size` bytes from the first byte not yet returned."""
+        """Make space in the receive buffer for `size` bytes from the first byte not yet
+        returned.
+        """
         num_unread = self._last - self._first
         new_size = max(_BUFFER_BYTES, size)
         if len(self._buffer) < size or (not num_unread and len(self._buffer) > new_size):
@@ -266,10 +283,10 @@ class BulkConnection:
         return count
 
     def read_piece(self, space: memoryview) -> int:
-        """Read the available bytes of the current payload piece into `space`; return their number.
+        """Read the received bytes of the current payload piece into `space`; return their number.
 
         Args:
-            space: Memory for the missing bytes of the payload; not empty.
+            space: Writable memory for the missing bytes of the payload; not empty.
         """
         with self._receiving:
             size = min(len(space), self._piece_left)
@@ -283,10 +300,10 @@ class BulkConnection:
             return have
 
     def end(self, seconds: float) -> None:
-        """Shut down sending, wait for the other end to end as well, and close the connection.
+        """Shut down sending, wait until the peer also shuts down sending, and close the connection.
 
         Args:
-            seconds: Longest wait for the other end to close the connection, in seconds.
+            seconds: Longest wait until the peer closes the connection, in seconds.
         """
         self._wire.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + seconds
@@ -294,9 +311,9 @@ class BulkConnection:
         while not self._ended and (seconds_left := deadline - time.monotonic()) > 0:
             if self._receiving.acquire(timeout=seconds_left):
                 try:
-                    # Read and discard all bytes before the close. A socket that is closed with
-                    # unread bytes resets the connection, and the other end would lose the last
-                    # bytes sent to it.
+                    # Read and discard all bytes before the socket is closed. A socket that is
+                    # closed with unread bytes resets the connection, and the peer would lose the
+                    # last bytes sent to it.
                     if not self._ended and self._wait(deadline):
                         self._read(discarded)
                 finally:
@@ -304,13 +321,16 @@ class BulkConnection:
         self.abort()
 
     def finish(self) -> None:
-        """Shut down sending on the connection; receiving continues."""
+        """Shut down sending on the bulk connection; receiving continues."""
         self._wire.shutdown(socket.SHUT_WR)
 
     def abort(self) -> None:
-        """Shut down both directions and close the socket. Blocked sends and receives return."""
-        # The shutdown comes before the locks: it ends the calls of threads that hold the locks.
-        # The descriptor is closed under both locks, so no thread uses a reused descriptor.
+        """Shut down both directions of the bulk connection and close its socket. Sends and receives
+        that are blocked on the connection return.
+        """
+        # The socket is shut down before the locks are taken, because the shutdown ends the calls of
+        # threads that hold the locks. The descriptor is closed under both locks, so no thread uses
+        # a reused descriptor.
         self._wire.shutdown(socket.SHUT_RDWR)
         with self._sending, self._receiving:
             if not self._closed:

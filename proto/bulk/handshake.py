@@ -1,17 +1,21 @@
-"""Handshake of a bulk connection: client and shard prove that they are the ends of a gRPC stream.
+"""Handshake of a bulk (TCP) connection: client and shard prove to be the ends of a gRPC stream.
 
-The client sends the number from the offer of a bulk connection in the shard's Welcome. TLS then
-starts if the run uses TLS. Client and shard then prove to each other that they have the run's
-token, and the key that the gRPC stream carried.
+A client begins the handshake with the attempt's number from the offer in the shard's Welcome
+message. After the attempt's number, TLS starts on the bulk connection if the run uses TLS. On the
+bulk connection, client and shard then prove to each other that they have the run's token, and the
+key that the gRPC stream carried.
 
-`Handshake` is the state machine of one end after the number. `Handshake` uses no socket and no
-clock: callers pass all bytes in and out. A shard can therefore run all handshakes in one thread,
-with one deadline for each whole handshake, and every state can be tested. `connect` runs the
-client's end over a socket.
+`Handshake` is the state machine of one end (client or shard) after the client has sent the
+attempt's number. `Handshake` uses no socket and no clock: callers pass all bytes in and out.
+Without sockets in `Handshake`, a shard can run all handshakes in one thread, with one deadline for
+each whole handshake, and tests reach every state. The function `connect` runs the client's end of
+the handshake over a socket.
 
-A connection attempt's number is valid once. Every attempt of a client has a different number. Only
-the first number is sent in clear before its use. An eavesdropper on one attempt can neither compute
-the next number nor repeat a proof, because a proof is valid for one number only.
+The secret number of an attempt to open a bulk connection is valid once. Every attempt of a client
+to open a bulk connection has a different number. If the run does not use TLS, only the number of a
+client's first attempt is sent in clear before its use. An eavesdropper on one connection attempt
+can neither compute the number of the next attempt nor repeat a proof, because a proof is valid for
+one number only.
 """
 
 from __future__ import annotations
@@ -32,32 +36,34 @@ from thinwire.runtime.run.credentials import Credentials
 NUMBER_BYTES = 16
 KEY_BYTES = 32
 PROOF_BYTES = 32
-#: Most bytes that one end accepts in a handshake. OpenSSL accepts a certificate chain of 100 KiB at
-#: most, and an honest handshake has 5 KiB.
+#: Largest number of bytes that client or shard accepts in a handshake. OpenSSL accepts a
+#: certificate chain of 100 KiB at most, and an honest handshake has 5 KiB.
 MOST_HANDSHAKE_BYTES = 128 << 10
 _READ_BYTES = 16 << 10
 
 
 class BulkFailure(enum.Enum):
-    """Reason why an attempt to open a bulk connection has failed."""
+    """Reason why an attempt to open a bulk (TCP) connection has failed."""
 
-    #: The host refuses the port, or no route leads to the host. Another attempt fails as well.
+    #: The host refuses the connection to the port, or no route leads to the host, so that another
+    #: attempt would fail as well.
     UNREACHABLE = "unreachable"
-    #: Nothing answers the TCP connection: a firewall drops the packets, or a flood has filled the
-    #: shard's accept queue. Only another attempt of the client can distinguish the two cases.
+    #: The client's TCP connection gets no answer: a firewall drops the packets, or a flood has
+    #: filled the shard's accept queue. Only another attempt can distinguish a firewall from a
+    #: flood.
     SILENT = "silent"
     #: The shard, or a machine on the path, closed the connection or left it unanswered, for example
     #: because the shard is overloaded. Another attempt may succeed.
     TURNED_AWAY = "turned away"
-    #: The other end of the connection did not prove that it is the shard.
+    #: The peer of the connection did not prove that it is the shard.
     DISTRUSTED = "distrusted"
 
 
 class NoBulkConnection(OSError):
-    """An attempt to open a bulk connection has failed.
+    """Error: an attempt to open a bulk (TCP) connection has failed.
 
     Attributes:
-        failure: Kind of the failure. The client decides by it whether to try again.
+        failure: Kind of the failure, by which the client decides whether to try again.
     """
 
     def __init__(self, failure: BulkFailure, reason: str) -> None:
@@ -86,17 +92,18 @@ TRANSITIONS: dict[HandshakeState, tuple[HandshakeState, ...]] = {
 class Handshake:
     """One end of a bulk connection's handshake after the client has sent the attempt's number.
 
-    The client sends its proof first. The shard's listener sends the shard's proof, after the stream
-    has taken over the connection.
+    In a handshake, the client sends its proof first. The shard's listener sends the shard's proof
+    after the gRPC stream has taken over the bulk connection.
 
     Attributes:
         state: Current state of this end's handshake.
 
     Args:
-        number: Secret number that identifies this connection attempt, 16 bytes.
-        key: Secret key in the shard's offer of a bulk connection, 32 bytes.
+        number: Secret number of 16 bytes that identifies this connection attempt.
+        key: Secret key of 32 bytes in the shard's offer of a bulk connection.
         token: Token of the run; empty if the run has no token.
-        records: TLS state before its handshake; None if the run does not use TLS.
+        records: TLS state machine of the connection, before the TLS handshake; None if the run does
+            not use TLS.
         serves: True for the shard's end, False for the client's end.
     """
 
@@ -108,36 +115,37 @@ class Handshake:
         self._mine, self._expected = (hmac.digest(secret, e + number, "sha256") for e in ends)
         self._records, self._serves = records, serves
         self.state = HandshakeState.PROVING if records is None else HandshakeState.SECURING
-        self._arrived = bytearray()  # Received bytes of the other end's proof.
+        self._arrived = bytearray()  # Received bytes of the peer's proof.
         self._num_bytes = 0
 
     @property
     def wanted_bytes(self) -> int:
-        """Most bytes that the caller may read from the handshake's socket now."""
-        # Frames follow the proof without a gap. A read beyond the proof would consume the first
-        # bytes of a frame. With TLS, the surplus bytes stay in `records`, which later decrypts
-        # the frames.
+        """Largest number of bytes that the caller may read from the handshake's socket now."""
+        # Frames follow the peer's proof without a gap, and a read beyond the proof would consume
+        # the first bytes of a frame. With TLS, the surplus bytes stay in `records`, which later
+        # decrypts the frames.
         return _READ_BYTES if self._records else PROOF_BYTES - len(self._arrived)
 
     def begin(self) -> bytes:
-        """Return the first bytes to send to the other end; empty if this end only receives first.
+        """Return the first bytes of the handshake to send to the peer; empty if this end waits
+        first.
 
         Raises:
-            ssl.SSLError: The TLS handshake fails.
+            ssl.SSLError: The TLS handshake of the connection fails.
         """
         if self._records is not None:
             return self._secure(self._records)
         return b"" if self._serves else self._mine
 
     def receive(self, data: bytes) -> bytes:
-        """Process bytes received from the other end; return the bytes to send to the other end.
+        """Process handshake bytes received from the peer; return the bytes to send to the peer.
 
         Args:
-            data: Received bytes; at least one, at most `wanted_bytes`.
+            data: Handshake bytes received from the peer; at least one, at most `wanted_bytes`.
 
         Raises:
-            ConnectionRefusedError: The proof is false, or the other end sent too many bytes.
-            ssl.SSLError: The TLS handshake fails.
+            ConnectionRefusedError: The peer's proof is false, or the peer sent too many bytes.
+            ssl.SSLError: The TLS handshake of the connection fails.
         """
         self._num_bytes += len(data)
         if self._num_bytes > MOST_HANDSHAKE_BYTES:
@@ -157,11 +165,13 @@ class Handshake:
 
     @property
     def proof(self) -> bytes:
-        """Proof that this end has token and key, 32 bytes. A shard sends the proof over `wire`."""
+        """Proof of 32 bytes that this end of the connection has the run's token and the offer's
+        key. A shard sends its proof over the byte stream `wire`.
+        """
         return self._mine
 
     def wire(self, connected: socket.socket) -> Wire:
-        """Return the byte stream that carries the frames after the handshake.
+        """Return the byte stream that carries the connection's frames after the handshake.
 
         Args:
             connected: Socket of the bulk connection, after the handshake.
@@ -202,16 +212,19 @@ class Handshake:
 
     def _enter(self, state: HandshakeState) -> None:
         if state not in TRANSITIONS[self.state]:
-            raise RuntimeError(f"a handshake cannot change from {self.state} to {state}")
+            raise RuntimeError(
+                f"the handshake of a bulk connection cannot change from state {self.state} to "
+                f"{state}"
+            )
         self.state = state
 
 
 def number_of(first: bytes, key: bytes, attempt: int) -> bytes:
-    """Return the number that identifies one connection attempt on a shard's offer, 16 bytes.
+    """Return the 16 bytes that identify one attempt to connect on a shard's offer.
 
     Args:
-        first: Secret number of attempt 0, which the shard's offer contains.
-        key: Secret key in the shard's offer, 32 bytes.
+        first: Secret number of the first attempt, which the shard's offer contains.
+        key: Secret key of 32 bytes in the shard's offer.
         attempt: Index of the connection attempt, from 0.
     """
     if attempt == 0:
@@ -240,20 +253,21 @@ def connect(
     attempt: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> BulkConnection:
-    """Open the bulk connection that a Welcome offers.
+    """Open the bulk connection that a shard's Welcome message offers.
 
     Args:
         host: Host name or address of the shard, as the gRPC stream uses it.
         offered: Offer of a bulk connection from the shard's Welcome.
-        credentials: Credentials of the client.
+        credentials: Certificate, key and token of the client.
         server_name: Name that the shard's certificate must have; None: `host`.
-        dscp: Class of service of sent packets, 0..63; None: the system's default.
+        dscp: Class of service (DSCP) of sent packets, 0..63; None: the system's default.
         seconds: Time limit for name lookup, connecting and the whole handshake, in seconds.
-        attempt: Number of the client's earlier connection attempts on this offer.
+        attempt: Number of earlier attempts of the client to connect on this offer.
         clock: Function that returns seconds of a monotonic clock.
 
     Raises:
-        NoBulkConnection: No path leads to the port, or the other end is not the shard.
+        NoBulkConnection: The shard's port is not reachable, or the peer at the port is not the
+            shard.
     """
     deadline = clock() + seconds
 
@@ -266,7 +280,8 @@ def connect(
     try:
         addresses = socket.getaddrinfo(host, offered.port, type=socket.SOCK_STREAM)
         left()
-    except OSError as error:  # A name lookup may succeed later, so another attempt is useful.
+    # A lookup of a host name may succeed later, so another attempt is useful.
+    except OSError as error:
         raise NoBulkConnection(
             BulkFailure.TURNED_AWAY, f"the name {host} cannot be resolved: {error}"
         ) from error
@@ -275,7 +290,7 @@ def connect(
     except TimeoutError as error:
         text = f"nothing answers there within {seconds:.3g} s"
         raise NoBulkConnection(BulkFailure.SILENT, text) from error
-    except (OSError, OverflowError) as error:  # OverflowError: a port above 65535.
+    except (OSError, OverflowError) as error:  # A port above 65535 raises OverflowError.
         raise NoBulkConnection(BulkFailure.UNREACHABLE, str(error)) from error
     try:
         return _prove(connected, host, offered, credentials, server_name, dscp, attempt, left)
@@ -291,7 +306,9 @@ def connect(
 
 
 def _dial(addresses: list[Any], left: Callable[[], float]) -> socket.socket:
-    """Return a connected socket. All addresses from `getaddrinfo` share the remaining time."""
+    """Return a TCP socket that is connected to the shard's port. The connection attempts to all
+    addresses from `getaddrinfo` share the remaining time.
+    """
     error: OSError = ConnectionError("the host has no address")
     for index, (family, kind, protocol, _, address) in enumerate(addresses):
         connected = socket.socket(family, kind, protocol)

@@ -1,19 +1,22 @@
-"""The shard's port for bulk connections, which opens at the first offer.
+"""The shard's port for bulk (TCP) connections, which opens at the first offer to a client.
 
-The port accepts connections only while an offer of a bulk connection to a client is open. One
-thread accepts connections and runs
-all handshakes (`Handshake`). A connection therefore occupies no thread before it carries frames.
+The shard's bulk port accepts connections only while an offer of a bulk connection to a client is
+open. One thread of the shard accepts bulk connections and runs all their handshakes (`Handshake`).
+A bulk connection therefore occupies no thread of its own before it carries frames.
 
-Theory of operation. A connection is a stranger until it has sent the number of an open offer. The
-number cannot be guessed. Strangers share 64 places. A new connection always gets a place. If all
-places are taken, the address with the most places loses its oldest one (`FairPlaces`). An honest
-client sends the number in its first packet and needs a place only for an instant, so waiting
-strangers cannot keep an honest client out. After the number, the connection belongs to the offer's
-stream. A stream has one unproven connection at a time: the client's next attempt closes the
-previous connection, and the end of the stream closes it too.
+Theory of operation. A bulk connection is a stranger (not related to any client) until it has sent
+the secret number of an open offer. Strangers cannot guess the number of an offer, which has 16
+random bytes. At most 64 strangers (connections that have not sent an offer's number) stay open
+together. A new connection to the bulk port is always accepted. If too many strangers are connected,
+the shard closes the oldest connection of the address with the most connections (`FairPlaces`). An
+honest client sends the offer's number in its first packet and is a stranger only for an instant, so
+waiting strangers cannot keep an honest client out. After it has sent an offer's number, a bulk
+connection belongs to the gRPC stream of that offer. A gRPC stream has at most one bulk connection
+whose client has not proven its identity. The client's next attempt, or the end of the stream,
+closes that connection.
 
-Every connection has one deadline, from its acceptance until the client has proven its identity.
-Bytes that trickle in do not extend the deadline.
+On every bulk connection, the client must prove its identity within a time limit from the acceptance
+of the connection. Single bytes that a client sends do not extend the deadline of its handshake.
 """
 
 from __future__ import annotations
@@ -48,31 +51,34 @@ from thinwire.proto.bulk.tls import TlsRecords, context_of
 from thinwire.proto.security.fair_places import FairPlaces, address_of
 from thinwire.runtime.run.credentials import Credentials
 
-#: Most connections that have not sent an offer's number yet; each needs a file descriptor. A flood
-#: of 200 connections per second fills 64 places in a third of a second. An honest client needs a
-#: place for a thousandth of that time.
+#: Largest number of connections that have not sent an offer's number yet, each of which needs a
+#: file descriptor. A flood of 200 connections per second reaches this number in a third of a
+#: second. An honest client sends the number within a thousandth of that time.
 MOST_STRANGERS = 64
-#: Seconds from the acceptance of a connection to both proofs, with TLS. A client gives up after
-#: 2 s (`switching.most_seconds`), so an honest client never reaches this limit.
+#: Time limit in seconds from the acceptance of a connection to both proofs, including the TLS
+#: handshake. A client gives up after 2 s (`switching.most_seconds`), so an honest client never
+#: reaches this limit.
 HANDSHAKE_SECONDS = 5.0
-#: Accept queue of the listening socket, in connections. While an offer is open, the queue is long
-#: enough that a flood does not make the system drop an honest client's first packet; the client
-#: would mistake the drop for a firewall. Without an open offer, no connection is expected.
+#: Length of the listening socket's accept queue, in connections. While an offer is open, the queue
+#: is long enough that a flood does not make the system drop an honest client's first packet; the
+#: client would mistake the drop for a firewall. Without an open offer, no connection is expected.
 _BACKLOG_OPEN, _BACKLOG_CLOSED = 1024, 8
-#: Most connections that the listening thread accepts before it continues the open handshakes.
+#: Largest number of connections that the listening thread accepts before it continues the open
+#: handshakes.
 _ACCEPTED_AT_A_TIME = 32
 #: Longest time between two checks of the handshakes' deadlines, in seconds.
 _LOOK_SECONDS = 1.0
-#: Pause of accepting after the process has run out of descriptors or memory, in seconds.
+#: Seconds for which the listening thread accepts no connection after the process has run out of
+#: descriptors or memory.
 _REST_SECONDS = 1.0
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Offeree(Protocol):
-    """The gRPC stream whose client receives an offer.
+    """The gRPC stream whose client receives the offer of a bulk connection.
 
     Attributes:
-        peer: Name of the stream's client, for log lines.
+        peer: Name of the stream's client (its address), for log lines.
     """
 
     peer: str
@@ -93,31 +99,38 @@ class _OpenOffer:
     key: bytes
     stream: Offeree
     deadline: float
-    attempt: int = 0  # Index of the client's next attempt. Numbers of earlier attempts are invalid.
-    connection: _Half | None = None  # Connection of the newest attempt; None: no attempt yet.
+    # Index of the client's next attempt to connect. The secret numbers of earlier attempts are
+    # invalid.
+    attempt: int = 0
+    # Connection of the client's newest attempt; None before the first attempt.
+    connection: _Half | None = None
 
     def numbers(self, until: int = MOST_ATTEMPTS) -> list[bytes]:
-        """Return the secret numbers of the attempts from the next one to `until` (exclusive)."""
+        """Return the secret numbers of the connection attempts from the next one to `until`
+        (exclusive).
+        """
         return [number_of(self.first_number, self.key, n) for n in range(self.attempt, until)]
 
 
 @dataclasses.dataclass(eq=False)
 class _Half:
-    """An accepted connection whose client has not yet proven its identity."""
+    """An accepted bulk connection whose client has not yet proven its identity."""
 
     socket: socket.socket
     deadline: float
-    number: bytes = b""  # Received bytes of the attempt's number.
-    offer: _OpenOffer | None = None  # Offer with this number; None until the number has arrived.
+    number: bytes = b""  # Received bytes of the connection attempt's secret number.
+    # Offer with the received number; None until the number has arrived.
+    offer: _OpenOffer | None = None
     handshake: Handshake | None = None
     unsent: bytes = b""
 
 
 class BulkListener:
-    """Offers bulk connections to the clients of streams, and accepts these connections.
+    """Offers bulk (TCP) connections to the clients of gRPC streams, and accepts these connections.
 
     Args:
-        address: Address to bind, equal to the address of the shard's gRPC server.
+        address: IP address or host name to listen on, equal to the address of the shard's gRPC
+            server.
         credentials: Certificate, key and token of the shard.
         dscp: Class of service of sent packets, 0..63; None: the system's default.
         clock: Function that returns seconds of a monotonic clock.
@@ -134,8 +147,9 @@ class BulkListener:
         self._clock = clock
         self._context: ssl.SSLContext | None = None
         self._offers: dict[Offeree, _OpenOffer] = {}
-        self._numbers: dict[bytes, tuple[_OpenOffer, int]] = {}  # number -> (offer, attempt index)
-        self._lock = threading.Lock()  # Protects _offers and _numbers.
+        # Secret number -> (offer of a bulk connection, index of the attempt).
+        self._numbers: dict[bytes, tuple[_OpenOffer, int]] = {}
+        self._lock = threading.Lock()  # Lock that protects the dicts _offers and _numbers.
         self._listening: socket.socket | None = None
         self._port = 0
         self._wake: socket.socket | None = None
@@ -143,7 +157,9 @@ class BulkListener:
         self._stopped = False
 
     def offer(self, stream: Offeree) -> pb.BulkSession | None:
-        """Return the bulk offer for a stream's Welcome; None if the shard cannot open a port."""
+        """Return the offer of a bulk connection for a stream's Welcome; None if no port can be
+        opened.
+        """
         number, key = secrets.token_bytes(NUMBER_BYTES), secrets.token_bytes(KEY_BYTES)
         with self._lock:
             if self._listening is None and not self._stopped:
@@ -152,7 +168,7 @@ class BulkListener:
                 return None
             self._remove(stream)
             if not self._offers:
-                # The longer accept queue must be set before the client learns the port.
+                # The longer accept queue must be set before the client gets the port.
                 self._listening.listen(_BACKLOG_OPEN)
             offer = _OpenOffer(number, key, stream, self._clock() + OFFER_SECONDS)
             self._offers[stream] = offer
@@ -178,12 +194,15 @@ class BulkListener:
 
     def _awaken(self) -> None:
         if self._wake is not None:
-            # If the socket buffer is full, its bytes already wake the listening thread.
+            # If the buffer of the wake-up socket is full, its bytes already wake the listening
+            # thread.
             with contextlib.suppress(BlockingIOError):
                 self._wake.send(b"!")
 
     def _begin(self) -> None:
-        """Open the port and start the listening thread. `offer` calls this at the first offer."""
+        """Open the shard's bulk port and start the listening thread. The method `offer` calls
+        `_begin` at the first offer of a bulk connection.
+        """
         try:
             if self._credentials.certificate:
                 self._context = context_of(self._credentials, serves=True)
@@ -199,7 +218,10 @@ class BulkListener:
                 raise
         except (OSError, ValueError) as error:
             logging.warning(
-                "bulk connections are disabled: cannot open a port on %s: %s", self._address, error
+                "bulk connections (plain TCP for large messages) are disabled, because no port "
+                "can be opened on %s: %s",
+                self._address,
+                error,
             )
             self._stopped = True
             return
@@ -213,7 +235,9 @@ class BulkListener:
         self._thread.start()
 
     def _remove(self, stream: Offeree) -> _OpenOffer | None:
-        """Remove a stream's offer and its numbers. The caller holds the lock."""
+        """Remove a stream's offer of a bulk connection and the numbers of its attempts. The caller
+        of `_remove` holds the listener's lock.
+        """
         offer = self._offers.pop(stream, None)
         if offer is None:
             return None
@@ -239,8 +263,8 @@ class BulkListener:
                         selector.unregister(listening)
                 idle = not self._offers and not len(halves)
                 events = selector.select(None if idle else _LOOK_SECONDS)
-                # Connections with a place are served before new ones are accepted. A connection
-                # whose number has arrived frees its place, so no new connection displaces it.
+                # Accepted connections are served before new connections are accepted, so that a new
+                # connection displaces no connection whose number has arrived.
                 for key, _ in events:
                     if key.fileobj is woken:
                         woken.recv(4096)
@@ -250,8 +274,8 @@ class BulkListener:
                     try:
                         self._accept(listening, halves)
                     except OSError as error:
-                        # The listening socket stays readable after this error. Without the
-                        # pause the loop would retry without end and occupy a core.
+                        # The listening socket stays readable after an error of accept. Without the
+                        # pause, the loop would retry without end and occupy a core.
                         if error.errno in _EXHAUSTED:
                             logging.log_every_n_seconds(
                                 logging.WARNING, "cannot accept bulk connections now: %s", 10, error
@@ -265,7 +289,8 @@ class BulkListener:
 
     def _accept(self, listening: socket.socket, halves: _Halves) -> None:
         for _ in range(_ACCEPTED_AT_A_TIME):
-            if not self._offers:  # The last offer was withdrawn after `select` returned.
+            # The last offer of a bulk connection was withdrawn after `select` returned.
+            if not self._offers:
                 return
             try:
                 connected, address = listening.accept()
@@ -274,7 +299,8 @@ class BulkListener:
             connected.setblocking(False)
             half = _Half(connected, self._clock() + HANDSHAKE_SECONDS)
             halves.add(half, address_of(str(address[0])), self._clock())
-            self._advance(half, halves)  # An honest client's number has usually arrived already.
+            # The secret number of an honest client has usually arrived already.
+            self._advance(half, halves)
 
     def _end_late(self, halves: _Halves) -> None:
         now = self._clock()
@@ -285,11 +311,13 @@ class BulkListener:
         for half in halves.late(now):
             if half.offer is not None and not half.offer.stream.lost:
                 reason = f"the handshake took longer than {HANDSHAKE_SECONDS:g} s"
-                logging.info("%s: bulk connection failed: %s", half.offer.stream.peer, reason)
+                logging.info(
+                    "client %s: its bulk connection failed: %s", half.offer.stream.peer, reason
+                )
             halves.end(half)
 
     def _advance(self, half: _Half, halves: _Halves) -> None:
-        """Continue a connection's handshake, and take over the connection after a valid proof."""
+        """Continue a bulk connection's handshake; attach the connection after a valid proof."""
         try:
             self._send(half, halves)
             while not half.unsent and half in halves:
@@ -312,7 +340,9 @@ class BulkListener:
         except (OSError, ValueError) as error:
             halves.end(half)
             if half.offer is not None:
-                logging.info("%s: bulk connection failed: %s", half.offer.stream.peer, error)
+                logging.info(
+                    "client %s: its bulk connection failed: %s", half.offer.stream.peer, error
+                )
 
     @staticmethod
     def _send(half: _Half, halves: _Halves) -> None:
@@ -345,8 +375,9 @@ class BulkListener:
     @staticmethod
     def _take_over(half: _Half, handshake: Handshake, halves: _Halves) -> None:
         """Attach the bulk connection to its gRPC stream, then send the shard's proof."""
-        # Attaching comes before the proof. The client sends Switch on the gRPC stream as soon as it
-        # has the shard's proof, and Switch is valid only on a stream with an attached connection.
+        # The connection is attached to its stream before the proof is sent. The client sends Switch
+        # on the gRPC stream as soon as it has the shard's proof, and Switch is valid only on a
+        # stream with an attached connection.
         offer = half.offer
         halves.release(half)
         wire = handshake.wire(half.socket)
@@ -354,19 +385,20 @@ class BulkListener:
         if offer is not None:
             offer.stream.attach(connection)
         try:
-            # The send does not block: the client has received all earlier bytes, so the socket's
-            # send buffer is empty.
+            # Sending the proof does not block: the client has received all earlier bytes, so the
+            # socket's send buffer is empty.
             wire.send((handshake.proof,))
-        except OSError:  # The client has closed the connection. The client may try again.
+        except OSError:  # The client has closed the bulk connection and may try again.
             connection.abort()
 
 
 class _Halves:
-    """The accepted connections whose clients have not yet proven their identity."""
+    """The accepted bulk connections whose clients have not yet proven their identity."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self._all: dict[_Half, None] = {}  # Unproven connections, oldest first.
+        # Connections whose clients have not proven their identity, oldest first.
+        self._all: dict[_Half, None] = {}
         self._strangers: FairPlaces[_Half] = FairPlaces()
 
     def __len__(self) -> int:
@@ -376,26 +408,30 @@ class _Halves:
         return half in self._all
 
     def add(self, half: _Half, address: str, now: float) -> None:
-        """Add a connection without a number; if all places are taken, another one is closed."""
+        """Add a new connection; close another new connection if there are too many."""
         self._all[half] = None
         self._selector.register(half.socket, selectors.EVENT_READ, half)
         for displaced in self._strangers.take(half, address, now, MOST_STRANGERS):
             self.end(displaced)
 
     def name(self, half: _Half, offer: _OpenOffer) -> None:
-        """Assign a connection to its offer, and close the offer's previous connection."""
+        """Assign a connection to the offer whose number it sent; close the offer's previous
+        connection.
+        """
         self._strangers.leave(half)
         if offer.connection is not None:
             self.end(offer.connection)
         half.offer, offer.connection = offer, half
 
     def watch(self, half: _Half) -> None:
-        """Select the connection for writing while it has unsent bytes, else for reading."""
+        """Watch the connection for writing while it has unsent bytes, else for reading."""
         event = selectors.EVENT_WRITE if half.unsent else selectors.EVENT_READ
         self._selector.modify(half.socket, event, half)
 
     def late(self, now: float) -> list[_Half]:
-        """Return the connections past their deadline, and those whose stream has ended."""
+        """Return the connections past their deadline, and connections whose gRPC stream has
+        ended.
+        """
         return [
             half
             for half in self._all
@@ -403,7 +439,9 @@ class _Halves:
         ]
 
     def release(self, half: _Half) -> None:
-        """Remove a connection from the selector and the tables; its socket stays open."""
+        """Remove a connection from the listening thread's selector and tables; keep its socket
+        open.
+        """
         if half not in self._all:
             return
         del self._all[half]
@@ -413,17 +451,19 @@ class _Halves:
             half.offer.connection = None
 
     def end(self, half: _Half) -> None:
-        """Close an unproven connection and remove it from the tables."""
+        """Close a connection whose client has not proven its identity, and remove it from the
+        tables.
+        """
         if half in self._all:
             self.release(half)
         half.socket.close()
 
     def end_strangers(self) -> None:
-        """Close all connections that have not sent an offer's number."""
+        """Close all bulk connections that have not sent an offer's number."""
         for half in self._strangers.shrink(0):
             self.end(half)
 
     def end_all(self) -> None:
-        """Close all connections whose clients have not yet proven their identity."""
+        """Close all bulk connections whose clients have not yet proven their identity."""
         for half in list(self._all):
             self.end(half)

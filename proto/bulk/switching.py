@@ -1,27 +1,29 @@
 """State machines that move a stream's messages from gRPC to its bulk connection.
 
-The client dials in a separate thread while the stream's messages go over gRPC, so heartbeats and
-requests are not delayed. A firewall that drops the port therefore costs the run only speed.
+A client opens its bulk connection in a separate thread while the stream's messages are sent over
+gRPC, so heartbeats and requests are not delayed. A firewall that drops packets to the bulk port
+therefore costs the run only speed.
 
-    DIALLING --connected----> MOVED      Switch is the last message over gRPC.
-    DIALLING --turned away--> WAITING    The shard is overloaded; the client tries again later.
-    WAITING  --due----------> DIALLING
-    DIALLING --silent-------> WAITING    A firewall or a flood; a second attempt shows which one.
-    DIALLING --unreachable--> STAYING    The process remembers the port for its lifetime. A second
-                                         silence has the same effect, on this or a later stream.
-    DIALLING --distrusted---> STAYING    The process remembers the port for its lifetime.
+    DIALLING --connected----> MOVED      The client sends Switch as its last message over gRPC.
+    DIALLING --turned away--> WAITING    The shard is overloaded, so the client tries again later.
+    WAITING  --due----------> DIALLING   The pause before the client's next attempt is over.
+    DIALLING --silent-------> WAITING    No answer: the client tries again, to rule out a flood.
+    DIALLING --unreachable--> STAYING    The process never tries this port again, as after a second
+                                         attempt without answer on this or a later stream.
+    DIALLING --distrusted---> STAYING    The process never tries this port again.
     DIALLING --spent--------> STAYING    The last attempt failed; the next stream gets a new offer.
-    any      --ended--------> ENDED      The stream has ended.
+    any      --ended--------> ENDED      The client's gRPC stream has ended.
 
-The shard's stream never waits for a bulk connection. The stream keeps the client's newest proven
-connection until the client's Switch arrives, which may never happen.
+The shard's end of a gRPC stream never waits for a bulk connection. The shard holds the client's
+newest authenticated bulk connection until the client's Switch message arrives, which may never
+happen.
 
-    GRPC     --offered--> OFFERED
-    OFFERED  --attached-> ATTACHED
-    ATTACHED --attached-> ATTACHED   The client gave up the earlier attempt just before its success.
-    ATTACHED --switched-> MOVED      The client's Switch has arrived; later messages come over the
-                                     bulk connection.
-    any      --ended----> ENDED
+    GRPC     --offered--> OFFERED    The shard has offered the client a bulk connection.
+    OFFERED  --attached-> ATTACHED   The client has proven its identity on a bulk connection.
+    ATTACHED --attached-> ATTACHED   The client has replaced its bulk connection by a newer one.
+    ATTACHED --switched-> MOVED      The client's Switch has arrived, and its later messages come
+                                     over the bulk connection.
+    any      --ended----> ENDED      The client's gRPC stream has ended.
 """
 
 from __future__ import annotations
@@ -38,13 +40,15 @@ from thinwire.proto.bulk.handshake import BulkFailure, NoBulkConnection
 from thinwire.runtime.failure_detector import Backoff
 
 #: Fraction of the lease that one attempt to open a bulk connection may take. The gRPC stream works
-#: during the attempt, so the limit only bounds how long a blocked port goes unreported. An attempt
-#: takes four round trips, which a link that can keep a lease makes in a quarter of the lease.
+#: during the attempt, so the limit only bounds how long a blocked port is not reported. An attempt
+#: takes four round trips, which any link that is fast enough for the lease completes in a quarter
+#: of the lease.
 SWITCH_PER_LEASE = 1 / 4
-#: Longest time of one connection attempt with a long lease, in seconds. The limit allows one
-#: retransmission: TCP sends a lost first packet again after 1 s.
+#: Longest time in seconds of one attempt to open a bulk connection, however long the lease is. The
+#: limit permits one retransmission: TCP sends a lost first packet again after 1 s.
 _LONGEST_ATTEMPT_SECONDS = 2.0
-#: Most connection attempts of one stream. The attempts and their pauses take 150 s in all.
+#: Largest number of attempts of one stream to open a bulk connection. The attempts and their pauses
+#: take 150 s in total.
 MOST_ATTEMPTS = 12
 #: First and longest pause between two connection attempts, in seconds.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.25, 30.0
@@ -54,8 +58,8 @@ _SILENCE_SECONDS = 1.0
 _SILENCES = 2
 #: Lifetime of a shard's offer of a bulk connection, in seconds: enough for all client attempts.
 OFFER_SECONDS = 180.0
-#: Wait before an unreachable port is reported, in seconds. The ports of a shard that has died are
-#: unreachable too, but within this time the stream to a dead shard has ended.
+#: Seconds to wait before an unreachable bulk port is reported. The ports of a shard that has died
+#: are unreachable too, but within this time the gRPC stream to a dead shard has ended.
 _DEATH_SECONDS = 1.0
 
 
@@ -74,7 +78,7 @@ def most_seconds(lease_seconds: float) -> float:
 
 
 class SwitchState(enum.Enum):
-    """State of a client's stream on its move to a bulk connection."""
+    """State of a client's gRPC stream on its move to a bulk connection."""
 
     DIALLING = "an attempt is running; messages go over gRPC"
     WAITING = "the next attempt is not due yet; messages go over gRPC"
@@ -123,10 +127,10 @@ _MAY_PASS = (BulkFailure.TURNED_AWAY, BulkFailure.SILENT)
 
 
 class ClientSwitch:
-    """State machine of one stream's attempts to open a bulk connection, without clock or socket.
+    """State machine of one gRPC stream's attempts to open a bulk connection; no clock, no socket.
 
     Attributes:
-        state: Current state of the client's stream.
+        state: Current state of the client's stream on its move to a bulk connection.
         attempt: Index of the running or next connection attempt, from 0.
     """
 
@@ -136,20 +140,21 @@ class ClientSwitch:
         self._pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
 
     def on(self, event: SwitchEvent) -> None:
-        """Change the stream's state by one event."""
+        """Change the state of the client's stream by one event."""
         if (self.state, event) not in SWITCH_TRANSITIONS:
             raise RuntimeError(
-                f"event {event.name} is not allowed in the switch state {self.state.name}"
+                f"the event {event.name} is not allowed in state {self.state.name} of the switch "
+                "to a bulk connection"
             )
         self.state = SWITCH_TRANSITIONS[self.state, event]
 
     def fail(self, failure: BulkFailure, draw: float) -> float | None:
-        """Record a failed connection attempt; return the pause before the next one, in seconds.
+        """Record a failed connection attempt; return the pause before the next attempt, in seconds.
 
         Args:
-            failure: Kind of the attempt's failure.
-            draw: Random number, uniform in [0, 1). The draw spreads the next attempts of clients
-                that an overloaded shard has turned away together.
+            failure: Kind of the failure of the connection attempt.
+            draw: Random number, uniform in [0, 1), which spreads the next attempts of clients that
+                an overloaded shard has rejected together.
 
         Returns:
             The pause in seconds, or None if no further attempt follows.
@@ -177,13 +182,15 @@ class UnreachablePorts:
             return address in self._avoided
 
     def is_dropped(self, address: str) -> bool:
-        """Count an unanswered attempt; return True if the shard's port now counts as blocked."""
+        """Count an unanswered connection attempt; return True if the shard's port counts as
+        blocked.
+        """
         with self._lock:
             self._num_silences[address] += 1
             return self._num_silences[address] >= _SILENCES
 
     def clear(self, address: str) -> None:
-        """Record that a shard's port is reachable: reset the count of unanswered attempts."""
+        """Record that a shard's bulk port is reachable: reset the count of unanswered attempts."""
         with self._lock:
             del self._num_silences[address]
 
@@ -193,7 +200,7 @@ class UnreachablePorts:
             self._avoided.add(address)
 
     def report(self, address: str, text: str) -> None:
-        """Log why the messages to a shard stay on gRPC, once per shard."""
+        """Log why the messages to a shard are sent over gRPC, once per shard."""
         with self._lock:
             is_new = address not in self._reported
             self._reported.add(address)
@@ -201,8 +208,8 @@ class UnreachablePorts:
             logging.warning("%s", text)
 
 
-#: Unreachable ports of this process. A worker's next stream, after a lost connection, runs in the
-#: same process and does not dial an unreachable port again.
+#: Bulk ports that this process could not reach. After a lost connection, a worker's next stream
+#: does not try an unreachable port again.
 UNREACHABLE = UnreachablePorts()
 
 _CONSEQUENCE = (
@@ -225,19 +232,19 @@ def run_attempts(
     draw: Callable[[], float],
     ports: UnreachablePorts,
 ) -> SwitchState:
-    """Dial until the client's stream has moved to a bulk connection, stays on gRPC or ends.
+    """Try to open a bulk connection until the client's stream has moved, stays on gRPC or ends.
 
-    The caller runs this function in a separate thread.
+    The caller runs the connection attempts in a separate thread.
 
     Args:
         address: ``host:port`` of the shard's gRPC server.
         port: TCP port on which the shard accepts bulk connections.
-        dial: Called with the index of an attempt; returns the open bulk connection or raises
+        dial: Function of the index of an attempt that returns the open bulk connection or raises
             NoBulkConnection.
-        take: Called with the open connection, which the stream takes over.
+        take: Function called with the open bulk connection, which the stream takes over.
         ended: Event that is set when the client's gRPC stream has ended.
-        draw: Returns a random number, uniform in [0, 1).
-        ports: Unreachable ports that this process has recorded.
+        draw: Function that returns a random number, uniform in [0, 1).
+        ports: Unreachable bulk ports of shards that this process has recorded.
 
     Returns:
         The final state of the stream: moved, staying on gRPC, or ended.
@@ -258,8 +265,8 @@ def run_attempts(
                 if failure is BulkFailure.TURNED_AWAY and not is_reported:
                     is_reported = True
                     logging.info(
-                        "%s: bulk connection to port %d failed (%s); messages go over gRPC until "
-                        "another attempt succeeds",
+                        "%s: the bulk connection to port %d failed (%s); messages are sent over "
+                        "gRPC until another attempt succeeds",
                         *(address, port, error),
                     )
                 switch.on(SwitchEvent.ENDED if ended.wait(pause) else SwitchEvent.DUE)
@@ -272,7 +279,9 @@ def run_attempts(
             take(connection)
             switch.on(SwitchEvent.CONNECTED)
             if switch.attempt:
-                logging.info("%s: messages now go over the bulk port %d", address, port)
+                logging.info(
+                    "%s: messages are now sent over a bulk connection to port %d", address, port
+                )
     return switch.state
 
 
@@ -305,7 +314,7 @@ def _report(
 
 
 class PathState(enum.Enum):
-    """State of a shard's stream on its move to a bulk connection."""
+    """State of the shard's end of a gRPC stream on the move to a bulk connection."""
 
     GRPC = "no bulk connection was offered"
     OFFERED = "the client may connect; messages go over gRPC"
@@ -339,9 +348,9 @@ PATH_TRANSITIONS: dict[tuple[PathState, PathEvent], PathState] = {
 class ServerPath:
     """State machine of the path of one stream's messages at the shard. Thread-safe.
 
-    An event that is not legal in the current state is ignored. Two examples: a client's connection
-    becomes ready just after its stream has ended, and a hostile client sends Switch without a bulk
-    connection.
+    An event of a stream that is not legal in the stream's current state is ignored. Two examples of
+    events that are not legal: a client's bulk connection becomes ready just after its stream has
+    ended, and a hostile client sends Switch without a bulk connection.
     """
 
     def __init__(self) -> None:
@@ -355,7 +364,7 @@ class ServerPath:
             return self._on(PathEvent.OFFERED)
 
     def attach(self, connection: BulkConnection) -> None:
-        """Keep a proven connection, to which the client may switch later."""
+        """Store an authenticated bulk connection, to which the client may switch later."""
         with self._lock:
             former, takes = self.connection, self._on(PathEvent.ATTACHED)
             if takes:
@@ -369,11 +378,12 @@ class ServerPath:
         """Return the bulk connection that the client has switched to; None if none is attached."""
         with self._lock:
             self._on(PathEvent.SWITCHED)
-            # An ended connection is returned too: the caller reads its last received messages.
+            # A connection that has ended is returned too, because the caller reads the connection's
+            # last received messages.
             return self.connection
 
     def end(self) -> None:
-        """Close the bulk connection, because the stream has ended."""
+        """Close the bulk connection, because its gRPC stream has ended."""
         with self._lock:
             self._on(PathEvent.ENDED)
             connection = self.connection

@@ -1,7 +1,8 @@
 """A TLS connection on which one thread may send while another thread receives.
 
-Two threads must not use an OpenSSL object at the same time. A lock is held while bytes are
-encrypted or decrypted. No lock is held while a thread waits for the socket.
+Two threads must not use an OpenSSL object at the same time. A thread holds a lock while it encrypts
+or decrypts bytes of the connection. A thread holds no lock while it waits for the connection's
+socket.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from thinwire.proto.bulk.connection import TcpWire
 from thinwire.runtime.run.credentials import Credentials
 
-#: Most plain bytes that one call encrypts, and size of the buffer for received TLS records.
+#: Largest number of bytes that one call encrypts, and size of the buffer for received TLS records.
 PIECE_BYTES = 256 << 10
 
 
@@ -24,7 +25,8 @@ def context_of(credentials: Credentials, serves: bool) -> ssl.SSLContext:
     """Return the TLS context for a node's credentials, with the settings of its gRPC channels.
 
     Args:
-        credentials: Credentials of the node: a certificate on the shard, an authority on a client.
+        credentials: Credentials of the node: a certificate on the shard, a certificate authority on
+            a client.
         serves: True for the shard's end, False for the client's end.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
@@ -32,8 +34,8 @@ def context_of(credentials: Credentials, serves: bool) -> ssl.SSLContext:
         context.load_verify_locations(cadata=credentials.authority.decode("ascii"))
         context.verify_mode = ssl.CERT_REQUIRED
     if credentials.certificate:
-        # ssl reads keys only from files. This temporary file is readable by this user only, and
-        # is deleted as soon as the key is loaded.
+        # Python's ssl module reads keys only from files. Only this user can read the temporary
+        # file, which is deleted as soon as the key is loaded.
         with tempfile.NamedTemporaryFile() as file:
             file.write(credentials.certificate + b"\n" + credentials.key)
             file.flush()
@@ -43,11 +45,11 @@ def context_of(credentials: Credentials, serves: bool) -> ssl.SSLContext:
 
 
 class TlsRecords:
-    """TLS state machine of one connection, without a socket: callers pass all bytes in and out.
+    """TLS state machine of one connection without a socket: its callers send and receive all bytes.
 
     Args:
         context: TLS context of the node, from `context_of`.
-        server_name: Name that the shard's certificate must have. None at the shard's end.
+        server_name: Host name that the shard's certificate must have; None at the shard's end.
     """
 
     def __init__(self, context: ssl.SSLContext, server_name: str | None) -> None:
@@ -59,12 +61,12 @@ class TlsRecords:
 
     @property
     def pending(self) -> bool:
-        """True if `put` received bytes that `decrypt_into` has not returned yet."""
+        """True if `put` has passed encrypted bytes that `decrypt_into` has not returned yet."""
         with self._lock:
             return bool(self._tls.pending() or self._in.pending)
 
     def handshake(self) -> bool:
-        """Continue the TLS handshake with the received bytes; return True once it is complete.
+        """Continue the TLS handshake with the received bytes; return True if it is complete.
 
         Raises:
             ssl.SSLError: The TLS handshake has failed.
@@ -87,13 +89,13 @@ class TlsRecords:
             return self._out.read()
 
     def encrypt(self, data: bytes | memoryview) -> bytes:
-        """Return the TLS records that carry `data`, which has 256 KiB at most."""
+        """Return `data` (256 KiB at most) encrypted as TLS records."""
         with self._lock:
             self._tls.write(data)
             return self._out.read()
 
     def decrypt_into(self, space: memoryview) -> int | None:
-        """Decrypt received bytes into `space`; return their number.
+        """Decrypt received bytes into `space`; return the number of decrypted bytes.
 
         Returns:
             The number of bytes; 0 after the other end closed TLS; None if more bytes are needed.
@@ -111,11 +113,11 @@ class TlsRecords:
 
 
 class TlsWire:
-    """An encrypted connection with the methods of `Wire`.
+    """An encrypted TCP connection with the methods of the protocol `Wire`.
 
     Args:
-        connected: The connected socket. This object owns the socket and closes it.
-        records: TLS state whose handshake is complete.
+        connected: The connected TCP socket, which this object owns and closes.
+        records: TLS state machine of the connection, with complete handshake.
     """
 
     def __init__(self, connected: socket.socket, records: TlsRecords) -> None:
@@ -131,7 +133,7 @@ class TlsWire:
                 self._wire.send((self._records.encrypt(view[first : first + PIECE_BYTES]),))
 
     def receive_into(self, space: memoryview) -> int:
-        """Wait for bytes, decrypt them into `space` and return their number; 0 at the end."""
+        """Wait for bytes from the peer, decrypt them into `space`, return their number; 0: end."""
         while (count := self._records.decrypt_into(space)) is None:
             arrived = self._wire.receive_into(self._space)
             if not arrived:
@@ -140,7 +142,7 @@ class TlsWire:
         return count
 
     def wait(self, milliseconds: float | None) -> bool:
-        """Return True once bytes can be received, False after the time limit."""
+        """Return True as soon as bytes can be received, False after the time limit in seconds."""
         return self._records.pending or self._wire.wait(milliseconds)
 
     def shutdown(self, how: int) -> None:
@@ -148,5 +150,5 @@ class TlsWire:
         self._wire.shutdown(how)
 
     def close(self) -> None:
-        """Close the connection's socket."""
+        """Close the socket of the TCP connection."""
         self._wire.close()

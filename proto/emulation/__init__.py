@@ -1,7 +1,7 @@
 """Emulated links, which reproduce thin and lossy networks on one machine.
 
-`link` models rate, delay and loss of one direction, for real streams and for the Simulator.
-`priority_link` adds classes of service and background traffic, which DGT's datagrams need. `uplink`
-runs the priority link on the real clock for a worker's streams and datagrams. All random draws are
-seeded.
+The module `link` models rate, delay and loss of one direction of a link, for real streams and for
+the Simulator. The module `priority_link` adds classes of service and background traffic to the link
+model, for DGT's datagrams. The module `uplink` runs the emulated link on the real clock for a
+worker's streams and datagrams. All random draws of emulated links are seeded.
 """

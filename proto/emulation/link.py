@@ -1,7 +1,7 @@
-"""Emulated links: a pure model of rate, delay and loss, and a sender that paces messages by it.
+"""Emulated links: a model of rate, delay and loss, and a sender that delays messages accordingly.
 
-The same model serves real streams and a simulation on a virtual clock. A link is full duplex and
-needs one model for each direction.
+One link model serves real streams as well as a simulation on a virtual clock. An emulated link is
+full duplex and needs one model for each direction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 
 from thinwire.ops.types import Link
 
-#: Payload of one TCP segment on an Ethernet path, in bytes. Losses are drawn per segment.
+#: Payload of one TCP segment on an Ethernet path, in bytes. The emulated link draws losses for each
+#: segment.
 SEGMENT_BYTES = 1448
 _MIN_ROUND_TRIP_SECONDS = 1e-3
 
@@ -27,16 +28,16 @@ def bytes_per_second(mbps: float) -> float:
 
 
 def round_trip_seconds(link: Link) -> float:
-    """Return the time after which a lost segment is sent again, in seconds: at least 1 ms."""
+    """Return the seconds after which a lost TCP segment is sent again: at least 1 ms."""
     return max(2 * link.delay_ms / 1e3, _MIN_ROUND_TRIP_SECONDS)
 
 
 def draw_losses(random: np.random.Generator, loss: float, num_bytes: int) -> tuple[int, int]:
-    """Draw the losses of one reliable message.
+    """Draw at random how many segments of one reliable message are lost.
 
     Args:
-        random: Generator of the random draws.
-        loss: Probability that a segment is lost.
+        random: NumPy generator of the random draws.
+        loss: Probability that a TCP segment is lost, 0 to 1.
         num_bytes: Size of the message, in bytes.
 
     Returns:
@@ -62,15 +63,15 @@ class Delivery:
 
 
 class LinkModel:
-    """One direction of an emulated link.
+    """Model of one direction of an emulated network link.
 
-    Messages pass one after the other at the link's rate and arrive one delay later, in order. A
-    lost segment is sent again one round trip (at least 1 ms) later. The retransmission takes up the
-    rate again and delays the segment's message and all later messages, but does not block the
-    sender.
+    Messages pass an emulated link one after the other at the link's rate and arrive one delay
+    later, in order. A lost segment of a message is sent again one round trip (at least 1 ms) later.
+    The retransmission of a lost segment uses the link's rate again and delays the segment's message
+    and all later messages, but does not block the sender.
 
     Args:
-        link: Rate, delay and loss of the link; a rate of 0 means no limit.
+        link: Rate (0: no limit), delay and loss probability of the emulated link.
         seed: Seed of the link's random losses.
     """
 
@@ -84,7 +85,9 @@ class LinkModel:
         self._last_delivery_at = -math.inf
 
     def send(self, now: float, num_bytes: int) -> Delivery:
-        """Send one message that is ready at ``now`` (seconds), after all earlier messages."""
+        """Compute the passage of a message that is ready at ``now`` (seconds) after earlier
+        messages.
+        """
         resent_bytes, rounds = draw_losses(self._random, self._loss, num_bytes)
         bytes_on_wire = num_bytes + resent_bytes
         self._free_at = max(now, self._free_at) + bytes_on_wire / self._bytes_per_second
@@ -94,7 +97,8 @@ class LinkModel:
 
 
 class EmulatedSender:
-    """One direction of a worker's link, shared by all streams of the worker. Thread-safe.
+    """Sender over one direction of a worker's emulated link, shared by all streams of the worker.
+    Thread-safe.
 
     Args:
         model: Model of the emulated link's rate, delay and loss.
@@ -114,17 +118,17 @@ class EmulatedSender:
         self._lock = threading.Lock()
 
     def now(self) -> float:
-        """Return the time on the sender's clock, in seconds."""
+        """Return the time on the emulated sender's clock, in seconds."""
         return self._clock()
 
     def carry(self, num_bytes: int, ready_at: float) -> int:
-        """Wait until a message of ``num_bytes`` has passed the link.
+        """Wait until a message of ``num_bytes`` has passed the emulated link.
 
         Args:
             num_bytes: Size of the message with framing, in bytes.
             ready_at: Earliest time at which the message could have been sent, in seconds. Messages
-                with the same time pass back to back, although the caller sends each message only
-                after its emulated delay.
+                with equal times pass the link back to back, although the caller sends each message
+                only after its emulated delay.
 
         Returns:
             Bytes on the wire, with retransmissions.
@@ -137,7 +141,7 @@ class EmulatedSender:
         return delivery.bytes_on_wire
 
     def carry_all(self, sizes: Sequence[int], ready_at: float) -> Iterator[int]:
-        """Carry messages over the link one after the other, each as `carry` does.
+        """Wait until several messages have passed the emulated link one after the other.
 
         Args:
             sizes: Size of each message with framing, in bytes.

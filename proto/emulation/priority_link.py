@@ -1,9 +1,9 @@
 """A model of one direction of an emulated link with classes of service.
 
-The model is pure and runs on the caller's clock. Urgent packets overtake other packets, so the
-arrival time of a message is unknown when the message is sent. The caller therefore offers messages
-and then advances the time. `PriorityLink` is the model; `ClassQueue`, `Background` and `draw_fates`
-are its parts.
+The model of the link has no threads and runs on the caller's clock. Urgent packets overtake other
+packets on the link, so the arrival time of a message is unknown when the message is sent. The
+caller therefore first puts messages on the emulated link and then advances the time. `PriorityLink`
+is the model of the link, and consists of `ClassQueue`, `Background` and `draw_fates`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,26 @@ from thinwire.proto.emulation.link import (
     round_trip_seconds,
 )
 
-#: Bytes that a message sends before the next one in its class of service: about one TCP window.
+#: Number of bytes of a message that the link sends before it sends the next message of the class of
+#: service, about one TCP window.
 TURN_BYTES = 44 * SEGMENT_BYTES
 #: Size of a packet of background traffic, in bytes.
 BACKGROUND_PACKET_BYTES = 1500
-_BACKGROUND_SECONDS = 1e-3  # Longest interval of background traffic that arrives as one burst.
-_LEAST_QUEUED_TURNS = 8  # Fewest bursts of background traffic that fit into a bounded queue.
+#: Longest interval in seconds of background traffic that arrives as one burst.
+_BACKGROUND_SECONDS = 1e-3
+#: Smallest number of bursts of background traffic that fit into a bounded queue.
+_LEAST_QUEUED_TURNS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class PacketArrival:
-    """A message, or some datagrams of a train, that passed the link."""
+    """A message, or some datagrams of one size, that passed the emulated link."""
 
-    at: float  # Time of arrival, in seconds on the model's clock.
+    at: float  # Time of the packet's arrival, in seconds on the link model's clock.
     item: Any  # The object that the sender passed with the message or the datagrams.
-    bytes_on_wire: int  # Bytes of the message with retransmissions, or of these datagrams.
-    #: [m] indices of the datagrams in their train, duplicates twice; None for a message.
+    bytes_on_wire: int  # Bytes of the message with retransmissions, or of the arrived datagrams.
+    #: Indices [m] of the arrived datagrams within their train, duplicates twice; None for a
+    #: message.
     indices: NDArray[np.int64] | None = None
 
 
@@ -50,44 +54,54 @@ class PacketArrival:
 class ClassCounts:
     """Counters of the traffic of one class of service on an emulated link."""
 
-    bytes_on_wire: int = 0  # Bytes sent with headers, retransmissions and lost datagrams.
-    datagrams: int = 0  # Datagrams that senders have put on the link.
-    overflowed: int = 0  # Datagrams that did not fit into the link's queue.
-    withdrawn: int = 0  # Datagrams that their sender withdrew before they passed the link.
-    lost: int = 0  # Datagrams that were lost on the link.
-    reordered: int = 0  # Datagrams that arrive after datagrams that were sent later.
-    duplicated: int = 0  # Datagrams that arrive twice.
+    #: Number of bytes sent, including headers, retransmissions and lost datagrams.
+    bytes_on_wire: int = 0
+    datagrams: int = 0  # Number of datagrams that senders have put on the link.
+    overflowed: int = 0  # Number of datagrams that did not fit into the link's queue.
+    #: Number of datagrams that their sender withdrew before they passed the link.
+    withdrawn: int = 0
+    lost: int = 0  # Number of datagrams that were lost on the link.
+    reordered: int = 0  # Number of datagrams that arrive after datagrams that were sent later.
+    duplicated: int = 0  # Number of datagrams that arrive twice.
 
 
 @dataclasses.dataclass(slots=True)
 class Transmission:
-    """Bytes that pass in sequence: a message, a train of datagrams, or background traffic."""
+    """Bytes that pass the link in sequence: a message, consecutive datagrams, or background
+    traffic.
+    """
 
     priority: int
-    unit: int  # Bytes of one packet. A packet that has started is always finished.
-    left: int  # Bytes of the transmission that have not passed the link yet.
+    #: Size of one packet in bytes. The link always finishes a packet that it has begun to send.
+    unit: int
+    left: int  # Number of bytes of the message or datagrams that have not passed the link yet.
     item: Any = None
-    parts: tuple[tuple[float, NDArray[np.int64] | None], ...] = ()  # (extra delay in s, datagrams)
-    total: int = 0  # Bytes of the whole transmission.
+    #: Pairs of extra delay in seconds and indices of the datagrams with this delay.
+    parts: tuple[tuple[float, NDArray[np.int64] | None], ...] = ()
+    total: int = 0  # Size of the whole message or of all datagrams together, in bytes.
     reliable: bool = False
-    own: bool = True  # False for background traffic of other programs.
+    #: True for a message or datagrams, False for background traffic of other programs.
+    own: bool = True
 
     @property
     def has_begun(self) -> bool:
-        """True if some bytes of the transmission have passed."""
+        """True if some bytes of the message or datagrams have passed the link."""
         return self.left < self.total
 
 
 class ClassQueue:
-    """Queue of one class of service on an emulated link: first come, first served.
+    """Queue of one class of service on an emulated link, in first-come, first-served order.
 
     Attributes:
-        queue: Transmissions that wait for the link, in order of service.
-        stream: Messages that wait outside the queue. The queue holds one message at a time.
-        has_message: True if a message of this class is in the queue or passes the link now.
-        num_own: Number of messages and datagram trains that wait or pass now (no background).
-        bounded_bytes: Bytes of datagrams and background traffic that wait or pass the link now.
-        datagram_bytes: Bytes of datagrams that wait or pass the link now.
+        queue: Messages, datagram trains and background bursts that wait for the link, in order of
+            service.
+        stream: Reliable messages that wait outside the queue, which holds one message at a time.
+        has_message: True if a reliable message of this class is in the queue or passes the link
+            now.
+        num_own: Number of messages and datagram trains that wait for or pass the link now, without
+            background traffic.
+        bounded_bytes: Bytes of datagrams and background traffic that wait for or pass the link now.
+        datagram_bytes: Bytes of datagrams that wait for or pass the link now.
         last_arrival: Arrival time of the newest message of this class, in seconds.
         counts: Traffic counters of this class of service.
     """
@@ -102,7 +116,7 @@ class ClassQueue:
         self.counts = ClassCounts()
 
     def add(self, job: Transmission) -> None:
-        """Add a transmission to the end of this class's queue."""
+        """Add a message or datagrams to the end of the queue of their class of service."""
         self.num_own += job.own
         if not job.reliable:
             self.bounded_bytes += job.left
@@ -116,12 +130,12 @@ class ClassQueue:
 
     @property
     def first_turn_bytes(self) -> int:
-        """Number of bytes that the first transmission in the queue may pass in its turn."""
+        """Number of bytes that the first message or datagrams in the queue may send in one turn."""
         job = self.queue[0]
         return min(job.left, TURN_BYTES) if job.reliable and len(self.queue) > 1 else job.left
 
     def passed(self, job: Transmission, num_bytes: int) -> None:
-        """Count bytes of the current transmission as passed over the link."""
+        """Count bytes of the current message or datagrams as passed over the link."""
         job.left -= num_bytes
         if not job.reliable:
             self.bounded_bytes -= num_bytes
@@ -130,7 +144,7 @@ class ClassQueue:
             self.counts.bytes_on_wire += num_bytes
 
     def finished(self, job: Transmission) -> None:
-        """Remove the finished transmission; the next message enters the queue."""
+        """Remove a message or datagrams that have passed the link; queue the next message."""
         self.num_own -= job.own
         if job.reliable:
             self.has_message = bool(self.stream)
@@ -138,7 +152,7 @@ class ClassQueue:
                 self.queue.append(self.stream.popleft())
 
     def remove(self, jobs: list[Transmission]) -> None:
-        """Remove waiting datagram trains of which no byte has passed yet."""
+        """Remove waiting datagrams of which no byte has passed the link yet."""
         numbers = {id(job) for job in jobs}
         self.queue = collections.deque(job for job in self.queue if id(job) not in numbers)
         self.num_own -= len(jobs)
@@ -148,7 +162,7 @@ class ClassQueue:
 
 
 class Background:
-    """Traffic of other programs on a link: packets at a constant rate, from `begin` on.
+    """Emulated traffic of other programs on a link: packets at a constant rate.
 
     Attributes:
         next_at: Time of the next burst of background packets, in seconds.
@@ -156,8 +170,8 @@ class Background:
         turn_bytes: Size of one burst of background packets, in bytes.
 
     Args:
-        link: Rates of the link and of its background traffic.
-        queue_bytes: Size of the queue of the traffic's class, in bytes.
+        link: Rates of the emulated link and of its background traffic.
+        queue_bytes: Size in bytes of the queue of the background traffic's class.
 
     Raises:
         ConfigurationError: The background traffic takes the whole rate of the link.
@@ -184,7 +198,9 @@ class Background:
             self._begun_at = self.next_at = now
 
     def skip(self, until: float) -> None:
-        """Let background bursts before `until` pass an idle link, except for the last burst."""
+        """Let background bursts before the time `until` pass an idle link, except the last
+        burst.
+        """
         if self._begun_at is None:
             return
         number = int((until - self._begun_at) * self._bytes_per_second / self.turn_bytes) - 1
@@ -193,7 +209,7 @@ class Background:
             self._go_to(number)
 
     def take(self) -> int:
-        """Return the bytes of the next background burst and advance `next_at`."""
+        """Return the size of the next background burst in bytes and advance `next_at`."""
         self._go_to(self._number + 1)
         return self.turn_bytes
 
@@ -206,12 +222,13 @@ class Background:
 def draw_fates(
     random: np.random.Generator, link: Link, count: int, counts: ClassCounts
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draw at random which datagrams of a train are lost, duplicated or late.
+    """Draw at random which datagrams of a train (consecutive datagrams of one size) are lost,
+    duplicated or late.
 
     Args:
-        random: Generator of the random draws.
+        random: NumPy generator of the random draws.
         link: Link with the probabilities of loss, duplication and delay.
-        count: Number of datagrams to draw for.
+        count: Number of datagrams in the train.
         counts: Counters to which losses, duplicates and late datagrams are added.
 
     Returns:
@@ -239,31 +256,38 @@ HEADER_BYTES = 28
 #: Waiting datagram bytes of a class without a bounded queue above which a sender should wait: the
 #: default send buffer of a Linux socket.
 SEND_BUFFER_BYTES = 212_992
-_TRAIN_SECONDS = 5e-3  # Longest transmission time of one train of datagrams.
-_LEAST_LATENESS_SECONDS = 10e-3  # Shortest extra delay of a reordered datagram.
+#: Longest transmission time of one train (consecutive datagrams of one size), in seconds.
+_TRAIN_SECONDS = 5e-3
+_LEAST_LATENESS_SECONDS = 10e-3  # Shortest extra delay of a reordered datagram, in seconds.
 
 
 def class_of(dscp: int) -> int:
-    """Return the class of service that a network gives a DSCP: 0 for CS7, 7 for no mark."""
+    """Return the class of service that a DSCP value stands for: 0 for CS7, 7 for unmarked
+    packets.
+    """
     return BEST_EFFORT - (dscp >> 3)
 
 
 class PriorityLink:
-    """One direction of an emulated link, with strict priority by class.
+    """Model of one direction of an emulated link, with strict priority by class of service.
 
-    The link serves the most urgent class that has packets, packet by packet: an urgent packet waits
-    for one other packet at most. Each class has a queue of ``link.queue_kb``; a datagram that does
-    not fit into the queue is dropped. Messages of the reliable stream wait outside the queue. The
-    queue holds one message at a time. The message moves to the queue's end after each 64 KB if
-    other transmissions wait. A lost segment is sent again one round trip later and delays all later
-    messages, as in `LinkModel`. With messages of a single class only, the two models are equal.
-    Datagrams are lost, late (by one delay, at least 10 ms) or duplicated with the link's
-    probabilities. Background traffic arrives at a constant rate and waits in the queue of its
-    class, in order of arrival.
+    The emulated link serves the most urgent class that has packets, so that an urgent packet waits
+    for at most one less urgent packet. Each class of service has a queue of ``link.queue_kb`` on
+    the emulated link. A datagram that does not fit into the queue is dropped. Messages of the
+    reliable stream wait outside the queue of their class. The queue of a class holds one reliable
+    message at a time. A reliable message moves to the end of its queue after each 64 KB if other
+    traffic waits. A lost segment of a message is sent again one round trip later and delays all
+    later messages, as in `LinkModel`. With messages of a single class only, the models
+    `PriorityLink` and `LinkModel` are equal. The emulated link loses, delays (by one link delay, at
+    least 10 ms) or duplicates datagrams with the link's probabilities. Background traffic arrives
+    at the emulated link at a constant rate and waits in the queue of its class, in order of
+    arrival.
 
-    All random numbers of a message are drawn at its offer, and every event has an exact time. The
-    results therefore do not depend on how often `advance` is called. Methods take times in seconds.
-    A time before the time of an earlier call counts as the earlier call's time.
+    All random numbers of a message are drawn when the caller puts it on the emulated link, and
+    every event on the link has an exact time. The arrival times on the emulated link therefore do
+    not depend on how often `advance` is called. The methods of the link model take times in
+    seconds. If a caller passes a time before the time of its previous call, the link uses the
+    previous call's time.
 
     Args:
         link: Rate, delay, loss, queue size, background traffic and datagram probabilities.
@@ -280,13 +304,17 @@ class PriorityLink:
         self._round_trip = round_trip_seconds(link)
         self._lateness = max(self._delay, _LEAST_LATENESS_SECONDS)
         self._queue_bytes = link.queue_kb * 1e3 if link.queue_kb > 0 else math.inf
-        self._random = np.random.default_rng(seed)  # Draws in the same order as LinkModel.
+        #: Generator of random losses, whose draws have the order of the draws in LinkModel.
+        self._random = np.random.default_rng(seed)
         self._fates = np.random.default_rng([seed, 1])
         self._classes = [ClassQueue() for _ in range(BEST_EFFORT + 1)]
         self._current: Transmission | None = None
-        self._turn_bytes = 0  # Bytes that the current transmission may pass in its turn.
-        self._started = self._ends = -math.inf  # Start and end of the current turn, in seconds.
-        self._free_at = -math.inf  # Time at which the next transmission may start, in seconds.
+        #: Number of bytes that the current message or datagrams may send in their turn.
+        self._turn_bytes = 0
+        #: Start and end of the current turn on the link, in seconds.
+        self._started = self._ends = -math.inf
+        #: Time at which the link may begin to send the next message or datagrams, in seconds.
+        self._free_at = -math.inf
         self._now = -math.inf
         self._arrivals: list[tuple[float, int, PacketArrival]] = []
         self._numbers = itertools.count()
@@ -299,10 +327,11 @@ class PriorityLink:
         return tuple(dataclasses.replace(queue.counts) for queue in self._classes)
 
     def has_space(self, priority: int) -> bool:
-        """Return True if a sender may put datagrams of a class on the link now, False to wait.
+        """Return True if a sender may put datagrams of a class on the link now, False if it must
+        wait.
 
-        The result is always True with a bounded queue, which drops datagrams without a report to
-        the sender.
+        With a bounded queue, `has_space` is always True, because the queue drops datagrams without
+        a report to the sender.
         """
         waiting = self._classes[priority].datagram_bytes
         return math.isfinite(self._queue_bytes) or waiting < SEND_BUFFER_BYTES
@@ -310,7 +339,7 @@ class PriorityLink:
     # -- input ------------------------------------------------------------------------------
 
     def offer(self, now: float, priority: int, num_bytes: int, item: Any) -> None:
-        """Put a message of the reliable stream on the link.
+        """Put a message of the reliable stream on the emulated link.
 
         Args:
             now: Current time on the caller's clock, in seconds.
@@ -328,7 +357,7 @@ class PriorityLink:
         )
 
     def offer_datagrams(self, now: float, priority: int, size: int, count: int, item: Any) -> int:
-        """Put several datagrams of one size on the link together.
+        """Put several datagrams of one size on the emulated link together.
 
         Args:
             now: Current time on the caller's clock, in seconds.
@@ -366,7 +395,8 @@ class PriorityLink:
 
         Args:
             now: Current time on the caller's clock, in seconds.
-            unwanted: Called with the item of each waiting train of datagrams; True withdraws it.
+            unwanted: Function called with the item of each waiting group of datagrams; True
+                withdraws the group.
         """
         self._come_to(now)
         num_datagrams = 0
@@ -384,7 +414,7 @@ class PriorityLink:
     # -- output -----------------------------------------------------------------------------
 
     def next_event(self) -> float | None:
-        """Return the time at which `advance` is needed next; None if no arrival is pending.
+        """Return the time at which `advance` must be called next; None if no arrival is pending.
 
         No message or datagram arrives before the returned time.
         """
@@ -401,7 +431,9 @@ class PriorityLink:
         return at if math.isfinite(at) else None
 
     def advance(self, now: float) -> list[PacketArrival]:
-        """Advance the link's time to `now`; return all arrivals since the last call, in order."""
+        """Advance the emulated link's time to `now`; return all arrivals since the last call, in
+        order.
+        """
         now = self._come_to(now)
         arrivals = []
         while self._arrivals and self._arrivals[0][0] <= now:
@@ -413,13 +445,15 @@ class PriorityLink:
     # -- the passage of time --------------------------------------------------------------------
 
     def _come_to(self, until: float) -> float:
-        """Process all link events up to `until`; return the model's new time, in seconds."""
+        """Process all link events up to the time `until`; return the model's new time, in
+        seconds.
+        """
         self._now = until = max(until, self._now)
         background = self._background
         while background.next_at <= until:
             self._serve(background.next_at)
-            # On an idle link background bursts delay no other traffic. Skipping them bounds the
-            # work after a long pause.
+            # On an idle link, background bursts delay no other traffic. Skipping these bursts
+            # bounds the work of the model after a long pause.
             if self._current is None and not any(queue.queue for queue in self._classes):
                 background.skip(until)
             at, unit = background.next_at, BACKGROUND_PACKET_BYTES
@@ -434,15 +468,17 @@ class PriorityLink:
         """Return how many of `count` packets fit into the queue of a class."""
         if math.isinf(self._queue_bytes):
             return count
-        # bounded_bytes includes the current transmission. Its packets that have started are on the
-        # wire and need no space in the queue.
+        # bounded_bytes includes the datagrams that pass the link now, but the packets among them
+        # that have started need no space in the queue.
         taken, current = self._classes[priority].bounded_bytes, self._current
         if current is not None and current.priority == priority and not current.reliable:
             taken -= min(self._turn_bytes, self._begun_bytes(current, now))
         return max(0, min(count, int((self._queue_bytes - taken) // unit)))
 
     def _begun_bytes(self, job: Transmission, now: float) -> int:
-        """Return the bytes of the current transmission's packets that started before `now`."""
+        """Return the bytes of the current message's packets that the link began to send before
+        `now`.
+        """
         return job.unit * math.ceil((now - self._started) * self._rate / job.unit)
 
     def _add(self, job: Transmission, now: float) -> None:
@@ -451,9 +487,9 @@ class PriorityLink:
             self._free_at = max(self._free_at, now)
         self._classes[job.priority].add(job)
         if current is not None:
-            # A message alone in its class has one turn for all of its bytes. New datagrams or
-            # background traffic of that class end the turn; the message then passes in turns of
-            # TURN_BYTES.
+            # A message that is alone in its class of service has one turn for all of its bytes. New
+            # datagrams or background traffic of that class end the turn, after which the message
+            # passes in turns of TURN_BYTES.
             shares = job.priority == current.priority and not job.reliable
             ends_turn = shares and current.reliable and self._turn_bytes > TURN_BYTES
             if job.priority < current.priority or ends_turn:
@@ -461,7 +497,9 @@ class PriorityLink:
         self._serve(now)
 
     def _interrupt(self, job: Transmission, now: float) -> None:
-        """Put the current transmission back into its queue, unless its last packet has started."""
+        """Put the current message back into its queue, unless the link already sends its last
+        packet.
+        """
         num_bytes = self._begun_bytes(job, now)
         if num_bytes < self._turn_bytes:
             self._pass(job, num_bytes)
@@ -469,7 +507,7 @@ class PriorityLink:
             self._current, self._free_at = None, self._started + num_bytes / self._rate
 
     def _serve(self, until: float) -> None:
-        """Serve waiting transmissions up to the time `until`, the most urgent class first."""
+        """Send waiting traffic up to the time `until`, the most urgent class of service first."""
         while True:
             if self._current is not None:
                 if self._ends > until:
@@ -491,7 +529,9 @@ class PriorityLink:
             self._background.passed_bytes += num_bytes
 
     def _end_turn(self, job: Transmission) -> None:
-        """Queue the current transmission for its next turn, or schedule its arrival if complete."""
+        """Queue the current message for its next turn, or schedule its arrival if it is
+        complete.
+        """
         queue = self._classes[job.priority]
         self._current, self._free_at = None, self._ends
         self._pass(job, self._turn_bytes)
@@ -502,8 +542,8 @@ class PriorityLink:
         for extra, indices in job.parts:
             at, size = self._ends + self._delay + extra, job.total
             if indices is None:
-                # A message with retransmissions delays the later messages of its class, because
-                # a stream delivers in order.
+                # A message with retransmissions delays the later messages of its class, because a
+                # stream delivers messages in order.
                 at = queue.last_arrival = max(queue.last_arrival, at)
             else:
                 size = len(indices) * job.unit

@@ -1,6 +1,6 @@
 """An emulated link with classes of service on the real clock, for a worker's streams and datagrams.
 
-Real streams and sockets send each message or datagram at the time that the model computes.
+Real streams and sockets send each message or datagram at the time that the link model computes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ _PATIENCE_SECONDS = 0.2
 
 
 def class_of_channel(scheme: str, channel: int, channels: int) -> int:
-    """Return the class of service of a channel's packets.
+    """Return the class of service of the packets of a datagram channel.
 
     Args:
-        scheme: Marking scheme of `thinwire.proto.udp.sockets.tos`.
+        scheme: Scheme that marks packets with classes of service, one of
+            `thinwire.proto.udp.sockets.SCHEMES`.
         channel: Index of the datagram channel, from 1; 0 for the reliable stream.
-        channels: Number of datagram channels.
+        channels: Number of UDP datagram channels, which have different importance.
     """
     tos = udp_sockets.tos(scheme, channel, channels)
     return BEST_EFFORT if tos is None else class_of(tos >> 2)
@@ -48,7 +49,7 @@ class RunningLink:
     """A thread that runs a link model on the real clock. Thread-safe.
 
     Args:
-        model: Model of the emulated link.
+        model: Model of the emulated link (rate, delay, loss and queues).
         clock: Function that returns seconds of a monotonic clock.
     """
 
@@ -61,17 +62,17 @@ class RunningLink:
         self._thread.start()
 
     def now(self) -> float:
-        """Return the time on the link's clock, in seconds."""
+        """Return the time on the emulated link's clock, in seconds."""
         return self._clock()
 
     @property
     def counts(self) -> tuple[ClassCounts, ...]:
-        """Traffic counters of all classes of service, class 0 first."""
+        """Traffic counters of all classes of service on the emulated link, class 0 first."""
         with self._changed:
             return self._model.counts
 
     def offer(self, priority: int, sizes: Sequence[int], ready_at: float) -> list[_Ticket]:
-        """Put messages of the reliable stream on the link.
+        """Put messages of the reliable stream on the emulated link.
 
         Args:
             priority: Class of service, 0 (most urgent) to 7.
@@ -95,13 +96,13 @@ class RunningLink:
     def offer_datagrams(
         self, priority: int, size: int, count: int, deliver: Callable[[PacketArrival], None]
     ) -> None:
-        """Put datagrams of one size on the link.
+        """Put datagrams of one size on the emulated link.
 
         Args:
             priority: Class of service, 0 (most urgent) to 7.
             size: UDP payload of one datagram, in bytes.
             count: Number of datagrams to put on the link.
-            deliver: Called by the link's thread with each arrival of these datagrams.
+            deliver: Function called by the link's thread with each arrival of these datagrams.
         """
         with self._changed:
             if not self._closed:
@@ -109,12 +110,16 @@ class RunningLink:
                 self._changed.notify_all()
 
     def has_space(self, priority: int) -> bool:
-        """Return True if a sender may put datagrams of a class on the link now, False to wait."""
+        """Return True if a sender may put datagrams of a class on the link now, False if it must
+        wait.
+        """
         with self._changed:
             return self._model.has_space(priority)
 
     def close(self) -> None:
-        """Drop all messages on the link and release the waiting threads. May be called twice."""
+        """Drop all messages on the emulated link and wake the waiting threads. The emulated link
+        may be closed twice.
+        """
         with self._changed:
             self._closed = True
             for ticket in self._tickets:
@@ -140,7 +145,9 @@ class RunningLink:
             self.close()
 
     def _wait_for_arrivals(self) -> list[PacketArrival] | None:
-        """Wait for the link's next arrivals and return them; None once the link is closed."""
+        """Wait for the emulated link's next arrivals and return them; None if the link is
+        closed.
+        """
         with self._changed:
             while not self._closed:
                 if arrivals := self._model.advance(self._clock()):
@@ -151,7 +158,7 @@ class RunningLink:
 
 
 class _Ticket:
-    """Arrival event and wire bytes of one message on the link."""
+    """Event of the arrival, and number of wire bytes, of one message on the emulated link."""
 
     def __init__(self) -> None:
         self.arrived = threading.Event()
@@ -159,10 +166,11 @@ class _Ticket:
 
 
 class PrioritySender(EmulatedSender):
-    """Paces a worker's streams over a link that also carries the worker's datagrams. Thread-safe.
+    """Delays messages of a worker's streams on an emulated link that also carries the worker's
+    datagrams. Thread-safe.
 
-    Messages that are ready together are put on the link together, so that the sender waits for the
-    link's delay only once.
+    The sender puts messages that are ready together on the emulated link together, so that it waits
+    for the link's delay only once.
 
     Args:
         link: Running emulated link that carries the streams.
@@ -173,15 +181,19 @@ class PrioritySender(EmulatedSender):
         self._link, self._priority = link, priority
 
     def now(self) -> float:
-        """Return the time on the link's clock, in seconds."""
+        """Return the time on the emulated link's clock, in seconds."""
         return self._link.now()
 
     def carry(self, num_bytes: int, ready_at: float) -> int:
-        """Wait until a message has passed the link; return its bytes on the wire."""
+        """Wait until a message has passed the emulated link; return its size on the wire in
+        bytes.
+        """
         return next(self.carry_all((num_bytes,), ready_at))
 
     def carry_all(self, sizes: Sequence[int], ready_at: float) -> Iterator[int]:
-        """Carry messages over the link one after the other; yield the wire bytes of each."""
+        """Wait until messages have passed the link one after the other; yield each one's wire
+        bytes.
+        """
         for ticket in self._link.offer(self._priority, sizes, ready_at):
             ticket.arrived.wait()
             yield ticket.bytes_on_wire
@@ -190,11 +202,13 @@ class PrioritySender(EmulatedSender):
 class EmulatedSocket:
     """A connected datagram socket behind an emulated link, with the methods of `SendingSocket`.
 
-    If the link's queue is unbounded, the socket rejects datagrams beyond the size of a send buffer,
-    as the kernel does. A bounded queue accepts all datagrams and drops those that do not fit.
+    If the emulated link's queue is unbounded, the socket rejects datagrams beyond the size of a
+    send buffer, as the kernel does. A bounded queue of an emulated link accepts all datagrams and
+    drops those that do not fit.
 
     Args:
-        below: Real socket that sends the arrived datagrams. `close` closes it.
+        below: Real socket that sends the datagrams that have passed the emulated link; `close`
+            closes this socket.
         link: Running emulated link that carries the datagrams.
         priority: Class of service of the datagrams, 0 (most urgent) to 7.
     """
@@ -208,7 +222,7 @@ class EmulatedSocket:
         """Put one datagram on the emulated link.
 
         Raises:
-            BlockingIOError: The emulated send buffer is full. Try again later.
+            BlockingIOError: The emulated send buffer is full; the caller can try again later.
         """
         return self._offer(bytes(data), len(data))
 
@@ -220,13 +234,15 @@ class EmulatedSocket:
             ancillary: One control message, UDP_SEGMENT, with the size of a datagram in bytes.
 
         Raises:
-            BlockingIOError: The emulated send buffer is full. Try again later.
+            BlockingIOError: The emulated send buffer is full; the caller can try again later.
         """
         (_, _, segment), *_ = ancillary
         return self._offer(b"".join(buffers), *struct.unpack("=H", segment))
 
     def close(self) -> None:
-        """Close the real socket. Datagrams that are still on the link are lost."""
+        """Close the real socket behind the emulated link. At the close, datagrams that are still on
+        the emulated link are lost.
+        """
         self._below.close()
 
     def _offer(self, data: bytes, size: int) -> int:
@@ -244,11 +260,14 @@ class EmulatedSocket:
         for index in arrival.indices.tolist():
             try:
                 self._below.send(data[index * size : (index + 1) * size])
-            except OSError as error:  # The datagram is lost; datagrams are unreliable.
+            # The datagram is lost, which the protocol permits for datagrams.
+            except OSError as error:
                 if self._below.fileno() < 0:
                     return
                 if not self._warned:
-                    logging.warning("emulated link: the real socket drops datagrams: %s", error)
+                    logging.warning(
+                        "the real socket below an emulated link drops datagrams: %s", error
+                    )
                     self._warned = True
 
 
@@ -271,18 +290,20 @@ class EmulatedUplink:
         self.sender = PrioritySender(self.link, priority)
 
     def over(self, scheme: str, channels: int) -> Callable[[socket.socket, int], EmulatedSocket]:
-        """Return a function that puts the link before a channel's socket.
+        """Return a function that puts the emulated link before the socket of a datagram channel.
 
-        `thinwire.proto.udp.connect` calls the function with a socket and the channel's index.
+        `thinwire.proto.udp.connect` calls the returned function with a socket and the index of its
+        channel.
 
         Args:
-            scheme: Marking scheme of `thinwire.proto.udp.sockets.tos`.
-            channels: Number of datagram channels.
+            scheme: Scheme that marks packets with classes of service, one of
+                `thinwire.proto.udp.sockets.SCHEMES`.
+            channels: Number of UDP datagram channels, which have different importance.
         """
         return lambda below, channel: EmulatedSocket(
             below, self.link, class_of_channel(scheme, channel, channels)
         )
 
     def close(self) -> None:
-        """Close the emulated link and release all threads that wait for it."""
+        """Close the emulated link and wake all threads that wait for it."""
         self.link.close()

@@ -1,9 +1,10 @@
 """One persistent gRPC stream per client and shard.
 
-`serve` and `ServerStream` implement the shard's end of a stream, `ClientStream` the client's end.
-A stream carries frames. A frame is a `bytes` object with exactly one protobuf message;
-`thinwire.proto.framing` builds and parses frames. `session` adds the client's handshake and
-retries. `health` serves the standard health service, grpc.health.v1.
+`serve` and `ServerStream` implement the shard's end of a gRPC stream, and `ClientStream` implements
+the client's end. A gRPC stream between client and shard carries frames. A frame is a `bytes` object
+with exactly one protobuf message. The module `thinwire.proto.framing` builds and parses frames.
+The module `session` adds the client's handshake and retries to a gRPC stream. The module `health`
+serves the standard gRPC health service, grpc.health.v1.
 """
 
 from thinwire.proto.grpc.client import ClientStream, NoProgress, StreamLost, Unreachable

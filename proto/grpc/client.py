@@ -33,19 +33,21 @@ from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 _CLOSE_GRACE_SECONDS = 1.0
 _NO_SUCH_SERVICE = "UNIMPLEMENTED"
-_LOOK_SECONDS = 0.2  # interval between two calls of `given_up` while `open` waits
-_ABANDON_SECONDS = 1.0  # time limit to join the reader thread of a canceled call
-#: Time that `receive` waits for gRPC's reason after a bulk connection has ended. gRPC may learn
-#: the reason later than the bulk connection closes.
+_LOOK_SECONDS = 0.2  # seconds between two calls of `given_up` while `open` waits
+_ABANDON_SECONDS = 1.0  # time limit in seconds to join the reader thread of a canceled call
+#: Seconds for which `receive` waits for gRPC's reason after a bulk connection has ended. gRPC may
+#: get the reason later than the bulk connection closes.
 _REASON_SECONDS = 2.0
 
 
 class Unreachable(Exception):
-    """No shard accepts a gRPC stream at the dialed address."""
+    """Error: no shard accepts a gRPC stream at the given address."""
 
 
 class StreamLost(Exception):
-    """The gRPC stream to a shard has ended for ``reason``; the client must open a new stream."""
+    """Error: the gRPC stream to a shard has ended for ``reason``; the client must open a new
+    stream.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -53,27 +55,29 @@ class StreamLost(Exception):
 
 
 class NoProgress(Exception):
-    """No frame arrived from the shard within the time limit; the stream is still open."""
+    """Error: no frame arrived from the shard within the time limit; the stream is still open."""
 
 
 class ClientStream:
-    """The client's end of one stream to one shard, from `open` to `close`.
+    """The client's end of one gRPC stream to one shard, from `open` to `close`.
 
-    A reader thread reads frames ahead, so that `receive` can time out without ending the stream.
-    The thread costs about 10 us of a 200 us round trip of 1 KB. Once the stream has moved to its
-    bulk connection, the reader thread only waits for the end of the gRPC call, and `receive` reads
-    the bulk connection in the caller's thread.
+    A reader thread reads frames from the gRPC stream ahead, so that `receive` can time out without
+    ending the stream. The reader thread costs about 10 us in a round trip of 1 KB, which takes 200
+    us. After the stream has moved to its bulk (TCP) connection, the reader thread only waits for
+    the end of the gRPC call, and `receive` reads the bulk connection in the caller's thread.
 
     Attributes:
         chunks: Adaptive size of the pieces in which a large payload is sent.
-        arrived_at: Monotonic time, in seconds, at which the frame that `receive` returned last
+        arrived_at: Monotonic time in seconds at which the last frame that `receive` returned had
             arrived.
 
     Args:
         address: ``host:port`` of the shard. The old address of a shard that has moved is replaced
             by its present address.
-        link: The worker's emulated uplink, shared by its streams to all shards. None: no emulation.
-        keepalive_seconds: gRPC keepalive time. A shard that is silent for twice this time is lost.
+        link: The worker's emulated uplink, shared by its streams to all shards; None: no emulated
+            link.
+        keepalive_seconds: gRPC keepalive time, in seconds. A shard that is silent for twice this
+            time counts as lost.
         service: Name of the gRPC service with the Session method.
         dscp: DSCP class of service of outgoing packets, 0..63. None: the system's default.
         credentials: This node's certificate, key and token.
@@ -93,7 +97,7 @@ class ClientStream:
         self.address = present_address(address)
         self._credentials, self._server_name = credentials, server_name
         self._nonce = trust.new_nonce()
-        self._answer: dict[str, Any] = {}  # the call's initial metadata from the server
+        self._answer: dict[str, Any] = {}  # initial metadata of the gRPC call from the server
         self._service = service
         self._link = link
         self._options = [
@@ -103,8 +107,7 @@ class ClientStream:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            # Minimum time of one connection attempt. The attempt may wait in the server's accept
-            # queue.
+            # Minimum time of one connection attempt, which may wait in the server's accept queue.
             ("grpc.min_reconnect_backoff_ms", 3000),
             ("grpc.max_reconnect_backoff_ms", 300),
         ]
@@ -114,11 +117,13 @@ class ClientStream:
         self.arrived_at = self._newest_at = time.monotonic()
         self._dscp = dscp
         self._bulk: bulk.BulkConnection | None = None
-        self._receives_bulk = False  # True once the server sends over the bulk connection
-        # `_moving` makes the check of `_over` and the assignment of `_bulk` one step. Otherwise the
-        # switching thread could set `_bulk` after `close` has run, and the connection would leak.
+        self._receives_bulk = False  # True if the server sends over the bulk connection now
+        # The lock `_moving` makes the check of `_over` and the assignment of `_bulk` one atomic
+        # step. Otherwise the switching thread could set `_bulk` after `close` has run, and the
+        # connection would leak.
         self._moving = threading.Lock()
-        self._over = threading.Event()  # set at the stream's end: reject new bulk connections
+        # Event set at the stream's end, after which no bulk connection is accepted.
+        self._over = threading.Event()
         self._moved = threading.Event()
         self._channel: grpc.Channel | None = None
         self._reader: threading.Thread | None = None
@@ -131,24 +136,30 @@ class ClientStream:
 
     @property
     def bytes_sent(self) -> int:
-        """Training bytes sent, including framing and an emulated link's retransmissions."""
+        """Number of training bytes sent, including framing and an emulated link's
+        retransmissions.
+        """
         return self._bytes_sent
 
     @property
     def bytes_received(self) -> int:
-        """Bytes received from the shard, including framing."""
+        """Number of bytes received from the shard, including framing."""
         return self._bytes_received + (self._bulk.num_received if self._bulk else 0)
 
     @property
     def newest_frame_at(self) -> float:
-        """Monotonic time, in seconds, at which the newest frame arrived, read or unread."""
+        """Monotonic time in seconds at which the newest frame from the shard arrived, read or
+        unread.
+        """
         if self._receives_bulk and self._bulk is not None and self._bulk.readable:
             self._newest_at = time.monotonic()
         return self._newest_at
 
     @property
     def send_seconds(self) -> float:
-        """Total seconds from each `send` to its last byte handed to gRPC, including pacing."""
+        """Sum of the seconds from each call of `send` until gRPC has all its bytes, including
+        pacing.
+        """
         return self._send_seconds
 
     @property
@@ -161,8 +172,8 @@ class ClientStream:
 
         Args:
             timeout_seconds: Time limit for connecting and starting together, in seconds.
-            given_up: Returns True if the caller no longer wants the connection. `open` polls
-                `given_up` every 0.2 s.
+            given_up: Function, called every 0.2 s, that returns True if the caller no longer wants
+                the connection.
 
         Raises:
             Unreachable: No shard accepted the stream in time.
@@ -187,8 +198,8 @@ class ClientStream:
         is_over = not call.is_active()
         call.cancel()  # type: ignore[no-untyped-call]  # without annotations in grpc's stubs
         # If a server stops before it answers a call, gRPC may never deliver the call's initial
-        # metadata. The reader thread would then block forever. The join has a time limit, so that
-        # the blocked daemon thread does not delay the next attempt.
+        # metadata. The reader thread would then block forever. The wait for the thread has a time
+        # limit, so that the blocked daemon thread does not delay the next attempt.
         self._reader.join(_ABANDON_SECONDS)
         channel.close()
         reason = f"no answer in {timeout_seconds:g} s"
@@ -220,7 +231,7 @@ class ClientStream:
         return f"/{self._service}/{METHOD}"
 
     def _connect(self, deadline: float, given_up: Callable[[], bool]) -> grpc.Channel:
-        """Return a connected channel, or raise one of the exceptions of `open`."""
+        """Return a connected gRPC channel, or raise one of the exceptions of `open`."""
         channel = trust.open_channel(
             self.address, self._credentials, self._options, self._server_name
         )
@@ -256,12 +267,12 @@ class ClientStream:
             raise
 
     def send(self, frames: Frames, counted: bool = True) -> None:
-        """Queue frames for the shard, sent in order with no other frames between; never blocks.
+        """Queue frames for the shard, which are sent without other frames in between; never block.
 
         Args:
-            frames: Frames, or a function that the sending thread calls for the frames just before
-                it sends them.
-            counted: True to count the frames as training bytes.
+            frames: Frames to send, or a function that the sending thread calls just before it sends
+                the returned frames.
+            counted: True to count the bytes of the frames as training traffic.
         """
         self._outgoing.put((frames, counted, time.monotonic()))
 
@@ -269,11 +280,12 @@ class ClientStream:
         """Start a thread that moves the stream to a bulk connection; call this at most once.
 
         The stream uses gRPC until the bulk connection is open, so no heartbeat waits for a port
-        that a firewall drops. The `Switch` message may come between any two messages.
+        that a firewall drops. The client may send the `Switch` message between any two messages.
 
         Args:
-            offered: Offer of a bulk connection in the shard's Welcome.
-            lease_seconds: Lease of the run, which bounds the time of one attempt. 0: not known.
+            offered: Offer of a bulk (TCP) connection in the shard's Welcome.
+            lease_seconds: Lease of the run in seconds, which bounds the time of one connection
+                attempt; 0 if it is not known.
         """
         host = self.address.rpartition(":")[0].strip("[]")
         credentials, name = self._credentials, self._server_name
@@ -294,7 +306,9 @@ class ClientStream:
         ).start()
 
     def wait_until_moved(self, seconds: float) -> bool:
-        """Wait until the stream sends over its bulk connection; return False after a timeout."""
+        """Wait until the stream sends over its bulk (TCP) connection; return False after a
+        timeout.
+        """
         return self._moved.wait(seconds)
 
     def _take_over(self, connection: bulk.BulkConnection) -> None:
@@ -310,17 +324,18 @@ class ClientStream:
             self._over.set()
 
     def receive(self, timeout_seconds: float) -> bytes | Arriving:
-        """Return the next frame, or the part of a bulk frame that has arrived.
+        """Return the next frame from the shard, or the received part of a payload frame.
 
         Raises:
-            NoProgress: No byte arrived within the time limit.
+            NoProgress: No byte arrived from the shard within the time limit.
             StreamLost: The gRPC stream to the shard has ended.
-            Malformed: The received bytes are not a frame.
+            Malformed: The bytes received from the shard are not a frame.
         """
         connection = self._bulk if self._receives_bulk else None
         if connection is None:
             data = self._receive(timeout_seconds)
-            connection = self._bulk  # read after the wait, during which the stream may have moved
+            # Read the attribute after the wait, during which the stream may have moved.
+            connection = self._bulk
             if connection is None or data != SERVER_SWITCHES:
                 return data
             self._receives_bulk = True
@@ -343,15 +358,16 @@ class ClientStream:
         except queue.Empty:
             raise NoProgress(f"{self.address} sent nothing for {timeout_seconds:.3g} s") from None
         if isinstance(received, StreamLost):
-            self._incoming.put((received, arrived_at))  # every later call raises StreamLost, too
+            # Every later call of `receive` raises StreamLost, too.
+            self._incoming.put((received, arrived_at))
             raise received
         self.arrived_at = arrived_at
         return received
 
     def close(self, grace_seconds: float = _CLOSE_GRACE_SECONDS) -> None:
-        """Send the queued frames, then end the stream; cut the stream after the grace time.
+        """Send the queued frames, then end the stream; cancel the stream after the grace time.
 
-        A second call of `close` has no effect.
+        A second call of `close` on a stream has no effect.
         """
         self._end_moving()
         self._outgoing.put(None)
@@ -361,10 +377,11 @@ class ClientStream:
         if self._bulk is not None:
             self._bulk.abort()
         # gRPC: if an exception interrupts `channel.close`, a second `channel.close` never returns.
-        # So `_channel` is None before the first call, and each channel is closed only once.
+        # The attribute `_channel` is therefore None before the first call, and each channel is
+        # closed only once.
         channel, self._channel = self._channel, None
         if channel is not None:
-            channel.close()  # cancels the call if the call has not ended
+            channel.close()  # the function cancels the gRPC call if the call has not ended
         self._reader.join()
 
     def _read(self, call: Any) -> None:  # a grpc.Call that is also an iterator of responses

@@ -1,9 +1,9 @@
 """Names, options, byte counting, addresses and chunk sizes that both ends of a gRPC stream share.
 
-`ChunkPace` adapts the size of a payload's messages to the link. gRPC delivers whole messages only,
-so the receiver sees no progress before a message is complete. On a link of 0.5 Mbit/s a message of
-1 MiB takes 17 s, and the receiver would declare its sender dead each time. On a fast link small
-messages waste time.
+`ChunkPace` adapts the size of the messages in which a payload is sent to the link. gRPC delivers
+whole messages only, so the receiver sees no progress before a message is complete. On a link of 0.5
+Mbit/s a message of 1 MiB takes 17 s, and the receiver would declare its sender dead each time. On a
+fast link, small messages of a payload waste time.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ SERVICE = "thinwire.v1.ParameterServer"
 PEER_SERVICE = "thinwire.v1.Peer"  # gRPC service of a worker for other workers
 METHOD = "Session"
 
-_MESSAGE_OVERHEAD_BYTES = 5  # bytes of gRPC's compression flag and length before a message
-_FRAME_OVERHEAD_BYTES = 9  # bytes of an HTTP/2 frame header
+_MESSAGE_OVERHEAD_BYTES = 5  # size in bytes of gRPC's compression flag and length before a message
+_FRAME_OVERHEAD_BYTES = 9  # size of an HTTP/2 frame header in bytes
 _FRAME_BYTES = 16 << 10
 
-#: Frames, or a function that the sending thread calls for the frames just before it sends them.
+#: Frames to send, or a function that the sending thread calls just before it sends the returned
+#: frames.
 Frames = Iterable[Frame] | Callable[[], Iterable[Frame]]
 
-#: Frames in the queue of a stream's sending thread: the frames, whether to count them as training
-#: bytes, and the monotonic time when they were queued. A tuple, because a tuple is cheaper than an
-#: object and every exchange creates two.
+#: Entry in the queue of a stream's sending thread: frames, whether their bytes count as training
+#: traffic, and the monotonic time when they were queued. The entry is a tuple, because a tuple is
+#: cheaper than an object and every exchange creates two entries.
 QueuedFrames = tuple[Frames, bool, float]
 
 
@@ -49,7 +50,7 @@ SERVER_SWITCHES = frame(pb.ToClient(switch=pb.Switch()))
 def wire_bytes(num_bytes: int) -> int:
     """Return the bytes of one message on the wire, with 5 bytes of gRPC and HTTP/2 frame headers.
 
-    A frame header has 9 bytes and a frame holds up to 16 KiB.
+    An HTTP/2 frame header has 9 bytes, and an HTTP/2 frame contains up to 16 KiB.
     """
     message_bytes = num_bytes + _MESSAGE_OVERHEAD_BYTES
     num_frames = -(-message_bytes // _FRAME_BYTES)
@@ -100,13 +101,14 @@ def is_loopback(address: str) -> bool:
 def check_bind(
     address: str, insecure: bool, protection: Protection = NOT_PROTECTED, flag: str = "ip_PS"
 ) -> None:
-    """Reject listening beyond this machine without authentication unless the user allows it.
+    """Raise an error if a node would listen for other machines without authentication, unless the
+    user allows it.
 
     Args:
         address: Address at which the node will listen.
         insecure: True if the user passed --insecure.
         protection: Encryption and authentication of the listening node.
-        flag: Name of the flag that sets the address, for the message.
+        flag: Name of the flag that sets the address, for the error message.
 
     Raises:
         ConfigurationError: Other machines reach the address, and the node does not authenticate
@@ -117,9 +119,9 @@ def check_bind(
     if protection.authenticated:
         if not protection.encrypted:
             logging.warning(
-                "listening on %s with a token but without TLS: clients without the token are "
-                "rejected, but anyone who can read the network traffic reads weights and updates; "
-                "TLS (--tls_cert) encrypts the traffic",
+                "this PS listens on %s with a token but without TLS: clients without the token "
+                "are rejected, but anyone who can read the network traffic reads weights and "
+                "updates; TLS (--tls_cert) encrypts the traffic",
                 address,
             )
         return
@@ -130,34 +132,34 @@ def check_bind(
     )
     if not insecure:
         raise ConfigurationError(
-            f"--{flag}={address} is reachable from other machines and the connection is {state}; "
-            "bind 127.0.0.1, give certificates (--tls_cert, --tls_key, --tls_ca) or a token "
+            f"--{flag}={address} is reachable from other machines, but the connection is {state}; "
+            "listen on 127.0.0.1, give certificates (--tls_cert, --tls_key, --tls_ca) or a token "
             "(--token_file), or add --insecure if every machine that can reach this address is "
             "trusted"
         )
     logging.warning(
-        "listening on %s with --insecure, %s; anyone who reaches this address can read and change "
-        "the model",
+        "this PS listens on %s with --insecure, %s; anyone who reaches this address can read and "
+        "change the model",
         address,
         state,
     )
 
 
 _FIRST_BYTES = 32 << 10
-#: Time that the network should take to accept one message; much less than any lease.
+#: Time in seconds that the network should take to accept one message, much less than any lease.
 _TARGET_SECONDS = 0.5
 #: Number of fast messages in a row that doubles the piece size. The operating system buffers
 #: megabytes immediately, even on a slow link, so one fast message proves nothing. With 8 messages,
-#: pieces reach 1 MiB only after about 8 MiB have passed fast.
+#: the piece size reaches 1 MiB only after about 8 MiB have passed fast.
 _IN_A_ROW = 8
 
 
 class ChunkPace:
     """Adaptive size of the pieces of a large payload; only the sending thread may call its methods.
 
-    The piece size doubles while the network accepts pieces fast. After a slow piece the size falls
-    to the bytes that pass within the target time. The size starts small, because the speed of a new
-    connection is unknown.
+    The size of payload pieces doubles while the network accepts pieces fast. After a slow payload
+    piece, the piece size falls to the number of bytes that pass within the target time. The size of
+    payload pieces starts small, because the speed of a new connection is unknown.
 
     Attributes:
         num_bytes: Size of the next payload piece, in bytes.
@@ -168,7 +170,9 @@ class ChunkPace:
         self._num_easy = 0
 
     def finish(self) -> None:
-        """Use the largest piece size: a bulk connection's receiver sees progress byte by byte."""
+        """Use the largest piece size, because a bulk connection's receiver sees each byte's
+        progress.
+        """
         self.num_bytes = MAX_CHUNK_BYTES
 
     def record(self, num_bytes: int, seconds: float) -> None:

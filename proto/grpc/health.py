@@ -1,4 +1,4 @@
-"""Server and client of grpc.health.v1, the health of a PS or of a worker that accepts peers."""
+"""Server and client of the service grpc.health.v1, for the health of a PS or of a worker."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from thinwire.proto.security import credentials as trust
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
-_MOST_WATCHERS = 4  # simultaneous Watch calls: each occupies a server call and a thread
+# Largest number of simultaneous Watch calls, each of which occupies a server call and a thread.
+_MOST_WATCHERS = 4
 _Response = health_pb2.HealthCheckResponse
 
 
 class HealthCheckFailed(Exception):
-    """The node did not answer a health check; the exception's message holds the reason."""
+    """Error: the node did not answer a health check; the message states the reason."""
 
 
 def probe(address: str, timeout_seconds: float, credentials: Credentials = NO_CREDENTIALS) -> str:
@@ -25,11 +26,11 @@ def probe(address: str, timeout_seconds: float, credentials: Credentials = NO_CR
     Args:
         address: ``host:port`` of the node.
         timeout_seconds: Time limit for the answer, in seconds.
-        credentials: Credentials of the client. A PS with an authority rejects every client without
-            a certificate.
+        credentials: Certificate, key and token of the client. A PS with a certificate authority
+            rejects every client without a certificate.
 
     Raises:
-        HealthCheckFailed: The node did not answer.
+        HealthCheckFailed: The node did not answer the health check.
     """
     channel = trust.open_channel(address, credentials, [("grpc.enable_http_proxy", 0)])
     try:
@@ -57,19 +58,22 @@ def _explain(error: grpc.RpcError, address: str, timeout_seconds: float) -> str:
         return f"no answer within {timeout_seconds:g} s; set a longer --seconds, or check the PS."
     if code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND):
         return "the server there is not a Thinwire node: it has no health service."
-    return f"nothing answers at {address}; is the PS running, and is this its address?"
+    return (
+        f"nothing answers at {address}; check that the PS is running, and that the address is right"
+    )
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # has no annotations
-    """Health service: any client may check a node's health, and up to 4 clients may watch it.
+    """gRPC health service: any client may check a node's health; up to 4 clients may watch it.
 
     The servicer of grpcio-health-checking sends while it holds a lock. gRPC's only completion
     thread takes the same lock when a watcher leaves, which can deadlock (grpc/grpc pull request
-    43403), so a stranger could stop a whole shard. This servicer sends nothing under a lock.
+    43403), so a stranger could stop a whole shard. The class `HealthService` sends nothing while it
+    holds a lock.
 
     Args:
-        services: Names of the services that can be queried. All services are NOT_SERVING until
-            `set_serving`.
+        services: Names of the gRPC services whose health clients can query. All services are
+            NOT_SERVING until `set_serving` is called.
     """
 
     def __init__(self, services: Sequence[str]) -> None:
@@ -94,12 +98,14 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ha
     def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
     ) -> Iterator[health_pb2.HealthCheckResponse]:
-        """Yield a service's health and each change; reject a client beyond the watcher limit."""
+        """Yield a service's health now and at each change; reject a client beyond the watcher
+        limit.
+        """
         self._check_name(request, context)
         if not self._free_watchers.acquire(blocking=False):
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "too many watchers; call Check instead",
+                "the health service has too many streams of Watch; call Check instead",
             )
         try:
             yield from self._changes(context)

@@ -1,9 +1,10 @@
 """Bounded send queue of one stream, so that a client that does not read costs limited memory.
 
-Three kinds of messages wait in one queue. The bytes of control messages are counted; the caller
-disconnects a client that leaves more than `MOST_CONTROL_BYTES` unread. A client may miss reports:
-beyond `MOST_REPORT_BYTES` the queue drops the oldest reports. The sending thread builds a reply
-just before it sends the reply, so replies are bounded by their number (`num_waiting`).
+Three kinds of messages wait in a client's send queue: control messages, reports and replies. The
+send queue counts the bytes of control messages; its caller disconnects a client that leaves more
+than `MOST_CONTROL_BYTES` unread. A client may miss reports: if more than `MOST_REPORT_BYTES` of
+reports wait, the send queue drops the oldest reports. The sending thread builds a reply just before
+it sends the reply, so the number of queued replies is bounded (`num_waiting`).
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ MOST_REPORT_BYTES = 8 << 20
 class SendQueue:
     """Send queue of one client's stream at a shard: only the sending thread may call `get`.
 
-    Only one thread may queue replies with `put`. All other methods are thread-safe.
+    Only one thread may queue replies to a client with `put`. All methods of a send queue except
+    `get` and `put` are thread-safe.
     """
 
     def __init__(self) -> None:
-        # Entries are (frames, size). Size is a control message's bytes, or -1 for a reply and for
-        # the end (no frames). (None, 0) stands for the oldest report in `_reports`: a separate
-        # deque holds the reports, because a full deque drops its oldest report.
+        # The entries of the queue are (frames, size). The size is a control message's bytes, or -1
+        # for a reply and for the end (no frames). (None, 0) stands for the oldest report in
+        # `_reports`: a separate deque holds the reports, because a full deque drops its oldest
+        # report.
         self._queue: queue.SimpleQueue[tuple[QueuedFrames | None, int]] = queue.SimpleQueue()
         self._reports: collections.deque[tuple[bytes, float]] = collections.deque()
         self._report_bytes = self._control_bytes = 0
@@ -51,11 +54,11 @@ class SendQueue:
         return self._report_bytes + self._control_bytes
 
     def put(self, frames: Frames, counted: bool) -> bool:
-        """Queue frames; return False if the client leaves too many control bytes unread.
+        """Queue frames for the client; return False if it leaves too many control bytes unread.
 
         Args:
             frames: Frames of a control message (a tuple), or a function that builds a reply.
-            counted: True to count the frames as training bytes.
+            counted: True to count the bytes of the frames as training traffic.
         """
         now, size = time.monotonic(), -1
         if isinstance(frames, tuple):
@@ -63,12 +66,14 @@ class SendQueue:
             with self._lock:
                 self._control_bytes += size
         else:
-            self._num_to_make += 1  # without a lock, as only one thread queues replies
+            self._num_to_make += 1  # the counter needs no lock, as only one thread queues replies
         self._queue.put(((frames, counted, now), size))
         return self._control_bytes <= MOST_CONTROL_BYTES
 
     def put_report(self, message: bytes) -> int:
-        """Queue a report; return the number of older reports that were dropped to make space."""
+        """Queue a report for the client; return the number of older reports dropped to make
+        space.
+        """
         num_dropped = 0
         with self._lock:
             self._reports.append((message, time.monotonic()))
@@ -76,7 +81,7 @@ class SendQueue:
             while self._report_bytes > MOST_REPORT_BYTES and len(self._reports) > 1:
                 self._report_bytes -= len(self._reports.popleft()[0])
                 num_dropped += 1
-        # A dropped report leaves its queue entry behind, and the new report uses that entry.
+        # The entry of a dropped report stays in the queue, and the new report uses that entry.
         if not num_dropped:
             self._queue.put((None, 0))
         return num_dropped
@@ -86,7 +91,9 @@ class SendQueue:
         self._queue.put((None, -1))
 
     def get(self) -> QueuedFrames | None:
-        """Wait for the next frames to send; return None at the end. For the sending thread only."""
+        """Wait for the client's next frames to send; return None at the end of the stream. Only the
+        sending thread may call `get`.
+        """
         while True:
             queued, size = self._queue.get()
             if queued is not None and size < 0:

@@ -1,8 +1,8 @@
-"""The shard's end: a gRPC server that passes each Session to a handler as a `ServerStream`.
+"""The shard's gRPC server, which passes each client's stream to a handler as a `ServerStream`.
 
 `serve` starts the server, which admits streams through a `ConnectionGuard` and also serves
-grpc.health.v1. Each stream has one reader thread and one sending thread; both are daemon threads
-and end with the process (`DaemonThreads`).
+grpc.health.v1. The server has one reader thread and one sending thread for each stream. The threads
+of a stream are daemon threads, which end with the process (`DaemonThreads`).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from thinwire.proto.security.credentials import PeerEvidence
 class ServerStream:
     """The shard's end of one client's gRPC stream.
 
-    Only one thread may call ``incoming``; all other methods are thread-safe, except that only the
-    server's own thread calls `responses`.
+    Only one thread may call ``incoming`` of a stream, and only the gRPC server's own thread calls
+    `responses`; all other methods are thread-safe.
 
     Attributes:
         chunks: Adaptive size of the pieces in which a large payload is sent.
@@ -81,12 +81,14 @@ class ServerStream:
 
     @property
     def bytes_sent(self) -> int:
-        """Training bytes sent, including framing and an emulated link's retransmissions."""
+        """Number of training bytes sent, including framing and an emulated link's
+        retransmissions.
+        """
         return self._bytes_sent
 
     @property
     def bytes_received(self) -> int:
-        """Bytes received from the client, including framing."""
+        """Number of bytes received from the client, including framing."""
         bulk = self._path.connection
         return self._bytes_received + (bulk.num_received if bulk else 0)
 
@@ -97,12 +99,12 @@ class ServerStream:
 
     @property
     def num_replies(self) -> int:
-        """Number of replies queued for the client since the stream began, sent or not."""
+        """Number of replies queued for the client since its stream began, sent or not."""
         return self._outgoing.num_replies
 
     @property
     def num_waiting(self) -> int:
-        """Number of queued replies that are not built yet: the client does not read fast enough."""
+        """Number of queued replies to the client that the sending thread has not built yet."""
         return self._outgoing.num_waiting
 
     @property
@@ -111,10 +113,10 @@ class ServerStream:
         return self._outgoing.num_bytes
 
     def incoming(self) -> Iterator[bytes | Arriving]:
-        """Yield the client's frames until the client closes its half, or the stream ends.
+        """Yield the client's frames until the client stops sending, or the stream ends.
 
         Raises:
-            Malformed: The bytes from a bulk connection are not a frame.
+            Malformed: The bytes received from a bulk connection are not a frame.
         """
         with contextlib.suppress(grpc.RpcError):
             for data in self._requests:
@@ -132,31 +134,34 @@ class ServerStream:
     def offer_bulk(self) -> pb.BulkSession | None:
         """Return an offer of a bulk connection; None if no bulk connection is possible.
 
-        A stream over an emulated link gets no offer, because its frames must pass the emulation.
+        A client over an emulated link gets no offer of a bulk connection, because its frames must
+        pass the emulated link.
         """
         if self._listener is None or self._sender is not None or not self._path.offer():
             return None
         offered = self._listener.offer(self)
-        # The stream may have ended before the listener had the offer. `_on_end` then withdrew
-        # nothing, and the offer would remain.
+        # The client's stream may have ended before the listener had the offer. The method `_on_end`
+        # then withdrew nothing, and the offer of a bulk connection would remain.
         if self.lost:
             self._withdraw()
         return offered
 
     def attach(self, connection: BulkConnection) -> None:
-        """Register the client's bulk connection; the stream uses it after the client's Switch."""
+        """Register the client's bulk connection; the stream uses it after the client's Switch
+        message.
+        """
         self._path.attach(connection)
 
     def send(self, frames: Frames, counted: bool = True) -> None:
-        """Queue frames to the client, sent in order with no other frames between; never blocks.
+        """Queue frames for the client, which are sent without other frames in between; never block.
 
         A client that leaves too many bytes of control messages unread loses its stream.
 
         Args:
-            frames: Frames, or a function that the sending thread calls for the frames just before
-                it sends them.
-            counted: True to count the frames as training bytes. The reply to an evaluation pull is
-                not counted.
+            frames: Frames to send, or a function that the sending thread calls just before it sends
+                the returned frames.
+            counted: True to count the bytes of the frames as training traffic. The reply to an
+                evaluation pull is not counted.
         """
         if self._lost.is_set() or self._outgoing.put(frames, counted):
             return
@@ -174,7 +179,7 @@ class ServerStream:
         return 0 if self._lost.is_set() else self._outgoing.put_report(message)
 
     def pace(self, link: Link, share: float, seed: int) -> None:
-        """Send all later frames over an emulated link, or without emulation.
+        """Send all later frames to the client over an emulated link, or without emulation.
 
         Args:
             link: The worker's emulated link. An inactive link ends the emulation.
@@ -185,7 +190,8 @@ class ServerStream:
             self._sender = None
             return
         shared = Link(link.mbps * share, link.delay_ms, link.loss)
-        # The emulation sleeps by waiting for `_lost`, so a send ends when the client disconnects.
+        # The emulated link sleeps by waiting for the event `_lost`, so a send ends when the client
+        # disconnects.
         self._sender = EmulatedSender(LinkModel(shared, seed), sleep=self._wait)
 
     def close(self) -> None:
@@ -206,14 +212,14 @@ class ServerStream:
             self._listener.withdraw(self)
 
     def responses(self) -> Iterator[bytes]:
-        """Yield the frames for gRPC, then send frames over the bulk connection, if there is one.
+        """Yield frames for gRPC; after the switch, send frames over the bulk connection instead.
 
-        For the server's sending thread only.
+        Only the server's sending thread may call `responses`.
         """
         try:
             yield from self._responses()
         except OSError as error:
-            logging.info("%s: the bulk connection ended: %s", self.peer, error)
+            logging.info("client %s: its bulk connection ended: %s", self.peer, error)
         finally:
             bulk = self._path.connection
             if bulk is not None and self._path.state is PathState.MOVED:
@@ -247,14 +253,15 @@ class ServerStream:
 
 
 class DaemonThreads(futures.Executor):
-    """Executor with one daemon thread per call. A stream occupies its thread until it ends.
+    """Executor with one daemon thread per call. A client's stream occupies a thread until the
+    stream ends.
 
-    The standard pool joins its threads at exit, so a process that fails without stopping its
-    server would never end. Daemon threads end with the main thread.
+    Python's standard thread pool joins its threads at exit, so a process that fails without
+    stopping its gRPC server would never end. Daemon threads end when the main thread ends.
     """
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run a function call in a new daemon thread; return the call's future."""
+        """Run a function in a new daemon thread; return the future of its result."""
         future: futures.Future[Any] = futures.Future()
 
         def run() -> None:
@@ -267,24 +274,25 @@ class DaemonThreads(futures.Executor):
         return future
 
 
-#: Time that a client has to read the last frames of a bulk connection when its stream ends.
+#: Seconds for which a client can read the last frames of a bulk connection when its stream ends.
 _LAST_WORDS_SECONDS = 2.0
-#: Number of gRPC calls beyond the stream limit: health checks, and streams that the guard rejects.
+#: Number of gRPC calls in addition to the stream limit, for health checks and for streams that the
+#: guard rejects.
 _SPARE_CALLS = 8
-#: Time limits of the HTTP/2 handshake and of a connection without a stream. An idle connection
+#: Time limits of the HTTP/2 handshake and of a connection without a stream, as an idle connection
 #: occupies a descriptor.
 _HANDSHAKE_MS, _IDLE_MS = 10_000, 20_000
 
 
 class PortInUse(ConfigurationError):
-    """The gRPC server cannot listen at its address."""
+    """Error: the gRPC server cannot listen at its address."""
 
 
 class GrpcServer:
     """A listening gRPC server; created by `serve`.
 
     Attributes:
-        port: Port at which the server listens.
+        port: TCP port at which the server listens.
     """
 
     def __init__(
@@ -300,7 +308,9 @@ class GrpcServer:
         self._sweeper, self.port = sweeper, sweeper.port
 
     def hand_over(self, handler: Callable[[ServerStream], None]) -> None:
-        """Replace the function that handles new streams; open streams keep their handler."""
+        """Replace the function that handles new streams; open streams keep their present
+        handler.
+        """
         self._sessions.handler = handler
 
     def set_serving(self, serving: bool) -> None:
@@ -308,7 +318,9 @@ class GrpcServer:
         self._health.set_serving(serving)
 
     def stop(self, grace_seconds: float = 0.0) -> None:
-        """Reject new streams, wait up to the grace time for open streams to end, then cut them."""
+        """Reject new streams, wait up to the grace time for open streams to end, then cancel
+        them.
+        """
         self._health.set_serving(False)
         self._listener.stop()
         self._server.stop(grace_seconds).wait()
@@ -316,14 +328,16 @@ class GrpcServer:
 
 
 class _CallFinder(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at runtime
-    """Finds the handler of a call. gRPC uses one thread for all calls, so this must be fast."""
+    """Finds the handler of a gRPC call. gRPC uses one thread for all calls, so the search must be
+    fast.
+    """
 
     def __init__(self, service: str, handler: _SessionHandler, guard: ConnectionGuard) -> None:
         self._path, self._guard = f"/{service}/{METHOD}", guard
         self._method = grpc.stream_stream_rpc_method_handler(handler)
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:  # type: ignore[type-arg]  # not at runtime
-        """Return the handler of a gRPC call; None rejects the call without a new thread."""
+        """Return the handler of a gRPC call; None to reject the call without a new thread."""
         if call.method != self._path:
             return None
         metadata = cast("Iterable[tuple[str, bytes]]", call.invocation_metadata)
@@ -331,7 +345,7 @@ class _CallFinder(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at r
 
 
 class _SessionHandler:
-    """Runs the handler of each Session that the guard admits."""
+    """Runs the handler of each client stream that the connection guard admits."""
 
     def __init__(
         self,
@@ -350,7 +364,8 @@ class _SessionHandler:
         if refusal is not None:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
         try:
-            context.send_initial_metadata(answer)  # the client waits for this: the stream is open
+            # The client waits for the initial metadata, which show that the stream is open.
+            context.send_initial_metadata(answer)
             name = f"reader {stream.peer}"
             threading.Thread(target=self._read, args=(stream,), name=name, daemon=True).start()
             yield from stream.responses()
@@ -375,20 +390,21 @@ def serve(
     dscp: int | None = None,
     guard: ConnectionGuard | None = None,
 ) -> GrpcServer:
-    """Start a server that runs ``handler`` in a new thread for each stream.
+    """Start a gRPC server that runs ``handler`` in a new thread for each client's stream.
 
-    The stream ends without an error when the handler returns. The health service reports
-    NOT_SERVING until `GrpcServer.set_serving`.
+    A client's stream ends without an error when the server's handler returns. The server's health
+    service reports NOT_SERVING until `GrpcServer.set_serving` is called.
 
     Args:
-        address: Address to bind, which `check_bind` should have accepted.
-        port: Port to bind. 0: any free port.
-        handler: Called with each new stream; reads the stream to its end.
-        keepalive_seconds: gRPC keepalive time. A client that is silent for twice this time is lost.
+        address: IP address or host name to listen on, which `check_bind` should have accepted.
+        port: TCP port to listen on; 0 for any free port.
+        handler: Function called with each new client stream, which reads the stream to its end.
+        keepalive_seconds: gRPC keepalive time, in seconds. A client that is silent for twice this
+            time counts as lost.
         service: Name of the gRPC service with the Session method.
         dscp: DSCP class of service of outgoing packets, 0..63. None: the system's default.
-        guard: Admits and authenticates clients. None: every client is admitted. A stream that the
-            guard does not admit is rejected with RESOURCE_EXHAUSTED.
+        guard: Object that admits and authenticates clients; None to admit every client. A stream
+            that the guard does not admit is rejected with RESOURCE_EXHAUSTED.
 
     Raises:
         PortInUse: Another process uses the port, or this machine does not have the address.

@@ -1,8 +1,8 @@
-"""A client's session with one shard, from Hello to Leave, and the retries until it is accepted.
+"""A client's session with one shard, from its Hello to its Leave message, and retries to open it.
 
-Workers, supervisors and shards that follow shard 0 all use a `ClientSession`; they send different
-messages. A `Dialler` opens one session after another until a shard accepts one or a time limit
-ends.
+Workers, supervisors and shards other than shard 0 all use a `ClientSession`, but send different
+messages. A `Dialler` opens sessions one after another until a shard accepts a session or a time
+limit expires.
 """
 
 from __future__ import annotations
@@ -38,34 +38,35 @@ from thinwire.runtime.run.resuming import OtherRun
 
 #: Bytes that `payload_limit` adds for the coding overhead of a reply with a dense float32 shard.
 _SLACK_BYTES = 4096
-#: Time limit for a shard's answer to a Hello, in seconds. A constant, because no delay of the shard
-#: has been measured before its first answer.
+#: Time limit for a shard's answer to a Hello, in seconds. The limit is constant, because no delay
+#: of the shard has been measured before its first answer.
 _HELLO_TIMEOUT_SECONDS = 30.0
-_LOOK_SECONDS = 0.2  # interval between two `given_up` calls while a client waits for an answer
-#: Limits of a shard's longest silence: in seconds while the lease is unknown or short, in leases
-#: when the lease is long.
+_LOOK_SECONDS = 0.2  # seconds between two calls of `given_up` while a client waits for an answer
+#: Longest time for which a live shard may be silent: in seconds while the lease is unknown or
+#: short, in leases if the lease is long.
 _MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE = 10.0, 3.0
-#: Shortest silence of a shard that counts as a failure: a busy machine may pause for a moment.
+#: Shortest silence of a shard, in seconds, that counts as a failure, because a busy machine may
+#: pause for a moment.
 _LEAST_SILENCE_SECONDS = 2.0
 _BEATS_PER_LEASE, _LONGEST_BEAT_SECONDS = 3.0, 3.0
 #: Seconds by which a wait must exceed its time limit to show that this process was suspended.
 _STALL_SECONDS = 1.0
-#: Time limit of the first attempt to open a session, in seconds. A silent address is reported after
-#: this time at the earliest. Later attempts may take longer.
+#: Time limit of the first attempt to open a session, in seconds. The client reports an address
+#: without answer after this time at the earliest. Later attempts may take longer.
 _FIRST_ATTEMPT_SECONDS = 2.0
 #: Minimum number of attempts to open a session within the time limit of `Dialler.dial`.
 _LEAST_ATTEMPTS = 4
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
-#: Random draws for the pauses between dial attempts. The `random` module belongs to the script:
-#: drawing from `random` would change the script's numbers, and if the launcher has seeded `random`,
-#: all workers would draw the same pauses.
+#: Random generator for the pauses between connection attempts. Draws from the global generator of
+#: `random` would change the random numbers of the user's script, and if the launcher has seeded it,
+#: all workers would draw equal pauses.
 jitter = random.SystemRandom().random
-#: Longest pause between dial attempts, as a fraction of the lease: after a short network failure a
-#: client reconnects before its lease ends.
+#: Longest pause between connection attempts, as a fraction of the lease, so that a client
+#: reconnects before its lease ends after a short network failure.
 _PAUSE_PER_LEASE = 1 / 4
 #: Reasons of a rejected Hello after which the client should send the Hello again.
 _TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
-#: Roles with messages large enough to need a bulk connection.
+#: Roles of clients whose messages are large enough to need a bulk connection.
 _TAKES_BULK = (pb.ROLE_WORKER, pb.ROLE_SUPERVISOR)
 #: Role in a Hello that only requests another shard's address from shard 0. A worker and a
 #: supervisor use a role that does not make them join the run.
@@ -73,7 +74,7 @@ _LOCATES_AS = {pb.ROLE_WORKER: pb.ROLE_SCRIPT, pb.ROLE_SUPERVISOR: pb.ROLE_EVALU
 
 
 class RequestRejected(Exception):
-    """A shard has rejected a client's Hello or a worker's push."""
+    """Error: a shard has rejected a client's Hello or a worker's push."""
 
     def __init__(self, refusal: pb.Refusal) -> None:
         super().__init__(refusal.message)
@@ -85,10 +86,12 @@ class RequestRejected(Exception):
 
 
 class OfferAccepted(RequestRejected):
-    """The shard has accepted this worker's offer (its script's model), and expects a new Hello."""
+    """The shard has accepted this worker's offer (its script's model) and expects a new Hello
+    message.
+    """
 
 
-#: Function that returns the document and the payload (byte buffers in order) of a model offer.
+#: Function that returns the document and the payload (byte buffers in order) of an offered model.
 MakeOffer = Callable[[], tuple[str, Sequence[BytesLike]]]
 
 
@@ -103,49 +106,51 @@ def payload_limit(layout: ShardLayout, aux_count: int = 0) -> int:
 
 
 def beat_seconds(lease_seconds: float) -> float:
-    """Return the seconds between two heartbeats of a shard."""
+    """Return the time between two heartbeat messages of a shard, in seconds."""
     return min(_LONGEST_BEAT_SECONDS, lease_seconds / _BEATS_PER_LEASE)
 
 
 def rhythm(lease_seconds: float = 0.0) -> RtoEstimator:
-    """Return an estimator of the time that a shard may be silent.
+    """Return an estimator of the time for which a live shard may send nothing.
 
-    The timeout is at least two heartbeat intervals and 2 s, and at most the longer
-    of 10 s and three leases. Between these bounds the timeout follows the arrival intervals.
+    The timeout for a silent shard is at least two heartbeat intervals and 2 s, and at most the
+    longer of 10 s and three leases. Between its bounds, the timeout for a silent shard follows the
+    intervals between arrived messages.
 
     Args:
-        lease_seconds: Lease of the run. 0: not known yet.
+        lease_seconds: Lease of the run, in seconds; 0 if it is not known yet.
     """
     least = max(_LEAST_SILENCE_SECONDS, 2 * beat_seconds(lease_seconds))
     return RtoEstimator(least, max(_MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE * lease_seconds))
 
 
 def chunk_bytes(emulated: Link, chunks: ChunkPace) -> int | Callable[[], int]:
-    """Return a payload's piece size: fixed by an emulated link's rate, or the adaptive size."""
+    """Return the size of payload pieces: fixed by an emulated link's rate, else adaptive."""
     if emulated.mbps > 0:
         return chunk_bytes_for(emulated)
     return lambda: chunks.num_bytes
 
 
 class ClientSession:
-    """A client's session with one shard over one stream.
+    """A client's session with one shard over one gRPC stream.
 
     Attributes:
-        address: ``host:port`` of the shard.
-        arrivals: Estimator of the shard's silence timeout.
+        address: Network address ``host:port`` of the shard.
+        arrivals: Estimator of the timeout after which a silent shard counts as lost.
 
     Args:
-        address: ``host:port`` of the shard.
-        hello: Hello, the first message. The session fills in its proof and its wish for a bulk
-            connection.
-        max_payload_bytes: Maximum payload of a reply. A larger reply is rejected before memory is
-            allocated.
-        link: The worker's emulated uplink. None: frames are sent without emulation.
+        address: Network address ``host:port`` of the shard.
+        hello: Hello message, the first message of the session, which adds its proof and its wish
+            for a bulk connection.
+        max_payload_bytes: Maximum payload of a reply, in bytes. A larger reply is rejected before
+            memory is allocated.
+        link: The worker's emulated uplink; None to send frames without an emulated link.
         dscp: DSCP class of service of the stream's packets, 0..63. None: the system's default.
         credentials: This node's certificate, key and token.
-        arrivals: Estimator that earlier sessions with the shard used. None: a new estimator.
-        make_offer: Returns the script's model as an offer if the shard has no model. None: the
-            client has no model.
+        arrivals: Estimator of the shard's timeout that earlier sessions with the shard used; None
+            for a new estimator.
+        make_offer: Function that returns the script's model as an offer for a shard without a
+            model; None if the client has no model.
     """
 
     def __init__(
@@ -172,18 +177,22 @@ class ClientSession:
 
     @property
     def stream(self) -> ClientStream:
-        """The client's stream, from which callers read byte counters."""
+        """The client's gRPC stream, from which callers read byte counters."""
         return self._stream
 
     @property
     def silent(self) -> bool:
-        """True if the stream has ended, or the shard was silent for longer than its timeout."""
+        """True if the shard's stream has ended, or the shard was silent for longer than its
+        timeout.
+        """
         newest_at = max(self.arrivals.last_arrival_at, self._stream.newest_frame_at)
         overdue = time.monotonic() > newest_at + self.arrivals.timeout_seconds
         return self._stream.ended or overdue
 
     def received_within(self, seconds: float) -> bool:
-        """Return True if the stream is open and a frame arrived in the last ``seconds``."""
+        """Return True if the stream is open and a frame arrived from the shard in the last
+        ``seconds``.
+        """
         return not self._stream.ended and time.monotonic() - self._stream.newest_frame_at < seconds
 
     def open(
@@ -192,15 +201,17 @@ class ClientSession:
         """Connect to the shard, send a Hello and return the shard's Welcome.
 
         Args:
-            timeout_seconds: Time limit to connect. The shard has another 30 s to answer the Hello.
-            given_up: Returns True if the caller no longer wants the session.
+            timeout_seconds: Time limit to connect, in seconds. The shard has another 30 s to answer
+                the Hello.
+            given_up: Function that returns True if the caller no longer wants the session.
 
         Raises:
-            Unreachable: No shard accepts the stream in time.
-            RequestRejected: The shard rejects the Hello or the offer, or the client does not trust
-                the shard.
-            OfferAccepted: The shard has accepted the offer; the client must open another session.
-            OtherRun: This worker has trained the run with another program.
+            Unreachable: No shard accepts the stream within the time limit.
+            RequestRejected: The shard rejects the Hello or the offered model, or the client does
+                not trust the shard.
+            OfferAccepted: The shard has accepted the offered model; the client must open another
+                session.
+            OtherRun: This worker id has trained in the run with another program (script).
             ConfigurationError: The model is too large to be offered.
             StreamLost: The stream ended, or the server is not a Thinwire shard.
         """
@@ -243,11 +254,12 @@ class ClientSession:
     def locate(self, leader: str, given_up: Callable[[], bool] = lambda: False) -> None:
         """Request the present address of this session's shard from shard 0.
 
-        The next session with the shard uses that address. Failures are ignored.
+        The next session with the shard uses the address that shard 0 has sent. Failures are
+        ignored.
 
         Args:
             leader: ``host:port`` of shard 0.
-            given_up: Returns True if the caller no longer wants the address.
+            given_up: Function that returns True if the caller no longer wants the address.
         """
         own_hello = self._hello
         hello = pb.Hello(
@@ -261,7 +273,7 @@ class ClientSession:
         try:
             addresses = session.open(_FIRST_ATTEMPT_SECONDS, given_up).addresses
             session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
-        except (Unreachable, StreamLost, RequestRejected):  # shard 0 may also be unreachable
+        except (Unreachable, StreamLost, RequestRejected):  # shard 0 may be unreachable, too
             return
         finally:
             session.close(0.0)
@@ -270,7 +282,7 @@ class ClientSession:
 
     @property
     def shard(self) -> int:
-        """Number of the shard that the client expects at the address."""
+        """Id of the shard that the client expects at the session's address."""
         return self._hello.shard
 
     def _answer(self, given_up: Callable[[], bool]) -> pb.ToClient:
@@ -298,24 +310,24 @@ class ClientSession:
         except ValueError as error:
             self.close()
             raise ConfigurationError(
-                f"this script's model cannot be offered to {self.address}: {error}. Set a larger "
+                f"this script's model cannot be sent to {self.address}: {error}. Set a larger "
                 "--nb_ps, or start the servers with a model (thinwire.init_server)."
             ) from error
         self._stream.send(parts, counted=False)
 
     def send_control(self, message: pb.ToServer, counted: bool = False) -> None:
-        """Queue a message without payload; `counted`: count its bytes as training bytes."""
+        """Queue a message without payload; if `counted`, its bytes count as training traffic."""
         self._stream.send((frame(message),), counted)
 
     def send(self, message: pb.ToServer, pieces: Sequence[BytesLike]) -> None:
-        """Queue a push with its payload; `pieces` must not change until the push is answered."""
+        """Queue a push with its payload; the payload's `pieces` must not change until the reply."""
         self._stream.send(frames(message, pieces, self._chunk_bytes))
 
     def receive(self, progress_seconds: float) -> tuple[pb.ToClient, memoryview]:
         """Return the shard's next whole message and the message's payload.
 
         Raises:
-            StreamLost: The stream ended, a frame is malformed, or no byte arrived for
+            StreamLost: The shard's stream ended, a frame is malformed, or no byte arrived for
                 `progress_seconds`.
         """
         while True:
@@ -331,8 +343,8 @@ class ClientSession:
         """Wait for the shard's next whole message; return the message and its payload.
 
         Raises:
-            StreamLost: The stream ended, a frame is malformed, or the shard was silent for longer
-                than the estimated timeout.
+            StreamLost: The shard's stream ended, a frame is malformed, or the shard was silent for
+                longer than the estimated timeout.
         """
         while (message := self.listen_for(math.inf)) is None:
             pass
@@ -342,8 +354,8 @@ class ClientSession:
         """Return the shard's next message and its payload, or None if no byte arrives in time.
 
         Raises:
-            StreamLost: The stream ended, a frame is malformed, or the shard was silent for longer
-                than the estimated timeout.
+            StreamLost: The shard's stream ended, a frame is malformed, or the shard was silent for
+                longer than the estimated timeout.
         """
         while True:
             began = time.monotonic()
@@ -369,10 +381,10 @@ class ClientSession:
     def poll(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
         """Return the shard's next message and its payload, or None if no byte arrives in time.
 
-        A silent shard is not an error and does not end the session.
+        With `poll`, a silent shard is not an error and does not end the session.
 
         Raises:
-            StreamLost: The stream ended, or a frame is malformed.
+            StreamLost: The shard's stream ended, or a frame is malformed.
         """
         while True:
             try:
@@ -383,11 +395,11 @@ class ClientSession:
                 return complete
 
     def _feed_frame(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
-        """Receive one frame; return the message that it completes, or None if chunks are missing.
+        """Receive one frame; return the completed message, or None if parts of it are missing.
 
         Raises:
-            NoProgress: No byte arrived from the shard in time.
-            StreamLost: The stream ended, or the frame is malformed.
+            NoProgress: No byte arrived from the shard within the time limit.
+            StreamLost: The shard's stream ended, or the frame is malformed.
         """
         try:
             complete = self._assembler.feed(self._stream.receive(patience_seconds))
@@ -400,21 +412,21 @@ class ClientSession:
         return complete
 
     def close(self, grace_seconds: float = 1.0) -> None:
-        """Send the queued frames, then end the stream; cut the stream after the grace time."""
+        """Send the queued frames, then end the stream; cancel the stream after the grace time."""
         self._stream.close(grace_seconds)
 
 
 class Dialler:
-    """Opens one session after another to the same shard.
+    """Opens sessions one after another with the same shard.
 
     Args:
         name: Name of the shard, for log lines and errors.
-        make: Returns a new session with the shard; the session is not open yet.
+        make: Function that returns a new session with the shard, which is not open yet.
         closing: Event that is set when the client must stop.
         transient: Rejection reasons after which the client sends a Hello again. A rejection with a
             retry time also leads to another Hello.
-        leader: ``host:port`` of shard 0, which knows the present addresses of restarted shards.
-            Empty: the address of shard 0 is not known.
+        leader: ``host:port`` of shard 0, which knows the present addresses of restarted shards;
+            empty if the address of shard 0 is not known.
     """
 
     def __init__(
@@ -431,15 +443,16 @@ class Dialler:
         self._longest_pause_seconds = _LONGEST_PAUSE_SECONDS
 
     def dial(self, patience_seconds: float) -> tuple[ClientSession, pb.Welcome]:
-        """Dial until the shard accepts a session; return the session and the shard's Welcome.
+        """Try to connect until the shard accepts a session; return the session and the shard's
+        Welcome.
 
         Args:
-            patience_seconds: Time limit for all attempts, in seconds. The time starts again when a
-                shard accepts a model offer or sends a retry time.
+            patience_seconds: Time limit in seconds for all attempts to open a session. The time
+                starts again when a shard accepts a model offer or sends a retry time.
 
         Raises:
-            Unreachable: No shard accepted a session in time, or the client must stop.
-            RequestRejected: The shard rejected the Hello for a reason that is not transient.
+            Unreachable: No shard accepted a session within the time limit, or the client must stop.
+            RequestRejected: The shard rejected the Hello for a reason that a retry does not change.
         """
         deadline = time.monotonic() + patience_seconds
         self._attempts.most_seconds = max(
@@ -453,7 +466,7 @@ class Dialler:
                     logging.info("found %s", self._name)
                 return accepted
             except OfferAccepted:
-                logging.info("%s accepted the model that this worker offered", self._name)
+                logging.info("%s accepted the model that this worker sent", self._name)
                 deadline = time.monotonic() + patience_seconds
                 continue
             except (Unreachable, StreamLost, RequestRejected) as error:
@@ -466,12 +479,15 @@ class Dialler:
                     self._closing.wait(error.retry_after_seconds)
                     deadline = time.monotonic() + patience_seconds
                     if is_starting and not self._closing.is_set():
-                        continue  # the shard runs and has set the pause, so no backoff is needed
+                        continue  # the shard runs and has sent the pause, so no backoff is needed
                 elif isinstance(error, RequestRejected) and error.reason not in self._transient:
                     raise
                 if not pauses.num_pauses:
                     logging.info(
-                        "looking for %s, for up to %g s: %s", self._name, patience_seconds, error
+                        "trying to connect to %s for up to %g s: %s",
+                        self._name,
+                        patience_seconds,
+                        error,
                     )
                 pause = pauses.next_seconds(jitter())
                 if self._closing.is_set() or time.monotonic() + pause >= deadline:
@@ -481,10 +497,10 @@ class Dialler:
     def attempt(
         self, most_seconds: float = _FIRST_ATTEMPT_SECONDS
     ) -> tuple[ClientSession, pb.Welcome]:
-        """Try to open a session once; return the session and its Welcome.
+        """Try once to open a session with the shard; return the session and the shard's Welcome.
 
         Args:
-            most_seconds: Approximate time limit of the attempt, in seconds.
+            most_seconds: Approximate time limit of the attempt to open a session, in seconds.
 
         Raises:
             Unreachable, StreamLost: The attempt to open a session failed.

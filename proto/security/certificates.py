@@ -1,6 +1,6 @@
-"""The command ``thinwire certificates``: creates a run's authority and a certificate per node.
+"""The command ``thinwire certificates``: creates a run's authority and a certificate for each node.
 
-`_ABOUT` lists the files that the command writes.
+The constant `_ABOUT` lists the files that ``thinwire certificates`` writes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ certificates. Run again with the same folder, the command uses the folder's auth
 the missing certificates.
 """
 _MOST_DAYS = 36_500
-#: Time by which a certificate's validity starts before its creation. Without this margin a machine
-#: with a slow clock would reject a new certificate.
+#: Time by which a certificate is valid before its creation. Without this margin, a machine with a
+#: slow clock would reject a new certificate.
 _EARLIER = datetime.timedelta(hours=1)
 
 
@@ -66,9 +66,9 @@ class CertificateHolder:
 
     Attributes:
         name: Name of the node and of its files, for example worker-3.
-        part: URI that names the node's role and number in the run.
-        hosts: Host names and addresses at which clients dial the node.
-        serves: True if clients dial the node, as they dial a PS.
+        part: URI in the certificate that names the node's role and id in the run.
+        hosts: Host names and addresses at which clients connect to the node.
+        serves: True if clients connect to the node, as they connect to a PS.
     """
 
     name: str
@@ -78,7 +78,7 @@ class CertificateHolder:
 
 
 def holders(hosts: Sequence[str], num_shards: int, num_workers: int) -> list[CertificateHolder]:
-    """Return the certificate holders of a run: all nodes.
+    """Return the nodes of a run, which all need a certificate.
 
     Args:
         hosts: Host names and addresses of the machines with a PS.
@@ -96,7 +96,7 @@ def holders(hosts: Sequence[str], num_shards: int, num_workers: int) -> list[Cer
 
 
 def authority(days: float) -> IssuedCertificate:
-    """Return a new authority with a self-signed certificate that is valid for ``days``."""
+    """Return a new certificate authority, self-signed and valid for a number of ``days``."""
     x509, _ = _library()
     key, name = _new_key(), _name("Thinwire run authority")
     usage = x509.KeyUsage(
@@ -119,7 +119,7 @@ def authority(days: float) -> IssuedCertificate:
 
 
 def issue(by: IssuedCertificate, holder: CertificateHolder, days: float) -> IssuedCertificate:
-    """Return a new certificate for a node, signed by an authority."""
+    """Return a new certificate for a node, signed by the run's certificate authority."""
     x509, _ = _library()
     key, names = _new_key(), [x509.UniformResourceIdentifier(holder.part)]
     names += [_host(host) for host in holder.hosts]
@@ -136,7 +136,7 @@ def issue(by: IssuedCertificate, holder: CertificateHolder, days: float) -> Issu
 
 
 def make(folder: pathlib.Path, wanted: Sequence[CertificateHolder], days: float) -> list[str]:
-    """Write an authority and certificates to a folder; existing files are kept.
+    """Write a certificate authority and certificates to a folder; keep existing files.
 
     Args:
         folder: Folder for the certificate files, created if necessary.
@@ -147,7 +147,8 @@ def make(folder: pathlib.Path, wanted: Sequence[CertificateHolder], days: float)
         Names of the files that were written.
 
     Raises:
-        ConfigurationError: The folder cannot be written, or holds only one file of the authority.
+        ConfigurationError: The folder cannot be written, or holds only one of the two files
+            (certificate and key) of the authority.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -170,16 +171,17 @@ def _authority_in(folder: pathlib.Path, days: float) -> tuple[IssuedCertificate,
         return issuer, _write(folder, "ca", issuer)
     if not (certificate.exists() and key.exists()):
         raise ConfigurationError(
-            f"--out={folder} holds one of ca.crt and ca.key; expected both, or neither for a new "
-            "authority."
+            f"--out={folder} contains only one of the files ca.crt and ca.key; expected both "
+            "files, or neither for a new certificate authority."
         )
     try:
         private: Any = forms.load_pem_private_key(key.read_bytes(), password=None)
         public = x509.load_pem_x509_certificate(certificate.read_bytes())
-    except (ValueError, TypeError) as error:  # TypeError: the key file is encrypted
+    except (ValueError, TypeError) as error:  # an encrypted key file raises TypeError
         raise ConfigurationError(
             f"--out={folder}: ca.crt and ca.key are no certificate and unencrypted private key in "
-            "PEM form; give the folder of an authority that this command made, or an empty folder."
+            "PEM form; give the folder of a certificate authority that this command created, or "
+            "an empty folder."
         ) from error
     return IssuedCertificate(public, private), []
 
@@ -187,7 +189,7 @@ def _authority_in(folder: pathlib.Path, days: float) -> tuple[IssuedCertificate,
 def _write(folder: pathlib.Path, name: str, issued: IssuedCertificate) -> list[str]:
     """Write a certificate and its private key to a folder; return the names of both files."""
     # O_EXCL with mode 0600 creates the key file unreadable for other users. With a chmod after the
-    # write, another user could read the key in between.
+    # write, another user could read the key before the chmod.
     certificate, key = issued.pem()
     (folder / f"{name}.key").unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -201,7 +203,7 @@ def _write(folder: pathlib.Path, name: str, issued: IssuedCertificate) -> list[s
 
 
 def _library() -> tuple[Any, Any]:
-    """Return cryptography's modules for certificates and for key formats.
+    """Return the package cryptography's modules for certificates and for key formats.
 
     Raises:
         ConfigurationError: The package cryptography is not installed.
@@ -291,7 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not hosts or options.shards < 1 or options.workers < 1:
         parser.error("--hosts must not be empty, and --shards and --workers must be at least 1")
     if not 0 < options.days <= _MOST_DAYS:  # the comparison is False for NaN, too
-        parser.error(f"--days={options.days:g}: expected more than 0 and at most {_MOST_DAYS}")
+        parser.error(f"--days={options.days:g}: expected more than 0 and at most {_MOST_DAYS} days")
     try:
         written = make(options.out, holders(hosts, options.shards, options.workers), options.days)
     except ConfigurationError as error:

@@ -18,13 +18,14 @@ from thinwire.proto.security.fair_places import FairPlaces, address_of_peer
 from thinwire.proto.token_bucket import TokenBucket
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
-_LOG_SECONDS = 10.0  # shortest interval between two log lines for one refusal reason
-_LONGEST_TEXT = 500  # maximum characters of a stranger's message in a log line
+_LOG_SECONDS = 10.0  # shortest interval in seconds between two log lines for one refusal reason
+#: Maximum number of characters of an unauthenticated client's message in a log line.
+_LONGEST_TEXT = 500
 _NAMES = {pb.REASON_IDENTITY: "identity", pb.REASON_TOKEN: "token"}
 
 
 class GuardedStream(Protocol):
-    """The part of `thinwire.proto.grpc.ServerStream` that the guard uses.
+    """The part of `thinwire.proto.grpc.ServerStream` that the connection guard uses.
 
     Attributes:
         evidence: Certificate names and random numbers of the client.
@@ -35,28 +36,35 @@ class GuardedStream(Protocol):
     peer: str
 
     def close(self) -> None:
-        """End the client's stream."""
+        """End the stream of the client."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits on a node's streams, far above the use of honest clients. Excess streams are cut."""
+    """Limits on the client streams of a listening node, far above the use of honest clients. The
+    node ends or rejects client streams beyond the limits.
+    """
 
-    #: Longest time from the opening of a stream to its Hello, which clients send immediately.
+    #: Longest time in seconds from the opening of a stream to the client's Hello, which clients
+    #: send immediately.
     hello_seconds: float = 10.0
-    #: Maximum number of streams after their Hello. None: unlimited.
+    #: Maximum number of streams whose client's Hello was accepted; None for no limit.
     streams: int | None = None
-    #: Maximum number of streams after their Hello from one address. None: unlimited.
+    #: Maximum number of streams from one address whose client's Hello was accepted; None for no
+    #: limit.
     streams_per_address: int | None = None
-    #: Maximum number of streams before their Hello, from clients that may belong to the run.
+    #: Maximum number of streams that wait for their client's Hello, from clients that may belong to
+    #: the run.
     waiting_streams: int = 64
-    #: Maximum number of streams before their Hello, from clients that have not shown the token.
+    #: Maximum number of streams that wait for their client's Hello, from clients that have not
+    #: shown the token.
     waiting_strangers: int = 8
-    #: Streams per second from strangers, on average and in a burst. Each stream costs threads and a
-    #: reply. Streams beyond the limit are rejected without threads and without a reply.
+    #: Number of streams per second from strangers (clients without the token), on average and in a
+    #: burst. Each stream costs threads and a reply. Streams beyond the limit are rejected without
+    #: threads and without a reply.
     strangers_per_second: float = 20.0
-    #: Frames per second of one stream, on average and in a burst. A frame is a message, or up to
-    #: 1 MiB of a large message. A round trip takes at least 200 us.
+    #: Largest number of frames per second of one stream, on average and in a burst. A frame is a
+    #: message, or up to 1 MiB of a large message. A round trip takes at least 200 us.
     messages_per_second: float = 10_000.0
     burst_messages: float = 20_000.0
     #: Maximum number of replies that one client may have requested and not received. A worker
@@ -76,20 +84,26 @@ class MessageRate:
         self._bucket = TokenBucket(limits.messages_per_second, limits.burst_messages)
 
     def exceeded(self) -> str | None:
-        """Count a frame; return the text of a refusal if the rate is exceeded, else None."""
+        """Count a frame of the stream; return a refusal text if the message rate is exceeded, else
+        None.
+        """
         now = time.monotonic()
         if self._bucket.wait_seconds(now) > 0:
-            return f"more than {self._limits.messages_per_second:g} messages a second."
+            return (
+                f"the client sent more than {self._limits.messages_per_second:g} messages per "
+                "second."
+            )
         self._bucket.take(now, 1.0)
         return None
 
 
 class ConnectionGuard:
-    """Limits the streams of a node, authenticates their clients, and records refusals.
+    """Limits the client streams of a node, authenticates the clients, and records refusals.
 
-    Thread-safe. `admit` gives a stream a place among the waiting streams. The stream waits for its
-    Hello for a bounded time (`end_overdue`). `hello_received` moves the stream to the accepted
-    streams. `release` removes the stream when it has ended.
+    Thread-safe. The method `admit` adds a stream to the streams that wait for a client's Hello
+    message. A stream may wait for its client's Hello message for a bounded time (`end_overdue`).
+    The method `hello_received` moves a waiting stream to the accepted streams. The method `release`
+    removes a stream that has ended.
 
     Attributes:
         credentials: Certificate, key and token of the listening node.
@@ -97,7 +111,8 @@ class ConnectionGuard:
 
     Args:
         credentials: Certificate, key and token of the listening node.
-        limits: Limits that apply to every client. None: the defaults of `Limits`.
+        limits: Admission and rate limits that apply to every client; None for the defaults of
+            `Limits`.
     """
 
     def __init__(
@@ -105,37 +120,42 @@ class ConnectionGuard:
     ) -> None:
         self.credentials = credentials
         self.limits = limits or Limits()
-        self._inside: dict[GuardedStream, str] = {}  # stream after its Hello -> client address
+        #: Stream whose Hello was accepted -> address of the client.
+        self._inside: dict[GuardedStream, str] = {}
         self._waiting: FairPlaces[GuardedStream] = FairPlaces()
         self._strangers: FairPlaces[GuardedStream] = FairPlaces()
         rate = self.limits.strangers_per_second
         self._stranger_rate = TokenBucket(rate, rate)
         self._refused: collections.Counter[str] = collections.Counter()
-        # Reason -> time of the reason's last log line, and the count of refusals at that time.
+        # Refusal reason -> time of the reason's last log line, and the number of refusals at that
+        # time.
         self._logged: dict[str, tuple[float, int]] = {}
         self._lock = threading.Lock()
 
     @property
     def refused(self) -> dict[str, int]:
-        """Number of streams that were rejected or cut off, by reason."""
+        """Number of client streams that were rejected or ended by the node, by reason."""
         with self._lock:
             return dict(self._refused)
 
     @property
     def most_streams(self) -> int | None:
-        """Maximum number of streams, including streams before their Hello; None: unlimited."""
+        """Maximum number of client streams, with streams before their Hello; None: unlimited."""
         limits = self.limits
         if limits.streams is None:
             return None
         return limits.streams + limits.waiting_streams + limits.waiting_strangers
 
     def known_peers(self) -> set[str]:
-        """Return the `GuardedStream.peer` of all admitted streams, except streams of strangers."""
+        """Return the client addresses of all admitted streams, except of clients without the
+        token.
+        """
         with self._lock:
             return {stream.peer for stream in [*self._inside, *self._waiting.holders()]}
 
     def is_heeded(self, metadata: Iterable[tuple[str, bytes]]) -> bool:
-        """Return True if a call gets a thread, False if strangers make too many calls.
+        """Return True if a gRPC call gets a thread, False if strangers (clients without the token)
+        make too many calls.
 
         Args:
             metadata: gRPC metadata of the client's call.
@@ -151,9 +171,9 @@ class ConnectionGuard:
         return False
 
     def admit(self, stream: GuardedStream) -> str | None:
-        """Let a stream wait for its Hello; return the reason if rejected, None if admitted.
+        """Let a stream wait for its client's Hello; return the reason if it is rejected, else None.
 
-        If all waiting places are taken, another waiting stream loses its place and is closed.
+        If too many streams wait for their Hello, the guard closes another waiting stream.
         """
         limits, address = self.limits, address_of_peer(stream.peer)
         is_known = not self.credentials.token or stream.evidence.shows_token
@@ -167,12 +187,14 @@ class ConnectionGuard:
             self.record_refusal(full[0], stream.peer, full[1])
             return full[1]
         for other in lost:
-            self.record_refusal("crowded", other.peer, "no Hello before newer streams came")
+            self.record_refusal(
+                "crowded", other.peer, "the client sent no Hello before newer streams were opened"
+            )
             other.close()
         return None
 
     def hello_received(self, stream: GuardedStream) -> tuple[str, str] | None:
-        """Move a waiting stream whose Hello is accepted to the accepted streams.
+        """Move a waiting stream whose client's Hello is accepted to the accepted streams.
 
         Returns:
             (reason, text) of a refusal, which the caller must record and send. None if the stream
@@ -181,7 +203,7 @@ class ConnectionGuard:
         address = address_of_peer(stream.peer)
         with self._lock:
             if not self._waiting.leave(stream) | self._strangers.leave(stream):
-                return None  # the stream has ended, or has lost its place and is closed
+                return None  # the stream has ended, or the guard has closed it for a new stream
             full = self._full(address)
             if full is None:
                 self._inside[stream] = address
@@ -195,12 +217,14 @@ class ConnectionGuard:
             self._strangers.leave(stream)
 
     def end_overdue(self, now: float) -> None:
-        """Close the streams whose Hello has not arrived in time."""
+        """Close the streams whose client's Hello has not arrived within the time limit."""
         seconds = self.limits.hello_seconds
         with self._lock:
             late = self._waiting.overdue(now - seconds) + self._strangers.overdue(now - seconds)
         for stream in late:
-            self.record_refusal("silent", stream.peer, f"no Hello within {seconds:g} s")
+            self.record_refusal(
+                "silent", stream.peer, f"the client sent no Hello within {seconds:g} s"
+            )
             stream.close()
 
     def _full(self, address: str) -> tuple[str, str] | None:
@@ -218,7 +242,7 @@ class ConnectionGuard:
     ) -> tuple[pb.Reason, str] | None:
         """Authenticate the client of a stream; record and return a refusal, or return None.
 
-        `credentials.check_client` describes the arguments and the result.
+        The docstring of `credentials.check_client` describes the arguments and the result.
         """
         credentials = self.credentials
         if not (credentials.authority or credentials.token):
@@ -229,12 +253,12 @@ class ConnectionGuard:
         return refusal
 
     def count_refusal(self, reason: str) -> None:
-        """Count a refused stream without a log line."""
+        """Count a refused client stream without a log line."""
         with self._lock:
             self._refused[reason] += 1
 
     def record_refusal(self, reason: str, peer: str, text: str) -> None:
-        """Count a refusal; log at most one refusal per reason in 10 s."""
+        """Count the refusal of a client; log at most one refusal for each reason in 10 s."""
         now = time.monotonic()
         with self._lock:
             self._refused[reason] += 1
@@ -245,4 +269,4 @@ class ConnectionGuard:
             self._logged[reason] = now, count
         more = f" (and {count - logged - 1} like it before)" if count - logged > 1 else ""
         shown = printable(text, _LONGEST_TEXT)  # `text` may quote unprintable bytes of the client
-        logging.warning("refused %s, %s: %s%s", peer, reason, shown, more)
+        logging.warning("refused the client %s for the reason %s: %s%s", peer, reason, shown, more)

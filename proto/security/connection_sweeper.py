@@ -1,10 +1,11 @@
-"""Limits the connections of a listening node, so that descriptors remain for its files.
+"""Limits the TCP connections of a listening node, so that descriptors remain for its files.
 
 gRPC keeps a connection open for seconds before its HTTP/2 handshake ends and for more seconds
 without a stream. gRPC's own connection limit rejects the newest connection, so strangers could lock
-out workers. The sweeper instead closes pending connections, those without an accepted stream, when
-there are many. It starts with the address that has the most connections and closes the oldest first
-(`thinwire.proto.security.fair_places`). The sweeper lists the process's descriptors in /dev/fd.
+out workers. The sweeper instead closes pending connections (connections without an accepted stream)
+when there are many. The sweeper first closes the oldest pending connections of the address that has
+the most (`thinwire.proto.security.fair_places`). The sweeper finds the connections in the list of
+the process's descriptors, /dev/fd.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ def most_connections(streams: int | None) -> int:
     """Return the maximum number of connections to a port, so that descriptors remain for files.
 
     Args:
-        streams: Maximum number of streams of the port. None: unlimited.
+        streams: Maximum number of client streams of the port; None: unlimited.
     """
     possible = raise_descriptor_limit() - _num_descriptors() - _RESERVED_DESCRIPTORS
     if streams is not None and streams > possible:
         logging.warning(
-            "this process may open %d more files, but %d streams may come: raise the limit "
-            "(ulimit -n %d)",
+            "this process may open only %d more files, but up to %d streams of clients may open: "
+            "raise the limit (ulimit -n %d)",
             possible,
             streams,
             streams + MOST_PENDING + _RESERVED_DESCRIPTORS,
@@ -69,14 +70,14 @@ def most_connections(streams: int | None) -> int:
 
 
 class ConnectionSweeper:
-    """Closes excess connections without a stream, and streams whose Hello is overdue, in a thread.
+    """A thread that closes excess connections without a stream, and streams without a timely Hello.
 
     Attributes:
-        port: Port to which the connections are limited.
+        port: TCP port whose connections the sweeper limits.
 
     Args:
-        port: Port at which this process listens, and to which connections are limited.
-        guard: Guard that knows the admitted streams.
+        port: TCP port at which this process listens and whose connections the sweeper limits.
+        guard: Connection guard, which knows the admitted client streams.
     """
 
     def __init__(self, port: int, guard: ConnectionGuard) -> None:
@@ -87,7 +88,7 @@ class ConnectionSweeper:
         threading.Thread(target=self._run, name=f"sweeper {port}", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop the sweeper's thread, without waiting for its end."""
+        """Stop the sweeper's thread without waiting until the thread ends."""
         self._over.set()
 
     def _run(self) -> None:
@@ -99,13 +100,14 @@ class ConnectionSweeper:
                 logging.log_every_n_seconds(logging.WARNING, "sweep failed: %s", 10, error)
 
     def sweep(self, now: float) -> None:
-        """Close connections if too many of them have no accepted stream.
+        """Close TCP connections if too many connections have no accepted stream.
 
         Args:
             now: Current monotonic time, in seconds.
         """
         known = self._guard.known_peers()
-        # Counting descriptors is cheap. Only a high count requires examining each descriptor.
+        # Counting file descriptors is cheap, and only a high count requires examining each
+        # descriptor.
         if _num_descriptors() - self._others - len(known) <= SWEPT_FROM:
             return
         descriptors, self._others = _connections(self.port)
@@ -118,7 +120,8 @@ class ConnectionSweeper:
                 self._pending.take(peer, address_of_peer(peer), now, len(descriptors))
         if len(self._pending) <= SWEPT_FROM:
             return
-        # The connection of a stream that was admitted after `known` was read must not be closed.
+        # The connection of a stream that was admitted after the set `known` was read must not be
+        # closed.
         lost = set(self._pending.shrink(SWEPT_TO)) - self._guard.known_peers()
         text = f"no stream in time; only {SWEPT_FROM} connections may have no stream"
         for peer in lost:
@@ -129,7 +132,7 @@ class ConnectionSweeper:
 def _num_descriptors() -> int:
     try:
         return len(os.listdir(_DESCRIPTORS))
-    except OSError:  # the process has too many open files
+    except OSError:  # the process already has too many open files
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
@@ -148,23 +151,24 @@ def _connections(port: int) -> tuple[dict[str, int], int]:
 
 
 def _peer_of(descriptor: int, port: int, ends: str | None = None) -> str | None:
-    """Return the peer of a connection to a port, or None for a descriptor of another kind.
+    """Return the peer address of a connection to a port; None for a descriptor of another kind.
 
     Args:
-        descriptor: Descriptor of this process. Another thread may close or reuse it at any moment.
+        descriptor: File descriptor of this process, which another thread may close or reuse at any
+            moment.
         port: TCP port at which this process listens.
-        ends: Peer of the connection to shut down. None: shut down no connection.
+        ends: Peer address of the connection to shut down; None to shut down no connection.
     """
     # The descriptor is duplicated before it is examined. Without the duplicate, another thread
     # could close the descriptor between the examination and the shutdown, and the shutdown would
     # hit a different file that was given the same number.
     try:
         copy = os.dup(descriptor)
-    except OSError:  # another thread has closed the descriptor
+    except OSError:  # another thread has closed the file descriptor
         return None
     try:
         connection = socket.socket(fileno=copy)
-    except OSError:  # the descriptor is not a socket
+    except OSError:  # the file descriptor is not a socket
         os.close(copy)
         return None
     with connection, contextlib.suppress(OSError):  # the listening socket has no peer

@@ -1,10 +1,10 @@
 """TLS and the token: protected channels, mutual authentication, and the credential files.
 
-A certificate holds a URI in its subject alternative names that identifies its holder's part in the
-run, for example the part of worker 3 (`part_of_worker`). `thinwire.proto.security.certificates`
-creates certificates. The token is never sent: client and server prove by an HMAC over fresh random
-numbers of both sides that they have the token. `read` loads a node's certificate, key and token,
-and rejects unusable files before the node connects.
+A URI in a certificate's subject alternative names identifies the role and id of its holder in the
+run, for example worker 3 (`part_of_worker`). `thinwire.proto.security.certificates` creates
+certificates. The run's token is never sent: client and server prove by an HMAC over fresh random
+numbers of both sides that they have the token. The function `read` loads a node's certificate, key
+and token, and rejects unusable files before the node connects.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.runtime.run.credentials import Credentials
 from thinwire.runtime.run.files import read_bounded
 
-#: Metadata keys of a Session call and of the server's first answer: a random number and a proof.
+#: Keys of the gRPC metadata of a Session call and of the server's first answer, for a random number
+#: and a proof.
 NONCE, PROOF = "thinwire-nonce-bin", "thinwire-proof-bin"
-#: Metadata key of a Session call. Its value shows that the client has the token, before the client
-#: gets a place among the waiting streams.
+#: Key of the gRPC metadata of a Session call whose value shows that the client has the token,
+#: before the server lets the stream wait for the client's Hello.
 PASS = "thinwire-pass-bin"
 _NONCE_BYTES = 32
 _PREFIX = "thinwire://"
@@ -43,7 +44,8 @@ _NO_TLS = "wrong_version_number"
 _VERIFICATION = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([a-zA-Z ]+)")
 #: Parts of gRPC's error message if the server rejects the client's certificate or requires TLS.
 _HUNG_UP = ("socket closed", "connection reset")
-_WHY_SECONDS = 0.2  # time limit of the gRPC call that fetches the reason of a failed connection
+# Time limit in seconds of the gRPC call that fetches the reason of a failed connection.
+_WHY_SECONDS = 0.2
 TOKEN_VARIABLE = "THINWIRE_TOKEN"
 #: Minimum size of a token. From the proofs on the network, an eavesdropper could find a shorter
 #: token by brute force.
@@ -52,16 +54,16 @@ _MAX_TURNS = 10  # maximum rounds of the TLS handshake in a certificate's check;
 
 
 class UntrustedPeer(Exception):
-    """The peer does not prove that it belongs to this run, or rejects this node's proof."""
+    """Error: the peer does not prove that it belongs to this run, or rejects this node's proof."""
 
 
 def part_of_worker(worker: int) -> str:
-    """Return the URI that names a worker's part in the run, for its certificate."""
+    """Return the URI that identifies a worker of the run in its certificate."""
     return f"{_PREFIX}worker/{worker}"
 
 
 def part_of_shard(shard: int) -> str:
-    """Return the URI that names a PS's part in the run, for its certificate."""
+    """Return the URI that identifies a PS of the run in its certificate."""
     return f"{_PREFIX}ps/{shard}"
 
 
@@ -69,12 +71,12 @@ PART_OF_SUPERVISOR = f"{_PREFIX}supervisor"
 
 
 def is_part(name: str) -> bool:
-    """Return True if a URI in a certificate names a part in a run."""
+    """Return True if a URI in a certificate identifies a node (role and id) of a run."""
     return name.startswith(_PREFIX)
 
 
 def part_of(hello: pb.Hello) -> str:
-    """Return the URI of the part in the run (role and number) that a client's Hello claims."""
+    """Return the URI of the role and id that a client claims in its Hello message."""
     if hello.role in (pb.ROLE_WORKER, pb.ROLE_SCRIPT):
         return part_of_worker(hello.id)
     return part_of_shard(hello.id) if hello.role == pb.ROLE_SHARD else PART_OF_SUPERVISOR
@@ -83,8 +85,8 @@ def part_of(hello: pb.Hello) -> str:
 def server_name_of_worker(worker: int) -> str:
     """Return the server name in a worker's certificate, which replaces the host name.
 
-    Peers check this name on every host, so a worker can move. Without a host name in the
-    certificate, a worker cannot pretend to be the PS of that host.
+    Peers check the server name in a worker's certificate on every host, so a worker can move.
+    Without a host name in the certificate, a worker cannot pretend to be the PS of that host.
     """
     return f"worker-{worker}.thinwire.internal"
 
@@ -98,13 +100,14 @@ def open_channel(
     options: Sequence[tuple[str, Any]],
     server_name: str | None = None,
 ) -> grpc.Channel:
-    """Return a gRPC channel, encrypted if the credentials have an authority.
+    """Return a gRPC channel to a server, encrypted if the credentials have an authority.
 
     Args:
         address: ``host:port`` of the server.
         credentials: This node's certificate, key and token.
         options: gRPC options of the new channel.
-        server_name: Name that the server's certificate must contain. None: the host of `address`.
+        server_name: Host name that the server's certificate must contain; None for the host of
+            `address`.
     """
     if not credentials.authority:
         return grpc.insecure_channel(address, options=options)
@@ -117,17 +120,18 @@ def open_channel(
 
 
 def add_port(server: grpc.Server, address: str, credentials: Credentials) -> int:
-    """Add a listening port to a server, encrypted if the node has a certificate; return the port.
+    """Add a port to a gRPC server, encrypted if the node has a certificate; return the port.
 
-    If the credentials have an authority too, clients need a certificate that the authority signed.
+    If the server's credentials have an authority, clients need a certificate that the authority
+    signed.
 
     Args:
-        server: gRPC server that gets the port.
-        address: ``host:port`` to which the server binds.
+        server: gRPC server that will listen on the port.
+        address: ``host:port`` at which the server listens.
         credentials: This node's certificate, key and token.
 
     Raises:
-        RuntimeError: The server cannot bind to the address.
+        RuntimeError: The server cannot listen at the address.
     """
     if not credentials.certificate:
         return int(server.add_insecure_port(address))
@@ -140,7 +144,7 @@ def add_port(server: grpc.Server, address: str, credentials: Credentials) -> int
 
 
 def why_unreachable(channel: grpc.Channel, method: str) -> str:
-    """Return gRPC's reason for a channel that does not become ready."""
+    """Return gRPC's reason why a channel does not become ready."""
     call = channel.stream_stream(method, request_serializer=None, response_deserializer=None)(
         iter(()), timeout=_WHY_SECONDS
     )
@@ -152,12 +156,12 @@ def why_unreachable(channel: grpc.Channel, method: str) -> str:
 
 
 def is_distrust(reason: str) -> bool:
-    """Return True if gRPC's reason is a rejected certificate, so that a retry does not help."""
+    """Return True if gRPC's reason for a failed connection is a rejected certificate."""
     return any(word in reason.lower() for word in _UNTRUSTED)
 
 
 def explain_distrust(reason: str) -> str:
-    """Return a text with the cause of a rejected certificate and the remedy."""
+    """Return an error text with the cause of a rejected certificate and the remedy."""
     if _NO_TLS in reason.lower():
         return (
             "it does not use TLS; omit --tls_ca, --tls_cert and --tls_key, or start it with "
@@ -182,24 +186,26 @@ def new_nonce() -> bytes:
 
 
 def server_proof(token: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """Return the proof that a server sends before the client's first message."""
+    """Return the proof (HMAC) that a server has the token, which it sends before the first
+    message.
+    """
     return _mac(token, "server", client_nonce, server_nonce, ())
 
 
 def client_pass(token: bytes, client_nonce: bytes) -> bytes:
-    """Return the value that shows, when a client opens a stream, that the client has the token."""
+    """Return the value by which a client shows that it has the token when it opens a stream."""
     return _mac(token, "opening", client_nonce, b"", ())
 
 
 def client_proof(
     token: bytes, client_nonce: bytes, server_nonce: bytes, claims: Sequence[str]
 ) -> bytes:
-    """Return the proof that a client sends in its Hello; the proof covers the Hello's claims."""
+    """Return the proof (HMAC) for a client's Hello, which covers the claims in the Hello."""
     return _mac(token, "client", client_nonce, server_nonce, claims)
 
 
 def claims_of(hello: pb.Hello) -> tuple[str, ...]:
-    """Return the claims of a Hello that the client's proof covers."""
+    """Return the claims of a Hello message that the client's proof covers."""
     numbers = (hello.shard, hello.num_shards, hello.incarnation, hello.generation)
     return (part_of(hello), hello.run_id, hello.peer_address, *map(str, numbers))
 
@@ -208,9 +214,10 @@ def _mac(
     token: bytes, end: str, client_nonce: bytes, server_nonce: bytes, claims: Sequence[str]
 ) -> bytes:
     """Return the HMAC of the given byte strings under the run's token."""
-    # Each part follows its length. Without lengths, different parts could have the same
-    # concatenation, and a proof for one claim would hold for another claim. `end` makes the proofs
-    # of client and server different, so that a server's proof cannot be sent back as a client's.
+    # In the HMAC's input, each part follows its length. Without lengths, different parts could have
+    # equal concatenations, and a proof for one claim would be valid for another claim. The argument
+    # `end` makes the proofs of client and server different, so that a client cannot send back a
+    # server's proof as its own.
     parts = [b"thinwire.v1", end.encode(), client_nonce, server_nonce]
     parts += [claim.encode() for claim in claims]
     text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
@@ -225,11 +232,14 @@ class PeerEvidence:
     """Evidence about a client that a server has before the stream's first message.
 
     Attributes:
-        parts: URIs of the parts that the client's certificate names. Empty without a certificate.
-        client_nonce: Random number that the client sent. Empty if no token is in use.
-        server_nonce: Random number that the server sent. Empty if no token is in use.
-        shows_token: True if the client's metadata show the token. An eavesdropper can copy the
-            metadata, so True gives the client a waiting place and nothing else.
+        parts: URIs in the client's certificate that identify a role and id; empty without a
+            certificate.
+        client_nonce: Random number that the client sent for the proofs; empty if no token is in
+            use.
+        server_nonce: Random number that the server sent for the proofs; empty if no token is in
+            use.
+        shows_token: True if the client's metadata show that it has the token. An eavesdropper can
+            copy the metadata, so True only permits the client to wait for admission.
     """
 
     parts: tuple[str, ...] = ()
@@ -241,7 +251,9 @@ class PeerEvidence:
 def begin_handshake(
     context: grpc.ServicerContext, credentials: Credentials
 ) -> tuple[PeerEvidence, tuple[tuple[str, bytes], ...]]:
-    """Return the evidence about a new call's client, and the initial metadata of the answer."""
+    """Return the evidence about the client of a new gRPC call, and the answer's initial
+    metadata.
+    """
     known = cast("Mapping[str, Iterable[bytes]]", context.auth_context()).get("peer_uri", ())
     parts = tuple(part.decode(errors="replace") for part in known)
     if not credentials.token:
@@ -258,7 +270,9 @@ def begin_handshake(
 
 
 def shows_token(metadata: Iterable[tuple[str, bytes]], credentials: Credentials) -> bool:
-    """Return True if a call's metadata show the token, or if no token is in use."""
+    """Return True if a call's metadata show that the client has the token, or if no token is in
+    use.
+    """
     if not credentials.token:
         return True
     client_metadata = {name: value for name, value in metadata if name in (NONCE, PASS)}
@@ -275,12 +289,13 @@ def check_client(
     proof: bytes,
     claims: Sequence[str],
 ) -> tuple[pb.Reason, str] | None:
-    """Check that a client is the part of the run that it claims to be.
+    """Check that a client has the role and id in the run that it claims.
 
     Args:
-        evidence: Evidence about the client from its stream.
+        evidence: Evidence about the client from its stream: certificate names, random numbers,
+            token.
         credentials: This server's certificate, key and token.
-        part: URI of the part in the run (role and number) that the client claims.
+        part: URI of the role and id in the run that the client claims.
         proof: The client's proof that it has the token.
         claims: Claims of the client's Hello that the proof must cover.
 
@@ -312,7 +327,7 @@ def check_server(
 
     Args:
         address: ``host:port`` of the server, for the error message.
-        credentials: This node's certificate, key and token. Without a token nothing is checked.
+        credentials: This node's certificate, key and token; without a token, nothing is checked.
         nonce: Random number that this client sent to the server.
         answer: Initial gRPC metadata of the server's answer.
 
@@ -335,12 +350,12 @@ def check_server(
 
 @dataclasses.dataclass(frozen=True)
 class CredentialFiles:
-    """Paths of a node's credential files; None if the flag is not given.
+    """Paths of a node's credential files; None for a file whose flag is not given.
 
     Attributes:
         certificate: Path of the node's certificate (--tls_cert).
         key: Path of the certificate's private key (--tls_key).
-        authority: Path of the authority's certificate (--tls_ca).
+        authority: Path of the certificate authority's certificate (--tls_ca).
         token: Path of the run's token (--token_file).
     """
 
@@ -357,13 +372,16 @@ def read(
 
     Args:
         files: Paths of the node's credential files.
-        token_in_environment: Value of THINWIRE_TOKEN. Empty: not set.
-        part: URI of the node's part, which the node's certificate must name. None: any part.
-        serves: True for a node that mainly listens, False for a node that mainly dials.
+        token_in_environment: Value of the environment variable THINWIRE_TOKEN; empty if it is not
+            set.
+        part: URI of the node's role and id, which its certificate must contain; None for any role
+            and id.
+        serves: True for a node that mainly listens for clients, False for a node that mainly
+            connects to servers.
 
     Raises:
-        ConfigurationError: A file is missing, unreadable or unusable, or a flag lacks another flag
-            that it needs.
+        ConfigurationError: A credential file is missing, unreadable or unusable, or a flag is given
+            without another flag that it needs.
     """
     _check_together(files, serves)
     credentials = Credentials(
@@ -382,17 +400,19 @@ def read(
 def _check_together(files: CredentialFiles, serves: bool) -> None:
     if bool(files.certificate) != bool(files.key):
         raise ConfigurationError(
-            f"--tls_cert={files.certificate} and --tls_key={files.key}: expected both, or neither."
+            f"--tls_cert={files.certificate} and --tls_key={files.key}: expected both flags, or "
+            "neither."
         )
     if serves and files.authority and not files.certificate:
         raise ConfigurationError(
             f"--tls_ca={files.authority} without --tls_cert and --tls_key: a PS needs a "
-            "certificate to accept TLS connections; give both, or omit --tls_ca."
+            "certificate to accept TLS connections; give both flags, or omit --tls_ca."
         )
     if not serves and files.certificate and not files.authority:
         raise ConfigurationError(
-            f"--tls_cert={files.certificate} without --tls_ca: this node dials other nodes and "
-            "must know which certificates to trust; set --tls_ca to the authority's certificate."
+            f"--tls_cert={files.certificate} without --tls_ca: this node connects to other nodes "
+            "and must know which certificates to trust; set --tls_ca to the authority's "
+            "certificate."
         )
 
 
@@ -412,10 +432,12 @@ def _content(path: str, flag: str) -> bytes:
 
 
 def _warn_if_others_read(path: str, flag: str) -> None:
-    """Warn about a file with a secret that other users can read."""
+    """Warn about a credential file with a secret that other users can read."""
     with contextlib.suppress(OSError):
         if stat.S_IMODE(pathlib.Path(path).stat().st_mode) & 0o077:
-            logging.warning("--%s=%s can be read by other users; chmod 600 it", flag, path)
+            logging.warning(
+                "the file --%s=%s can be read by other users; run chmod 600 on the file", flag, path
+            )
 
 
 def _pem(path: str | None, flag: str, kind: str, secret: bool = False) -> bytes:
@@ -429,20 +451,20 @@ def _pem(path: str | None, flag: str, kind: str, secret: bool = False) -> bytes:
 
 
 def _check_pem(content: bytes, where: str, kind: str) -> None:
-    """Check that a file holds a certificate or a private key in PEM form.
+    """Check that a credential file holds a certificate or a private key in PEM form.
 
     Args:
         content: Content of the credential file.
         where: Flag and path of the file, for the error message.
-        kind: Expected PEM object, CERTIFICATE or PRIVATE KEY.
+        kind: Name of the expected PEM object, CERTIFICATE or PRIVATE KEY.
 
     Raises:
-        ConfigurationError: The file does not hold the expected object.
+        ConfigurationError: The credential file does not hold the expected object.
     """
     if b"-----BEGIN" not in content or f"{kind}-----".encode() not in content:
         raise ConfigurationError(
-            f"{where} holds no {kind.lower()} in PEM form; expected a text with "
-            f"-----BEGIN {kind}-----."
+            f"{where} contains no {kind.lower()} in PEM form; expected a text with -----BEGIN "
+            f"{kind}-----."
         )
 
 
@@ -472,7 +494,7 @@ def _check_certificate(
 
     Raises:
         ConfigurationError: The key does not belong to the certificate, or the certificate is
-            invalid or names another part.
+            invalid or for another role or id.
     """
     where = f"--tls_cert={files.certificate}"
     try:
@@ -490,12 +512,12 @@ def _check_certificate(
             "certificates)."
         ) from error
     named = [value for kind, value in seen.get("subjectAltName", ()) if kind == "URI"]
-    # Clients of a PS check the host name in its certificate. A certificate that another tool
-    # created may therefore name no part.
+    # Clients of a PS check the host name in the PS's certificate, so a certificate that another
+    # tool created need not contain the URI of the PS's role and id.
     is_other = part is not None and part not in named
     if is_other and (not serves or any(is_part(name) for name in named)):
         raise ConfigurationError(
-            f"{where} names {', '.join(named) or 'no part in a run'}, and this node is {part}; "
+            f"{where} names {', '.join(named) or 'no part in a run'}, but this node is {part}; "
             "give the node its own certificate ({node} in the path is replaced by its name)."
         )
     if found.authority:
@@ -503,7 +525,7 @@ def _check_certificate(
 
 
 def _check_chain(files: CredentialFiles, found: Credentials, serves: bool) -> None:
-    """Warn if the node's authority did not sign its certificate: peers would reject the node."""
+    """Warn if the node's authority did not sign the node's certificate: peers would reject it."""
     contexts = _context(files, ssl.PROTOCOL_TLS_SERVER), _context(files, ssl.PROTOCOL_TLS_CLIENT)
     try:
         _show(contexts, found.authority, serves, whole_chain=True)
@@ -530,8 +552,8 @@ def _context(files: CredentialFiles, side: int) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    # An empty password makes an encrypted key an error. Without the callback, OpenSSL would prompt
-    # at the terminal.
+    # With an empty password, an encrypted key raises an error. Without the callback, OpenSSL would
+    # prompt at the terminal.
     context.load_cert_chain(str(files.certificate), files.key, password=lambda: b"")
     return context
 
@@ -542,17 +564,17 @@ def _show(
     serves: bool,
     whole_chain: bool = False,
 ) -> dict[str, Any]:
-    """Run a TLS handshake in which one side presents the certificate; return the content as a dict.
+    """Run a TLS handshake in which one side presents a certificate; return its content as a dict.
 
     Args:
-        ours: Server context and client context, both with the certificate.
-        trusted: Certificates in PEM form that the verifying side trusts.
+        ours: TLS contexts for a server and a client, both with the certificate.
+        trusted: Certificates in PEM form that the verifying side of the handshake trusts.
         serves: True if the server presents the certificate, False if the client does.
-        whole_chain: True if the trusted certificate must be the root of the chain. False if the
-            trusted certificate may be any certificate of the chain.
+        whole_chain: True if the trusted certificate must be the root of the certificate chain;
+            False if it may be any certificate of the chain.
 
     Raises:
-        ssl.SSLError: The verifying side rejected the certificate.
+        ssl.SSLError: The verifying side of the handshake rejected the certificate.
     """
     verifier = ours[1] if serves else ours[0]
     if not whole_chain:

@@ -1,4 +1,4 @@
-"""A limited number of places for unauthenticated clients, shared fairly between addresses."""
+"""A limit on the number of unauthenticated clients, shared fairly between their addresses."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ _NETWORK_BITS = 64
 
 
 class FairPlaces(Generic[Holder]):
-    """A bounded set of clients that hold a place, in order of arrival; not thread-safe.
+    """A bounded set of places for clients, in order of their arrival; not thread-safe.
 
-    A new holder always gets a place. If all places are taken, the address with the most places
-    loses its oldest place. If several addresses have the most places, the new holder's address is
-    chosen among them. So a few addresses with many places cannot lock out another address, and a
-    holder that quickly uses and leaves its place seldom loses the place.
+    A new client always gets a place in the bounded set. If all places are taken, the oldest client
+    of the address with the most clients loses its place. If several addresses have the most
+    clients, an old client of the new client's address loses its place. A few addresses with many
+    clients thus cannot lock out another address, and a client that holds its place only briefly
+    seldom loses the place.
     """
 
     def __init__(self) -> None:
-        self._places: dict[Holder, tuple[str, float]] = {}  # holder -> (address, arrival in s)
+        # Client -> (address of the client, time of its arrival in seconds).
+        self._places: dict[Holder, tuple[str, float]] = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -37,10 +39,10 @@ class FairPlaces(Generic[Holder]):
         """Give a new client a place; return the clients that lose their places.
 
         Args:
-            holder: The client that gets a place.
+            holder: The new client, which gets a place.
             address: Address of the client, as `address_of` returns it.
-            now: Current time, in seconds.
-            most: Maximum number of places.
+            now: Current time of the caller's clock, in seconds.
+            most: Maximum number of clients that hold a place.
         """
         self._places[holder] = address, now
         return self.shrink(most, address)
@@ -53,8 +55,9 @@ class FairPlaces(Generic[Holder]):
         """Remove clients until at most ``most`` hold places; return the removed clients.
 
         Args:
-            most: Maximum number of places.
-            newest: Address of a new holder, removed first among addresses with equally many places.
+            most: Maximum number of clients that hold a place.
+            newest: Address of a new client; among addresses with equally many clients, a client of
+                this address loses its place.
         """
         counts = collections.Counter(address for address, _ in self._places.values())
         lost: list[Holder] = []
@@ -68,7 +71,9 @@ class FairPlaces(Generic[Holder]):
         return lost
 
     def overdue(self, since: float) -> list[Holder]:
-        """Remove and return all clients that got their place at the time ``since`` or before."""
+        """Remove and return all clients that have held a place since the time ``since`` or
+        longer.
+        """
         late = [holder for holder, (_, came_at) in self._places.items() if came_at <= since]
         for holder in late:
             self.leave(holder)
@@ -76,7 +81,9 @@ class FairPlaces(Generic[Holder]):
 
 
 def address_of(host: str) -> str:
-    """Return the key that a host's addresses share: the /64 network for IPv6, else the address."""
+    """Return the key that all addresses of one host share: the /64 network for IPv6, else the
+    address.
+    """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -89,6 +96,8 @@ def address_of(host: str) -> str:
 
 
 def address_of_peer(peer: str) -> str:
-    """Return `address_of` for a peer in gRPC's form: ipv4:10.0.0.3:4711, ipv6:%5B::1%5D:4711."""
+    """Return the result of `address_of` for a peer in gRPC's form, for example ipv4:10.0.0.3:4711
+    or ipv6:%5B::1%5D:4711.
+    """
     host = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")[0]
     return address_of(host.strip("[]")) if host else peer

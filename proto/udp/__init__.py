@@ -1,10 +1,10 @@
-"""Unreliable datagrams from a worker to a shard.
+"""Unreliable UDP datagrams from a worker to a shard.
 
-The worker's end (`connect`, `UdpSender`) sends batches of signed datagrams. The shard's end
-(`UdpReceiver`) delivers buffers of the received datagrams; the network may lose some.
-`thinwire.ops.routing` defines the format, order and meaning of a datagram. `sockets` sets socket
-options and the class of service. `packet_filter` makes the Linux kernel drop foreign datagrams
-before they fill a receive buffer.
+The worker's end of the datagram path (`connect`, `UdpSender`) sends batches of signed datagrams.
+The shard's end of the datagram path (`UdpReceiver`) delivers buffers of received datagrams; the
+network may lose some datagrams. `thinwire.ops.routing` defines the format, order and meaning of a
+datagram. The module `sockets` sets UDP socket options and the class of service. The module
+`packet_filter` makes the Linux kernel drop foreign datagrams before they fill a receive buffer.
 """
 
 from thinwire.proto.udp.connect import connect, pacing

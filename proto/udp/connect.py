@@ -1,4 +1,4 @@
-"""Creates datagram senders: sockets to a shard's ports, the datagram size, and the pacing."""
+"""Creates senders of UDP datagrams: sockets to a shard's ports, datagram size, and rate limit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from thinwire.proto.token_bucket import TokenBucket
 from thinwire.proto.udp import sockets as udp_sockets
 from thinwire.proto.udp.sender import SendingSocket, UdpSender, UdpSettings
 
-#: Burst of a paced datagram sender, in seconds at the sender's rate. After a late wake-up the
-#: sender catches up at most this much.
+#: Largest burst of a rate-limited datagram sender, in seconds at its rate. After a late wake-up,
+#: the sender sends at most this burst faster than its rate.
 _BURST_SECONDS = 4e-3
 
 #: Function that wraps a channel's socket into a `SendingSocket`, which closes the socket.
@@ -22,7 +22,9 @@ Over = Callable[[socket.socket, int], SendingSocket]
 
 
 def pacing(mbps: float) -> TokenBucket | None:
-    """Return a token bucket for a rate in Mbit/s, shared by a worker's senders; None for rate 0."""
+    """Return a token bucket (rate limiter) of a worker's senders for a rate in Mbit/s; None for
+    0.
+    """
     rate = mbps * 1e6 / 8
     return TokenBucket(rate, rate * _BURST_SECONDS) if mbps > 0 else None
 
@@ -36,19 +38,19 @@ def connect(
 ) -> UdpSender:
     """Return a sender of datagrams from a worker to a shard.
 
-    If the route is known to carry only datagrams smaller than ``sending.mtu``, the datagram size is
-    the route's limit, but at least half of ``sending.mtu``.
+    If the route to the shard is known to carry only datagrams smaller than ``sending.mtu``, the
+    datagram size is the route's limit, but at least half of ``sending.mtu``.
 
     Args:
         host: Host name or address of the shard.
         ports: UDP port of each channel, channel 1 first.
-        sending: Key, sizes and options of the sender.
-        bucket: Token bucket that paces the datagrams. None: no pacing.
-        over: Wraps each socket into an emulated link. None: no emulation.
+        sending: Signing key, datagram size and options of the sender.
+        bucket: Token bucket that limits the rate of the datagrams; None for no limit.
+        over: Function that puts an emulated link before each socket; None for no emulated link.
 
     Raises:
-        ConfigurationError: The host cannot be reached, or half the mtu is still too large for
-            the route.
+        ConfigurationError: The host cannot be reached, or half of ``sending.mtu`` is still too
+            large for the route.
     """
     sockets = udp_sockets.connect(host, ports, sending.scheme)
     limit = udp_sockets.path_limit(sockets[0]) if sockets else None

@@ -1,8 +1,8 @@
-"""A filter that the Linux kernel runs on each datagram before the datagram reaches a socket.
+"""A filter that the Linux kernel runs on each UDP datagram before the datagram reaches a socket.
 
 A datagram that the filter drops neither fills the receive buffer nor wakes a thread, so a flood of
-foreign datagrams costs the receiver little. The filter is a classic BPF program on this process's
-socket, which needs no privileges.
+foreign datagrams costs the receiver little. The datagram filter is a classic BPF program on this
+process's socket, which needs no privileges.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from thinwire.proto.udp.sockets import ON_LINUX
 
 _SO_ATTACH_FILTER = 26
 _SO_DETACH_FILTER = 27
-_UDP_HEADER_BYTES = 8  # size of the UDP header, with which the filter program's packet starts
+# Size in bytes of the UDP header, with which the filter program's packet starts.
+_UDP_HEADER_BYTES = 8
 _WORD_BYTES = 4
 _MOST_INSTRUCTIONS = 4096
 
 # Codes of BPF operations, from Linux's header linux/bpf_common.h.
-_LOAD_WORD = 0x20  # load the big-endian word at k; if k is outside the packet, drop the packet
+_LOAD_WORD = 0x20  # BPF operation: load the big-endian word at k; drop a shorter packet
 _JUMP_IF_EQUAL = 0x15
-_RETURN = 0x06  # end the program and keep the first k bytes of the packet; 0 drops it
+# BPF operation: end the program and keep the packet's first k bytes; 0 drops the packet.
+_RETURN = 0x06
 _DROP, _KEEP = 0, 0xFFFFFFFF
 
-_Instruction = tuple[int, int, int, int]  # operation, skip if true, skip if false, k
+# Fields: operation, instructions to skip if true, and if false, operand k.
+_Instruction = tuple[int, int, int, int]
 
 
 def program(start: bytes, offset: int, numbers: Collection[bytes]) -> list[_Instruction]:
@@ -35,7 +38,7 @@ def program(start: bytes, offset: int, numbers: Collection[bytes]) -> list[_Inst
 
     Args:
         start: First 4 bytes of a valid datagram.
-        offset: Offset of the number in a datagram, in bytes.
+        offset: Offset of the session id in a datagram, in bytes.
         numbers: Valid numbers (session ids) of 8 bytes each.
     """
     instructions = [
@@ -57,19 +60,19 @@ def program(start: bytes, offset: int, numbers: Collection[bytes]) -> list[_Inst
 
 
 def attach(udp_socket: socket.socket, instructions: list[_Instruction]) -> bool:
-    """Attach a filter program to a socket; the program replaces an earlier program.
+    """Attach a BPF filter program to a socket; the program replaces an earlier filter program.
 
     Returns:
-        True if the program is attached. False if the system has no packet filters or the program
-        is too long for the kernel: the socket then receives all datagrams.
+        True if the program is attached, False if the socket receives all datagrams, because the
+        system has no packet filters or the program is too long for the kernel.
     """
     if not ON_LINUX:
         return False
     if len(instructions) <= _MOST_INSTRUCTIONS:
         if _set(udp_socket, instructions):
             return True
-        # The kernel's memory for filters must hold both programs during a replacement. If the
-        # memory is too small, detaching the earlier program first frees its part.
+        # The kernel's memory for filters must hold both filter programs during a replacement. If
+        # the memory is too small, the earlier program is detached first to free its memory.
         _detach(udp_socket)
         if _set(udp_socket, instructions):
             return True
@@ -89,6 +92,6 @@ def _set(udp_socket: socket.socket, instructions: list[_Instruction]) -> bool:
 
 
 def _detach(udp_socket: socket.socket) -> None:
-    """Remove a socket's earlier filter program, which would drop datagrams with new numbers."""
-    with contextlib.suppress(OSError):  # the socket has no filter program
+    """Remove a socket's earlier BPF filter, which would drop datagrams of new sessions."""
+    with contextlib.suppress(OSError):  # the socket has no filter program to detach
         udp_socket.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)

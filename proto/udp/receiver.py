@@ -1,8 +1,8 @@
-"""The shard's end of the datagram path: a thread that receives from all channels, and a timer.
+"""The shard's end of the datagram path: a thread that receives from all datagram channels.
 
 `UdpReceiver` collects the datagrams of several receive calls in a `DatagramRun`, a buffer of
-consecutive datagrams of one size. `UdpReceiver` delivers whole runs to its `DatagramOwner`, because
-an owner handles a hundred datagrams together much faster than one by one.
+consecutive datagrams of one size. `UdpReceiver` delivers whole `DatagramRun` buffers to its
+`DatagramOwner`, because an owner handles a hundred datagrams together much faster than one by one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _CALL_BYTES = 1 << 16
 
 
 class DatagramRun:
-    """A buffer of consecutive received datagrams of one size; only the last may be shorter.
+    """A buffer of consecutive received datagrams of one size; only the last one may be shorter.
 
     Attributes:
-        size: Size of each datagram, in bytes.
+        size: Size of each datagram in the buffer, in bytes.
 
     Args:
-        num_bytes: Capacity in bytes: a run with fewer bytes accepts another receive call.
+        num_bytes: Capacity of the buffer in bytes: with fewer bytes in it, the buffer accepts
+            another receive call.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -47,30 +48,34 @@ class DatagramRun:
 
     @property
     def free_space(self) -> memoryview:
-        """Writable memory for the next receive call, large enough for any result."""
+        """Writable memory for the next receive call, large enough for any received packet."""
         return self._buffer[self._fill : self._fill + _CALL_BYTES]
 
     @property
     def data(self) -> memoryview:
-        """View of the collected datagrams; its memory is overwritten after the next `restart`."""
+        """View of the collected datagrams, whose memory is overwritten after the next `restart`."""
         return self._buffer[: self._fill]
 
     def fits(self, length: int, size: int) -> bool:
-        """Return True if this run can take ``length`` bytes of datagrams of ``size`` bytes."""
+        """Return True if this buffer can take ``length`` bytes of datagrams of ``size`` bytes."""
         if not self._fill:
             return True
-        if self._fill % self.size:  # the run ends with a shorter datagram
+        if self._fill % self.size:  # the buffer of datagrams ends with a shorter datagram
             return False
         return size == self.size or length == size < self.size
 
     def add(self, length: int, size: int) -> None:
-        """Add the bytes of a receive call to the run; `fits` must have accepted them."""
+        """Add the bytes of a receive call to the buffer of datagrams, after `fits` has returned
+        True.
+        """
         if not self._fill:
             self.size = size
         self._fill += length
 
     def restart(self, length: int = 0) -> None:
-        """Empty the run, but move the last call's ``length`` bytes to the start for `add`."""
+        """Empty the buffer of datagrams, but move the last received ``length`` bytes to its
+        start.
+        """
         if length:
             self._buffer[:length] = self._buffer[self._fill : self._fill + length]
         self._fill = 0
@@ -82,8 +87,8 @@ REJECTED_SHARE = 0.2
 _REJECTED_BURST_SECONDS = 2e-3
 _ROUND_BYTES = 192 << 10
 _ROUND_CALLS = 64
-#: A receiving round with fewer datagrams is small. A small round costs 0.1 ms of processor time
-#: for one datagram and for ten datagrams, so the rate of small rounds is limited.
+#: A receiving round with fewer datagrams than this number is small. A small round costs 0.1 ms of
+#: processor time, for one as for ten datagrams, so the rate of small rounds is limited.
 _SMALL_ROUND_DATAGRAMS = 16
 #: Number of small receiving rounds in a burst before the limit per second applies.
 _FREE_SMALL_ROUNDS = 32
@@ -93,15 +98,15 @@ _JOIN_SECONDS = 5.0
 
 
 class DatagramOwner(Protocol):
-    """Handler of received datagrams; the receiving thread calls all its methods."""
+    """Handler of received datagrams, whose methods the receiving thread calls."""
 
     def deliver(self, channel: int, data: memoryview, size: int) -> int:
         """Handle consecutive datagrams of ``size`` bytes each; the last one may be shorter.
 
         Args:
-            channel: Number of the channel, 1 for the most important one.
-            data: The received datagrams. Their memory is overwritten after this call returns.
-            size: Size of each datagram, in bytes.
+            channel: Number of the datagram channel; channel 1 is the most important one.
+            data: The received datagrams, whose memory is overwritten after this call returns.
+            size: Size of each datagram in the buffer, in bytes.
 
         Returns:
             Number of accepted datagrams. Foreign, broken and repeated datagrams count as rejected.
@@ -109,10 +114,12 @@ class DatagramOwner(Protocol):
         """
 
     def next_deadline(self) -> float | None:
-        """Return the time on the receiver's clock at which `tick` is due; None: never."""
+        """Return the time on the receiver's clock at which `tick` must be called; None: never."""
 
     def tick(self, now: float) -> None:
-        """Do the owner's work that is due at ``now``; `next_deadline` must then be later."""
+        """Do the owner's work that is due at the time ``now``, so that `next_deadline` becomes
+        later.
+        """
 
 
 @dataclasses.dataclass
@@ -120,13 +127,13 @@ class ReceiverCounts:
     """Counters of one datagram channel at the receiver since the channel's socket was bound.
 
     Attributes:
-        datagrams: Number of received datagrams.
+        datagrams: Number of datagrams received on the channel.
         num_bytes: Bytes of the received datagrams, without IP and UDP headers.
         num_empty: Number of datagrams of 0 bytes, which are not delivered.
-        taken: Number of datagrams that the owner (the shard) accepted.
-        rests: Number of pauses in reading that rejected datagrams caused.
-        kernel_drops: Packets that the filter of `admit` or a full buffer dropped. A packet may hold
-            several joined datagrams. None: the system does not report the number.
+        taken: Number of received datagrams that the owner (the shard) accepted.
+        rests: Number of pauses in reading the channel that rejected datagrams caused.
+        kernel_drops: Number of packets that the kernel's filter or a full buffer dropped; None if
+            the system does not report the number. A packet may hold several joined datagrams.
     """
 
     datagrams: int = 0
@@ -138,7 +145,7 @@ class ReceiverCounts:
 
 
 class _Channel:
-    """One socket, its counters, and its budget of processor time for rejected datagrams."""
+    """One UDP socket, its counters, and its budget of processor time for rejected datagrams."""
 
     def __init__(self, number: int, receiver: socket.socket, rejected: TokenBucket) -> None:
         self.number = number
@@ -149,38 +156,42 @@ class _Channel:
 
 
 class UdpReceiver:
-    """Receives on one socket per channel, in one thread that also runs the owner's timer.
+    """Receives datagrams on one socket per channel, in a thread that also runs the owner's timer.
 
-    A round reads the channels with waiting datagrams in the order of their importance, each for at
-    most about 192 KiB or 64 receive calls. Then the timer runs. So no channel starves another
+    In each round, the receiver reads the channels with waiting datagrams in the order of their
+    importance, each for at most about 192 KiB or 64 receive calls. After each round of reading, the
+    owner's timer runs. Because a round reads a limited amount, no datagram channel starves another
     channel.
 
-    After 32 rounds with fewer than 16 datagrams in a short time, the thread pauses 1 ms after each
-    small round, so that more datagrams collect. The pause delays datagrams and the timer by 1 ms.
+    After 32 rounds with fewer than 16 datagrams in a short time, the receiving thread pauses 1 ms
+    after each such round, so that more datagrams collect. The pause after small rounds delays
+    datagrams and the owner's timer by 1 ms.
 
-    **Floods.** The thread charges the processor time that it spends on rejected datagrams to the
-    datagrams' channel. When a channel has used up its budget, the thread does not read the
-    channel's socket until the budget recovers. Meanwhile the kernel fills the socket's buffer and
-    drops further datagrams. All channels together may spend 0.2 of a core on rejected datagrams;
-    each channel has an equal share. A quiet channel may spend 2 ms without a pause, and exceeds its
-    budget by one round at most. Accepted datagrams are not charged.
+    **Floods.** The receiving thread charges the processor time that it spends on rejected datagrams
+    to the datagrams' channel. When a channel has used up its budget of processor time, the thread
+    does not read the channel's socket until the budget recovers. While a channel's socket is not
+    read, the kernel fills the socket's buffer and drops further datagrams. All datagram channels
+    together may spend 0.2 of a core on rejected datagrams, and each channel has an equal share of
+    that budget. A channel without recent floods may spend 2 ms on rejected datagrams without a
+    pause, and exceeds its budget by one round at most. The processor time for accepted datagrams is
+    not charged to a channel's budget.
 
-    The constructor binds the sockets; `start` begins to read them.
+    The constructor of `UdpReceiver` binds the sockets, and `start` begins to read them.
 
     Attributes:
         failure: Exception that ended the receiving thread. None while the thread works.
 
     Args:
-        address: Address to bind: IPv4, IPv6 or a host name.
-        num_channels: Number of datagram channels, 1..7.
+        address: Address to listen on: IPv4, IPv6 or a host name.
+        num_channels: Number of UDP datagram channels, 1..7.
         owner: Handler of the received datagrams and of the timer.
         joining: True to let the kernel join datagrams of one size into one buffer, if it can.
         clock: Function that returns a monotonic time, in seconds.
-        cpu_clock: Returns the processor time of the calling thread, in seconds.
+        cpu_clock: Function that returns the processor time of the calling thread, in seconds.
         sleep: Function that sleeps for a number of seconds.
 
     Raises:
-        ConfigurationError: This machine does not have the address.
+        ConfigurationError: The address to listen on is not an address of this machine.
     """
 
     def __init__(
@@ -227,37 +238,40 @@ class UdpReceiver:
         self._thread.start()
 
     def admit(self, start: bytes, offset: int, numbers: Collection[bytes]) -> bool:
-        """Let the kernel drop all datagrams without a known start and number; thread-safe.
+        """Let the kernel drop all datagrams without a valid start and session id; thread-safe.
 
-        Measured on loopback with a process that sent 7 million foreign datagrams per second to all
-        ports: 99 % of the honest datagrams arrived with the filter, 5 to 14 % without the filter.
+        While a process sent 7 million foreign datagrams per second to all ports on loopback, 99 %
+        of the honest datagrams arrived with the kernel's filter, and 5 to 14 % without it.
 
         Args:
             start: First 4 bytes of a valid datagram.
-            offset: Offset of the number in a datagram, in bytes.
-            numbers: All valid numbers, 8 bytes each; the new set replaces an earlier set.
+            offset: Offset of the session id in a datagram, in bytes.
+            numbers: All valid session ids, 8 bytes each, which replace an earlier set.
 
         Returns:
             True if the kernel filters. False if all datagrams are delivered to the owner.
         """
-        # A list, not a generator: `all` must not stop before every channel's socket has a filter.
+        # The argument of `all` is a list, not a generator, because `all` must not stop before every
+        # channel's socket has a filter.
         program = packet_filter.program(start, offset, numbers)
         return all([packet_filter.attach(channel.socket, program) for channel in self._channels])
 
     def wake(self) -> None:
         """Make the receiving thread read the owner's deadline again; thread-safe."""
-        with contextlib.suppress(OSError):  # the pipe holds unread wake-ups, or is closed
+        with contextlib.suppress(OSError):  # the wake-up pipe holds unread bytes, or is closed
             self._wake_sender.send(b"!")
 
     def counts(self) -> tuple[ReceiverCounts, ...]:
-        """Return a copy of all counters, channel 1 first; after `close` the final counters."""
+        """Return a copy of the counters of all channels, channel 1 first; after `close` the final
+        ones.
+        """
         for channel in self._channels:
             if channel.socket.fileno() >= 0:
                 channel.counts.kernel_drops = udp_sockets.num_dropped(channel.socket)
         return tuple(dataclasses.replace(channel.counts) for channel in self._channels)
 
     def close(self) -> None:
-        """End the receiving thread and close the sockets; may be called twice."""
+        """End the receiving thread and close its sockets; the method may be called twice."""
         self._closed = True
         self.wake()
         if self._thread.ident is not None:
@@ -308,7 +322,9 @@ class UdpReceiver:
             self._wake_receiver.recv(4096)
 
     def _read(self, channel: _Channel) -> int:
-        """Deliver a channel's waiting datagrams, charge rejected ones; return their number."""
+        """Deliver a channel's waiting datagrams, charge the time for rejected datagrams; return the
+        number of datagrams.
+        """
         started = self._cpu_clock()
         counts, run = channel.counts, self._run
         datagrams_before, taken_before = counts.datagrams, counts.taken
@@ -345,7 +361,9 @@ class UdpReceiver:
             )
 
     def _receive(self, receiver: socket.socket) -> tuple[int, int]:
-        """Receive into the run's free space; return the total length and each datagram's size."""
+        """Receive into the buffer's free space; return the total length and each datagram's
+        size.
+        """
         if not self._joining:
             length = receiver.recv_into(self._run.free_space)
             return length, length
@@ -357,7 +375,9 @@ class UdpReceiver:
         return length, length
 
     def _charge(self, channel: _Channel, seconds: float) -> None:
-        """Charge processor time of rejected datagrams to a channel; pause it without a budget."""
+        """Charge processor time of rejected datagrams to a channel; pause it if its budget is
+        spent.
+        """
         now = self._clock()
         channel.rejected.take(now, seconds)
         wait = channel.rejected.wait_seconds(now)

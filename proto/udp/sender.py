@@ -1,7 +1,8 @@
-"""The worker's end of the datagram path to one shard: a thread that sends batches by priority.
+"""The worker's end of the datagram path to a shard: a thread that sends datagrams by priority.
 
-`Outbox` holds the queued batches in one queue per channel and returns them strictly by priority. It
-uses neither sockets nor a clock. `UdpSender` is the sending thread with the sockets.
+`Outbox` holds the queued batches of datagrams in one queue per channel and returns them strictly by
+priority. `Outbox` uses neither sockets nor a clock. `UdpSender` is the sending thread with the UDP
+sockets.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from thinwire.proto.udp.types import ChannelCounts, DatagramBatch
 
 #: Linux splits one buffer into at most 64 datagrams (newer versions: 128).
 MAX_SEGMENTS = 64
-#: A buffer before the split, with its IPv6 and UDP headers, has at most 65,535 bytes.
+#: A buffer that the kernel splits into datagrams has at most 65,535 bytes, with IPv6 and UDP
+#: headers.
 MAX_SEND_BYTES = 65_535 - 48
 
 
 @dataclasses.dataclass
 class QueuedBatch:
-    """A queued batch of datagrams. Its first datagrams may already be sent.
+    """A batch of datagrams in the sender's queue. The first datagrams of a queued batch may already
+    be sent.
 
     Attributes:
         batch: Datagrams of one size and one channel.
@@ -46,11 +49,11 @@ class QueuedBatch:
 
 @dataclasses.dataclass(frozen=True)
 class SendBurst:
-    """Consecutive datagrams of one batch, to send in one system call.
+    """Consecutive datagrams of one batch, which are sent in one system call.
 
     Attributes:
         waiting: The queued batch that contains the datagrams.
-        first: Index of the burst's first datagram in the batch.
+        first: Index in the batch of the burst's first datagram.
         count: Number of datagrams in the burst.
     """
 
@@ -60,21 +63,22 @@ class SendBurst:
 
     @property
     def data(self) -> memoryview:
-        """View of the burst's datagrams in the batch's buffer."""
+        """View of the burst's datagrams within the buffer of their batch."""
         size = self.waiting.batch.size
         return self.waiting.batch.data[self.first * size : (self.first + self.count) * size]
 
 
 class Outbox:
-    """Datagram queues with strict priority: a channel waits until all better channels are empty.
+    """Datagram queues with strict priority: a channel waits until all more important channels are
+    empty.
 
     Attributes:
         counts: Datagram counters of the channels, channel 1 first.
 
     Args:
-        channels: Number of datagram channels.
-        max_late: Number of steps; a batch is dropped when the step of a new batch is more than this
-            number later.
+        channels: Number of UDP datagram channels, which have different importance.
+        max_late: Number of training steps; a queued batch is dropped if the step of a new batch is
+            more than this number later.
     """
 
     def __init__(self, channels: int, max_late: int) -> None:
@@ -88,7 +92,7 @@ class Outbox:
         return any(self._queues)
 
     def put(self, batches: Sequence[DatagramBatch], step: int) -> None:
-        """Queue batches of one step, and drop queued batches of steps that are too old."""
+        """Queue batches of datagrams of one step; drop queued batches of steps that are too old."""
         for queue, counts in zip(self._queues, self.counts, strict=True):
             while queue and step - queue[0].step > self._max_late:
                 old = queue.popleft()
@@ -97,7 +101,9 @@ class Outbox:
             self._queues[batch.channel - 1].append(QueuedBatch(batch, step))
 
     def take(self, max_bytes: int) -> SendBurst | None:
-        """Return the next datagrams: at least one, up to ``max_bytes``; None if none is queued."""
+        """Return the next datagrams to send, at least one, up to ``max_bytes``; None if none is
+        queued.
+        """
         queue = next(filter(None, self._queues), None)
         if queue is None:
             return None
@@ -125,11 +131,11 @@ class Outbox:
             queue.clear()
 
 
-#: Duration of a paced burst of datagrams: its bytes take this time at the paced rate.
+#: Duration in seconds of one burst of datagrams at the limited rate.
 _PIECE_SECONDS = 1e-3
-_SHORTEST_SLEEP_SECONDS = 5e-5  # precision of the system's timers
-_RETRY_SECONDS = 5e-4  # pause of the sender after the kernel's send buffer was full
-_GIVE_UP_SECONDS = 0.25  # time with a full send buffer after which datagrams are dropped
+_SHORTEST_SLEEP_SECONDS = 5e-5  # precision of the system's timers, in seconds
+_RETRY_SECONDS = 5e-4  # pause in seconds of the sender after the kernel's send buffer was full
+_GIVE_UP_SECONDS = 0.25  # time in seconds with a full send buffer after which datagrams are dropped
 _JOIN_SECONDS = 5.0
 _FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
 
@@ -144,7 +150,7 @@ class SendingSocket(Protocol):
         """Send one buffer of datagrams, with control messages for the kernel."""
 
     def close(self) -> None:
-        """Close the datagram socket."""
+        """Close the UDP socket of the datagram channel."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,11 +158,13 @@ class UdpSettings:
     """Settings of the datagrams from one worker to one shard.
 
     Attributes:
-        key: Secret key that signs the datagrams.
+        key: Secret key with which the worker signs its datagrams.
         mtu: Size of the largest datagram, in bytes.
-        max_late: Number of steps after which queued datagrams are dropped.
-        scheme: Scheme of the class of service, for `thinwire.proto.udp.sockets.tos`.
-        segmentation: True to let the kernel split buffers into datagrams, if it can.
+        max_late: Number of training steps after which queued datagrams are dropped.
+        scheme: Scheme that marks packets with classes of service, one of
+            `thinwire.proto.udp.sockets.SCHEMES`.
+        segmentation: True to let the kernel split buffers into datagrams, if the kernel supports
+            it.
         overhead_bytes: Bytes of one datagram's IP and UDP headers.
     """
 
@@ -169,13 +177,14 @@ class UdpSettings:
 
 
 class UdpSender:
-    """Sends through one socket per channel; implements `DatagramSender`.
+    """Sends datagrams through one UDP socket per channel; implements `DatagramSender`.
 
-    One thread signs and sends strictly by priority: before every system call it chooses the best
-    channel with queued datagrams. With pacing, the thread overdraws the bucket by one burst of 1 ms
-    at most, so that datagrams never leave faster than the rate for more than about 5 ms.
+    One thread signs and sends datagrams strictly by priority: before every system call it chooses
+    the most important channel with queued datagrams. With a rate limit, the sending thread exceeds
+    the rate by one burst of 1 ms at most, so that datagrams are never sent faster than the rate for
+    more than about 5 ms.
 
-    A batch's buffer must not be written again before the batch is sent or dropped.
+    The caller must not overwrite a batch's buffer before the batch is sent or dropped.
 
     Attributes:
         failure: Exception that ended the sending thread. None while the thread works.
@@ -183,7 +192,8 @@ class UdpSender:
     Args:
         sockets: Socket of each channel, channel 1 first; `close` closes the sockets.
         sending: Signing key, datagram size and options of the sender.
-        bucket: Token bucket that paces bytes, with IP and UDP headers. None: no pacing.
+        bucket: Token bucket that limits the rate of bytes, including IP and UDP headers; None for
+            no limit.
         clock: Function that returns a monotonic time, in seconds.
         sleep: Function that sleeps for a number of seconds.
     """
@@ -207,7 +217,8 @@ class UdpSender:
         self._changed = threading.Condition()
         self._in_flight = False
         self._closed = False
-        self._full_since: dict[int, float] = {}  # channel -> time since which its buffer is full
+        # Datagram channel -> time since which the channel's send buffer is full.
+        self._full_since: dict[int, float] = {}
         self._warned = False
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="datagrams out", daemon=True)
@@ -215,11 +226,15 @@ class UdpSender:
 
     @property
     def mtu(self) -> int:
-        """Size of the largest datagram, in bytes; halved once if the path rejects that size."""
+        """Size of the largest datagram in bytes, which is halved once if the network path rejects
+        it.
+        """
         return self._mtu
 
     def send(self, batches: Sequence[DatagramBatch], step: int) -> None:
-        """Queue batches of one step and drop queued batches that are too old; never blocks."""
+        """Queue batches of datagrams of one step; drop queued batches that are too old; never
+        block.
+        """
         with self._changed:
             if not self._closed:
                 self._outbox.put(batches, step)
@@ -238,7 +253,7 @@ class UdpSender:
             return tuple(dataclasses.replace(counts) for counts in self._outbox.counts)
 
     def close(self) -> None:
-        """Drop queued datagrams, end the thread, close the sockets; may be called twice."""
+        """Drop queued datagrams, end the sending thread and close its sockets."""
         with self._changed:
             self._closed = True
             self._outbox.clear()
@@ -281,7 +296,7 @@ class UdpSender:
         return MAX_SEND_BYTES if self._bucket is None else int(self._bucket.rate * _PIECE_SECONDS)
 
     def _carry(self, piece: SendBurst) -> None:
-        """Send a burst of datagrams and count it; queue unsent datagrams again, or drop them."""
+        """Send a burst of datagrams and count them; queue unsent datagrams again, or drop them."""
         waiting = piece.waiting
         if not waiting.signed:
             waiting.batch.sign(self._sending.key)
@@ -302,7 +317,7 @@ class UdpSender:
             self._sleep(_RETRY_SECONDS)
 
     def _transmit(self, piece: SendBurst) -> tuple[int, OSError | None]:
-        """Send a burst; return the number of sent datagrams, and the error that stopped it."""
+        """Send a burst of datagrams; return the number of sent datagrams and any error."""
         sender = self._sockets[piece.waiting.batch.channel - 1]
         size = piece.waiting.batch.size
         if self._segmentation and piece.count > 1:
@@ -321,11 +336,13 @@ class UdpSender:
                 num_sent += 1
         except OSError as error:
             return num_sent, error
-        # `sendmsg` failed, but the same datagrams were sent one by one: so segmentation has failed.
+        # `sendmsg` failed, but the datagrams could be sent one by one, so the kernel's segmentation
+        # of buffers has failed.
         if self._segmentation and piece.count > 1:
             self._segmentation = False
             logging.warning(
-                "the kernel cannot split buffers on this path; sending datagrams one by one"
+                "the kernel cannot split buffers into datagrams on this network path; sending "
+                "each datagram separately"
             )
         return num_sent, None
 
@@ -334,7 +351,7 @@ class UdpSender:
     ) -> bool:
         """Queue unsent datagrams again or drop them; return True if the kernel needs a pause."""
         channel = piece.waiting.batch.channel
-        # ECONNREFUSED reports an earlier datagram; the present datagram was not sent.
+        # The error ECONNREFUSED concerns an earlier datagram; the present datagram was not sent.
         if error.errno == errno.ECONNREFUSED:
             counts.unreachable += 1
             self._keep(piece, num_sent)
@@ -361,10 +378,13 @@ class UdpSender:
 
     def _halve(self, size: int) -> None:
         if self._mtu < self._sending.mtu or size > self._mtu:
-            return  # `mtu` is halved already; queued datagrams may still have the old size
+            # The datagram size `mtu` is halved already, but queued datagrams may still have the old
+            # size.
+            return
         self._mtu = self._sending.mtu // 2
         logging.warning(
-            "the path does not carry datagrams of %d bytes; the next steps use %d bytes",
+            "the network path does not carry datagrams of %d bytes; the next steps send datagrams "
+            "of %d bytes",
             size,
             self._mtu,
         )
@@ -373,6 +393,7 @@ class UdpSender:
         if not self._warned:
             self._warned = True
             logging.warning(
-                "dropping unsent datagrams: %s; further drops are counted but not logged",
+                "datagrams could not be sent and are dropped: %s; further dropped datagrams are "
+                "counted but not logged",
                 error.strerror or error,
             )

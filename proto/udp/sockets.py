@@ -1,11 +1,11 @@
-"""UDP sockets with the options that datagrams need; no option needs privileges.
+"""UDP sockets with the options for datagrams; no option needs privileges.
 
-Some options exist only on Linux. On other systems datagrams are sent one by one, without a priority
-in the local queue, and IP may fragment them.
+Some options of UDP sockets exist only on Linux. On systems other than Linux, datagrams are sent one
+by one, without a priority in the local queue, and IP may fragment the datagrams.
 
-`tos` returns the class of service that a channel's packets request from the network, and
-`queue_priority` the priority in the local queue. Channel 0 is the reliable stream, and channel 1 is
-the most important datagram channel.
+The function `tos` returns the class of service that a channel's packets request from the network,
+and `queue_priority` returns their priority in the local queue. Channel 0 is the reliable stream,
+and channel 1 is the most important datagram channel.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from thinwire.ops.types import ConfigurationError
 
 SCHEMES = ("cs", "compact", "off")
 _MOST_CHANNELS = 7
-_CLASS = 32  # difference of two adjacent classes of CS0..CS7 in the TOS byte
-_COMPACT_TOP = 5  # highest class of `compact`: networks reserve CS6 and CS7 and may remark them
+_CLASS = 32  # difference in the TOS byte between two adjacent classes of service of CS0..CS7
+# Highest class of service of the scheme `compact`, as networks reserve CS6 and CS7 and may change
+# such marks.
+_COMPACT_TOP = 5
 _NUM_QUEUE_PRIORITIES = 3
 
 
@@ -34,16 +36,16 @@ def tos(scheme: str, channel: int, channels: int) -> int | None:
     - ``cs``: the stream gets class CS ``channels``, and channel i gets CS ``channels - i``, so that
       the last channel is best effort.
     - ``compact``: the stream gets CS5, and channel i gets CS ``max(0, 5 - ceil(5 i / channels))``.
-      This scheme avoids the classes of network control.
+      The scheme ``compact`` avoids the classes of network control.
     - ``off``: the result is None, and packets are not marked.
 
     Args:
-        scheme: Marking scheme, one of `SCHEMES`.
-        channel: Number of the channel; 0 for the reliable stream.
+        scheme: Scheme that marks packets with classes of service, one of `SCHEMES`.
+        channel: Number of the datagram channel; 0 for the reliable stream.
         channels: Number of datagram channels, 0..7.
 
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: The scheme, channel or number of channels is out of range.
 
     Source: the marking rules of the DGT authors' code (``cs``).
 
@@ -53,9 +55,12 @@ def tos(scheme: str, channel: int, channels: int) -> int | None:
     [160, 96, 32, 0]
     """
     if scheme not in SCHEMES:
-        raise ValueError(f"scheme {scheme!r} is none of {', '.join(SCHEMES)}")
+        raise ValueError(f"the DSCP scheme {scheme!r} is none of {', '.join(SCHEMES)}")
     if not 0 <= channel <= channels <= _MOST_CHANNELS:
-        raise ValueError(f"channel {channel} of {channels}: 0 <= channel <= channels <= 7 expected")
+        raise ValueError(
+            f"the datagram channel is {channel} of {channels} channels; expected 0 <= channel <= "
+            "channels <= 7"
+        )
     if scheme == "off":
         return None
     if scheme == "cs":
@@ -78,17 +83,17 @@ def stream_dscp(scheme: str, channels: int) -> int | None:
 def queue_priority(channel: int, channels: int) -> int:
     """Return the Linux priority of a datagram channel in the local queue: 3, 2 or 1.
 
-    Linux maps every class of `tos` to priority 0, so classes alone reorder nothing on the sending
-    host. The default queues of Linux (pfifo_fast, prio) send priority 0, which the reliable stream
-    has, before priorities 1, 2 and 3. Only queues that sort by number distinguish 1, 2 and 3. No
-    priority needs privileges.
+    Linux maps every class of service to priority 0, so classes of service alone reorder nothing on
+    the sending host. The default queues of Linux (pfifo_fast, prio) send priority 0, which the
+    reliable stream has, before priorities 1, 2 and 3. Only queues that sort by number distinguish
+    the priorities 1, 2 and 3. A process needs no privileges to set these queue priorities.
     """
     return _NUM_QUEUE_PRIORITIES - _NUM_QUEUE_PRIORITIES * (channel - 1) // channels
 
 
 ON_LINUX = sys.platform.startswith("linux")
 
-# Numbers of Linux's headers that Python's socket module does not name in every version.
+# Constants of Linux's headers that Python's socket module does not define in every version.
 SOL_UDP = 17
 UDP_SEGMENT = 103
 UDP_GRO = 104
@@ -97,7 +102,7 @@ _IPV6_MTU_DISCOVER, _IPV6_MTU = 23, 24
 _PMTUDISC_DO = 2
 _SO_MEMINFO = 55
 _MEMINFO_FORMAT = "9I"
-_MEMINFO_DROPS = 8  # index of the number of dropped packets in the SO_MEMINFO array
+_MEMINFO_DROPS = 8  # index of the number of dropped packets in Linux's SO_MEMINFO array
 
 _RECEIVE_BUFFER_BYTES = 64 << 20
 _UDP_HEADER_BYTES = 8
@@ -114,7 +119,7 @@ def _resolve(host: str, port: int, flags: int = 0) -> tuple[socket.AddressFamily
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=flags)
     except socket.gaierror as error:
         raise ConfigurationError(
-            f"host {host!r} has no known address ({error.strerror}); is --ip_PS right?"
+            f"the host {host!r} has no known address ({error.strerror}); correct --ip_PS"
         ) from error
     family, _, _, _, address = addresses[0]
     return family, address
@@ -140,7 +145,8 @@ def bind(address: str, count: int) -> list[socket.socket]:
         for _ in range(count):
             udp_socket = socket.socket(family, socket.SOCK_DGRAM)
             sockets.append(udp_socket)
-            if family == socket.AF_INET6:  # "::" also accepts IPv4, as gRPC does
+            # A socket at "::" also accepts IPv4, as gRPC's sockets do.
+            if family == socket.AF_INET6:
                 _allows(udp_socket, socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             _allows(udp_socket, socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
             udp_socket.setblocking(False)
@@ -155,7 +161,8 @@ def bind(address: str, count: int) -> list[socket.socket]:
     if sockets:
         granted = sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         logging.info(
-            "%d datagram sockets at %s; receive buffer: %.1f MiB each granted, %d requested%s",
+            "opened %d datagram sockets at %s; the receive buffer of each socket has %.1f MiB, %d "
+            "MiB were requested%s",
             count,
             address,
             granted / 2**20,
@@ -166,7 +173,9 @@ def bind(address: str, count: int) -> list[socket.socket]:
 
 
 def join_received(udp_socket: socket.socket) -> bool:
-    """Let the kernel join datagrams of one size into one buffer; return False if it cannot."""
+    """Let the kernel join received datagrams of one size into one buffer; return False if it
+    cannot.
+    """
     return ON_LINUX and _allows(udp_socket, SOL_UDP, UDP_GRO, 1)
 
 
@@ -176,7 +185,9 @@ def splits_sent(udp_socket: socket.socket) -> bool:
 
 
 def num_dropped(udp_socket: socket.socket) -> int | None:
-    """Return the number of packets dropped by a full buffer or a filter, or None if unknown."""
+    """Return the number of packets that a socket's full buffer or filter dropped; None if
+    unknown.
+    """
     if not ON_LINUX:
         return None
     try:
@@ -188,14 +199,15 @@ def num_dropped(udp_socket: socket.socket) -> int | None:
 
 
 def connect(host: str, ports: Sequence[int], scheme: str) -> list[socket.socket]:
-    """Return a connected non-blocking socket for each channel, marked and without fragmentation.
+    """Return a connected non-blocking UDP socket for each channel, with class of service set and
+    without fragmentation.
 
-    An option that the system rejects is not an error: one warning lists all rejected options.
+    A socket option that the system rejects is not an error: one warning lists all rejected options.
 
     Args:
         host: Host name or address of the shard.
         ports: UDP port of each channel, channel 1 first.
-        scheme: Scheme of the class of service, one of `SCHEMES`.
+        scheme: Scheme that marks packets with classes of service, one of `SCHEMES`.
 
     Raises:
         ConfigurationError: The host is unknown or has no route.
@@ -226,7 +238,7 @@ def connect(host: str, ports: Sequence[int], scheme: str) -> list[socket.socket]
 
 
 def _mark(udp_socket: socket.socket, scheme: str, channel: int, channels: int) -> set[str]:
-    """Set the socket options of one channel; return the names of rejected options."""
+    """Set the socket options of one datagram channel; return the names of rejected options."""
     is_ipv6 = udp_socket.family == socket.AF_INET6
     level = socket.IPPROTO_IPV6 if is_ipv6 else socket.IPPROTO_IP
     options = []
@@ -234,7 +246,7 @@ def _mark(udp_socket: socket.socket, scheme: str, channel: int, channels: int) -
     if byte is not None:
         name = "IPV6_TCLASS" if is_ipv6 else "IP_TOS"
         options.append((name, level, socket.IPV6_TCLASS if is_ipv6 else socket.IP_TOS, byte))
-        if ON_LINUX:  # set after the class of service, which also sets the priority
+        if ON_LINUX:  # set the priority after the class of service, which also sets the priority
             priority = queue_priority(channel, channels)
             options.append(("SO_PRIORITY", socket.SOL_SOCKET, socket.SO_PRIORITY, priority))
     if ON_LINUX:
@@ -245,9 +257,10 @@ def _mark(udp_socket: socket.socket, scheme: str, channel: int, channels: int) -
 
 
 def path_limit(udp_socket: socket.socket) -> int | None:
-    """Return the largest datagram that the route carries unfragmented, in bytes; None: unknown.
+    """Return the size in bytes of the largest datagram that the route carries unfragmented; None if
+    unknown.
 
-    The kernel knows the route's limit for a connected socket, so no test datagram is sent.
+    The kernel knows the route's size limit for a connected socket, so no test datagram is sent.
     """
     if not ON_LINUX:
         return None

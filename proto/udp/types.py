@@ -8,14 +8,14 @@ from typing import Protocol
 
 
 class DatagramBatch(Protocol):
-    """Datagrams of one size and one channel, stored consecutively in one buffer.
+    """UDP datagrams of one size and one channel, stored consecutively in one buffer.
 
-    The sender uses as few system calls for a batch as the kernel allows.
+    The sender uses as few system calls for a batch of datagrams as the kernel allows.
     """
 
     @property
     def channel(self) -> int:
-        """Number of the batch's channel; channel 1 is the most important one."""
+        """Number of the channel of the batch's datagrams; channel 1 is the most important one."""
 
     @property
     def size(self) -> int:
@@ -32,40 +32,47 @@ class DatagramBatch(Protocol):
     def sign(self, key: bytes) -> None:
         """Write the signatures into the batch's datagrams.
 
-        The sending thread calls this once, just before it sends the first datagram.
+        The sending thread calls `sign` once, just before it sends the batch's first datagram.
         """
 
 
 @dataclasses.dataclass
 class ChannelCounts:
-    """Counters of one channel of a sender, since the sender was created."""
+    """Counters of one channel of a datagram sender, since the sender was created."""
 
-    datagrams: int = 0  # datagrams passed to the kernel or to the emulated link
-    bytes_on_wire: int = 0  # bytes of the sent datagrams, with IP and UDP headers
-    outdated: int = 0  # datagrams dropped unsent because newer steps were queued
-    refused: int = 0  # datagrams dropped: the kernel failed, or accepted none for too long
-    too_large: int = 0  # datagrams dropped because the path does not carry their size
-    unreachable: int = 0  # reports from the receiver's machine that no socket is open
+    datagrams: int = 0  # number of datagrams passed to the kernel or to the emulated link
+    bytes_on_wire: int = 0  # number of bytes of the sent datagrams, with IP and UDP headers
+    outdated: int = 0  # number of datagrams dropped because newer steps were queued
+    # Number of datagrams dropped because the kernel failed, or accepted none for too long.
+    refused: int = 0
+    # Number of datagrams dropped because they are too large for the network path.
+    too_large: int = 0
+    # Number of reports from the receiver's machine that the port has no open socket.
+    unreachable: int = 0
 
 
 class DatagramSender(Protocol):
     """Sends a worker's datagrams to one shard, over sockets or over an emulated link.
 
-    All methods are thread-safe. No method raises an exception for a lost datagram.
+    All methods of a datagram sender are thread-safe. No method of a datagram sender raises an
+    exception for a lost datagram.
     """
 
     @property
     def mtu(self) -> int:
-        """Size of the largest datagram that the path carries, in bytes; the size may fall."""
+        """Size in bytes of the largest datagram that the network path carries; the size may
+        fall.
+        """
 
     @property
     def failure(self) -> Exception | None:
         """Exception that ended the sending thread for good; None while the thread works."""
 
     def send(self, batches: Sequence[DatagramBatch], step: int) -> None:
-        """Queue batches of one step after their channels' earlier batches; never blocks.
+        """Queue batches of datagrams of one step after earlier batches of their channels; never
+        block.
 
-        Queued batches of steps that are too far behind ``step`` are dropped and counted.
+        The sender drops and counts queued batches of steps that are too far behind ``step``.
         """
 
     def flush(self, timeout_seconds: float) -> bool:
@@ -75,4 +82,4 @@ class DatagramSender(Protocol):
         """Return a copy of the channels' datagram counters, channel 1 first."""
 
     def close(self) -> None:
-        """Drop queued datagrams, end the thread, close the sockets; may be called twice."""
+        """Drop queued datagrams, end the sending thread and close its sockets."""

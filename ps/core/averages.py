@@ -1,7 +1,8 @@
 """Values that shard 0 averages over the workers in addition to the weights: one flat vector.
 
-The vector holds BatchNorm's moving statistics. The vector also holds the slots of the workers'
-local optimizers if the training method averages these slots.
+The vector of values that shard 0 averages over the workers holds BatchNorm's moving statistics. The
+vector also holds the optimizer slots of the workers' local optimizers if the training method
+averages these slots.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ class WorkerAverages:
     """The mean over the workers of one flat vector: moving statistics and optimizer slots.
 
     Attributes:
-        size: Number of values for the mean that every push must hold.
+        size: Number of values that every push to shard 0 must hold for the mean over the workers.
     """
 
     def __init__(self, statistics: Float32 = _NOTHING, num_slots: int = 0) -> None:
-        """Start the mean with the values that every worker starts with.
+        """Start the mean over the workers with the values that every worker starts with.
 
         Args:
-            statistics: [m] float32 moving statistics; replies to observers contain them.
+            statistics: [m] float32 moving statistics (of BatchNorm layers). Replies to observers
+                contain them.
             num_slots: Number of optimizer slot values, which start at 0. Only replies to workers
                 contain these values.
         """
@@ -40,25 +42,30 @@ class WorkerAverages:
 
     @property
     def mean(self) -> Float32 | None:
-        """The mean [size] float32 for the workers; None if the run averages no values."""
+        """The mean [size] float32 over the workers, for replies to workers; None if the run
+        averages no values.
+        """
         return self._mean if self.size else None
 
     @property
     def statistics(self) -> Float32 | None:
-        """The moving statistics [m] float32 for observers; None if the model has no statistics."""
+        """BatchNorm's moving statistics [m] float32, for replies to observers; None without
+        statistics.
+        """
         return self._mean[: self._num_statistics] if self._num_statistics else None
 
     def merge(self, sent: Sequence[Float32 | None], num_live: int) -> None:
-        """Merge the values of the pushes in one release (a merged round) into the mean.
+        """Merge the averaged values in the pushes of one release (a merged round) into the mean.
 
-        The formula is mean += (pushes / live workers) * (mean of the pushed values - mean). If all
-        live workers push together, the result is the plain mean of their values. If fewer workers
-        push, the result is a running mean, in which one push has the weight 1 / live workers.
+        The mean over the workers changes by mean += (pushes / live workers) * (mean of the pushed
+        values - mean). If all live workers push together, the new mean is the plain mean of the
+        values in their pushes. If only some of the live workers push, the new mean is a running
+        mean, in which one push has the weight 1 / live workers.
 
         Args:
-            sent: Values [size] of each merged push, in order of worker id; None for a push without
-                values.
-            num_live: Number of live workers that share the mean.
+            sent: Values [size] to average from each merged push, in order of worker id; None for a
+                push without values.
+            num_live: Number of live workers (workers with a valid lease) that share the mean.
         """
         vectors = [values for values in sent if values is not None]
         if not vectors or not self.size:
@@ -68,19 +75,19 @@ class WorkerAverages:
             fresh += values
         fresh /= len(vectors)
         share = min(1.0, len(vectors) / max(1, num_live))
-        # If all live workers push (share 1), the old mean must vanish exactly. The general formula
-        # would leave the rounding error of `mean + (fresh - mean)` in the result.
+        # If all live workers push (share 1), the old mean over the workers must vanish exactly. The
+        # general formula would leave the rounding error of `mean + (fresh - mean)` in the new mean.
         merged = fresh if share == 1 else self._mean + share * (fresh - self._mean)
         # Replies and snapshots hold references to the old array of means, so this array must not
         # change in place.
         self._mean = merged.astype(np.float32)
 
     def state_dict(self, soft: bool) -> State:
-        """Return a copy of the mean as durable (checkpointed) state; the mean has no soft state."""
+        """Return a copy of the mean over the workers, which is stored in checkpoints."""
         return {} if soft else {"mean": self._mean.copy()}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the mean that `state_dict` returned.
+        """Restore the mean over the workers that `state_dict` returned.
 
         Raises:
             ConfigurationError: The saved mean has another number of values than this run's mean.
@@ -89,8 +96,8 @@ class WorkerAverages:
             return
         if len(state["mean"]) != self.size:
             raise ConfigurationError(
-                f"the checkpoint averages {len(state['mean'])} values in addition to the weights, "
-                f"but this model and method average {self.size}; give the run another --run_dir, "
-                "or --overwrite."
+                f"the checkpoint averages {len(state['mean'])} values (such as BatchNorm "
+                "statistics) in addition to the weights, but this model and method average "
+                f"{self.size} values; give the run another --run_dir, or --overwrite."
             )
         self._mean = state["mean"]

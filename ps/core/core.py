@@ -1,9 +1,9 @@
 """The core of one parameter server shard, as a sans-IO state machine.
 
-The core's interface is ``handle(event, now) -> [action]`` and ``next_deadline()``. The core never
-waits, reads no clock and holds no lock. The gRPC server, the Simulator and the tests send the core
-the same events. Equal events lead to equal states of the core, bit for bit, so a shard can replay
-a journal of the events.
+The interface of the shard's core is ``handle(event, now) -> [action]`` and ``next_deadline()``. The
+shard's core (a state machine) never waits, reads no clock and holds no lock. The gRPC server, the
+Simulator and the tests all use the event types of the shard's core. Equal events lead to equal
+states of the core, bit for bit, so a shard can replay a journal of the events.
 """
 
 from __future__ import annotations
@@ -39,10 +39,14 @@ class _CorePart(Protocol):
     """A part of the core that can save and restore its state."""
 
     def state_dict(self, soft: bool) -> State:
-        """Return the part's durable state, or with `soft` the state that a restart loses."""
+        """Return the durable (checkpointed) state of this part of the core, or with `soft` the
+        state that a restart loses.
+        """
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the part's state; load the durable state before the soft state."""
+        """Restore the state of this part of the core; load the durable (checkpointed) state
+        first.
+        """
 
 
 #: Names of the core's parts that continue when a script starts a phase with another model.
@@ -53,16 +57,18 @@ _OF_RUN = (
 
 
 class PsCore:
-    """State and rules of one PS shard.
+    """State and rules of one parameter server (PS) shard.
 
-    The core owns parts that know neither the core nor each other. A part returns data, and the core
-    turns the data into actions. Other modules read `model`, `counters`, `averages`, `membership`,
-    `rounds`, `config` and the results of the core's read-only methods.
+    The shard's core owns parts (for example its membership and its counters) that use neither the
+    core nor each other. A part of the core returns data, and the core turns the data into actions
+    for its caller. Other modules read the core's attributes `model`, `counters`, `averages`,
+    `membership`, `rounds`, `config` and the results of the core's read-only methods.
 
     Attributes:
         rounds: Workers, waiting pushes, groups and clocks of this shard. Other modules only read.
-        is_behind: True while more events wait for the core than it can handle. The core's owner
-            sets the attribute; the core then sends the replies that are cheapest to compute.
+        is_behind: True while events arrive faster than the shard's core handles them. The core's
+            owner sets the attribute; while it is True, the core sends the replies that are cheapest
+            to compute.
     """
 
     def __init__(
@@ -74,15 +80,18 @@ class PsCore:
         membership: Membership,
         averages: WorkerAverages | None = None,
     ) -> None:
-        """Start with the initial weights as version 0 of the model.
+        """Start the shard with its initial weights as version 0 of the model.
 
         Args:
-            config: Budget, learning rates and intervals of the run.
-            method: The policies of the training method.
+            config: The run's budget of updates or examples, its learning rates and its intervals.
+            method: The policies (codec, optimizer, synchronization and others) of the training
+                method.
             theta: Initial weights [n] float32 of this shard; the core updates the array in place.
             kernels: Implementation of the array operations.
-            membership: Coordinator on shard 0, FollowerMembership on all other shards.
-            averages: Values that shard 0 averages in addition to the weights; None for no values.
+            membership: Membership of the workers: a Coordinator on shard 0, a FollowerMembership on
+                all other shards.
+            averages: Values that shard 0 averages over the workers in addition to the weights; None
+                if the run averages no such values.
 
         Raises:
             ConfigurationError: The method adds privacy noise only to the weights, but the run also
@@ -105,19 +114,21 @@ class PsCore:
         self.is_behind = False
 
     def begin_phase(self, other: PsCore) -> None:
-        """Begin a phase of a script: continue the run with the model of another, unused core.
+        """Begin a phase of a training script: continue the run with the next model, of an unused
+        core.
 
-        The run's version, examples, seconds and counters continue, as after a restart. All workers
-        must join again. The learning rate schedule of a script's optimizer starts at the batch
-        count in the other core's settings.
+        The run's version number, its counts of examples and seconds, and its counters continue with
+        the next model of the script, as after a restart. All workers must join the run again after
+        the start of the phase (training of the script's next model). The learning rate schedule of
+        a training script's optimizer starts at the batch count in the settings of the new core.
 
         Args:
-            other: Core of a later generation, which has handled no event. The caller must not use
-                `other` afterwards.
+            other: Core with a higher generation (number of restarts), which has handled no event.
+                The caller must not use `other` afterwards.
         """
         before, has_started = self.state_dict(), self._lifecycle.has_started
         version, samples = self.version, self.samples
-        # Replace all attributes of this core object but not the object, because the server, the
+        # Replace all attributes of this core object, not the object itself, because the server, the
         # journal and the status document hold references to the object.
         for name, value in vars(other).items():
             setattr(self, name, value)
@@ -130,14 +141,17 @@ class PsCore:
             self._lifecycle.start()
 
     def continue_from(self, state: State, same_optimizer: bool) -> list[str]:
-        """Continue the run of a saved core with changed settings, before the first event.
+        """Continue the run of a saved shard core with changed settings; call this before the first
+        event.
 
-        Weights, version, examples, seconds and counters continue. Each further part of the core
-        continues if its saved state has the same form as its new state, and else starts again.
+        The run's weights, version number, counters, and counts of examples and seconds continue
+        from the saved core. Each further part of the core is restored if the form of its saved
+        state is unchanged; else it starts empty.
 
         Args:
             state: Durable state of the saved core, as `state_dict` returned the state.
-            same_optimizer: True if the optimizers have the same classes as in the saved core.
+            same_optimizer: True if the classes of the optimizers are those of the saved core's
+                optimizers.
 
         Returns:
             Descriptions of the core's parts that start again, for a log line.
@@ -156,13 +170,15 @@ class PsCore:
         return begin_again
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
-        """Process one event; return the actions that the caller must perform, in order."""
+        """Process one event of the shard; return the actions that the caller must perform, in
+        order.
+        """
         self._quarantine.elapse(now)
         actions = self._handlers[type(event)](self, event, now)
         return [*actions, *self._do_what_is_due(now)]
 
     def next_deadline(self) -> float | None:
-        """Return the time at which the core needs a Tick event; None if no deadline is set."""
+        """Return the time at which the shard's core needs a Tick event; None without a deadline."""
         parts = (self.membership, self._lifecycle, self.rounds)
         deadlines = [part.next_deadline() for part in parts]
         return min((when for when in deadlines if when is not None), default=None)
@@ -176,7 +192,7 @@ class PsCore:
 
     @property
     def samples(self) -> int:
-        """Number of examples consumed by the updates applied so far."""
+        """Number of training examples consumed by the updates applied so far."""
         return self.model.samples
 
     @property
@@ -191,7 +207,7 @@ class PsCore:
 
     @property
     def has_started(self) -> bool:
-        """True if the run has started, so that the shard releases (merges) rounds."""
+        """True if the run has started, so that the shard merges rounds of pushes."""
         return self._lifecycle.has_started
 
     def seconds(self) -> float:
@@ -203,25 +219,27 @@ class PsCore:
         return tuple(self._members)
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the incarnation of a worker's last Hello; 0 if the worker has sent no Hello."""
+        """Return the incarnation (process number) in a worker's last Hello; 0 if it has sent no
+        Hello.
+        """
         return self._members.incarnation_of(worker)
 
     def whole(self) -> events.Reply:
-        """Return a reply with a copy of the whole model, for an observer."""
+        """Return a reply with a copy of the shard's whole model, for an observer (an evaluator)."""
         whole = ModelReply(Operation.FULL, self.model.whole(), self.version, "full")
         return self._reply_of(0, 0, whole, self.averages.statistics)
 
     def guard_summary(self) -> dict[str, Any]:
-        """Return refused pushes, quarantines and the median norm of updates, for the summary.
+        """Return refused pushes, quarantines and the median norm of updates, for the run's summary.
 
-        The result is {} if the run has no guards (limits of updates) and has refused no push.
+        The summary of refused pushes is {} if the run has no limits of updates and refused no push.
         """
         if not (self.config.guards.active or self._guard.has_ever_refused):
             return {}
         return {**self._quarantine.summary(), "median_norm": self._guard.median()}
 
     def summary(self) -> dict[str, Any]:
-        """Return name -> figures of the core, for the run's summary.json."""
+        """Return name -> counters of the core's parts, for the run's summary.json."""
         groups = {
             "groups": [list(group) for group in self.rounds.groups],
             "by_group": self.counters.groups.summary(),
@@ -270,7 +288,9 @@ class PsCore:
         return [*self._reply([event.worker], now), *self._settle(now)]
 
     def _on_push(self, event: events.Push, now: float) -> list[events.Action]:
-        """Check a push and buffer it until its round; only answer a retry or a copy of weights."""
+        """Check a worker's push and buffer it for its round; only answer a retry or a copy of
+        weights.
+        """
         self.membership.seen(event.worker, now)
         if (member := self._sender_of(event)) is None:
             return [self._refusal_of_stranger(event, event.step)]
@@ -284,8 +304,9 @@ class PsCore:
         member.push_bytes = event.num_bytes
         if event.is_copy and usable is not None:
             self.model.take(event.update)
-        # A push of an accepted step is a retry. Its update must not be applied twice, so the retry
-        # only requests the reply. `_reply` sends nothing while the first push waits for its round.
+        # A push of an accepted step is a retry. The shard must not apply the update of a retry,
+        # which only requests the reply. `_reply` sends nothing while the first push waits for its
+        # round.
         if event.is_copy or event.step <= member.last_step or self._lifecycle.is_over:
             member.open_request(event.step, usable, now)
             return self._reply([event.worker], now)
@@ -340,10 +361,11 @@ class PsCore:
         return [*gave_up, *self._offend(event.worker, event.reason, now)]
 
     def _on_failed(self, event: events.Failed, now: float) -> list[events.Action]:
-        """Expel the worker on whose event the core raised an exception; other workers continue.
+        """Expel the worker whose event made the core raise an exception; other workers continue.
 
-        An exception of the core is a bug, which ends one worker's membership but not the run. With
-        --quarantine_after the expelled worker is also quarantined.
+        An exception in the shard's core is a bug, which ends one worker's membership but not the
+        run. With the flag --quarantine_after, a worker that is expelled after an exception is also
+        quarantined (excluded for a time).
         """
         worker = event.worker
         incarnation = event.incarnation or self.membership.incarnation_of(worker)
@@ -353,8 +375,8 @@ class PsCore:
         actions: list[events.Action] = [refusal]
         if self.membership.admits(worker, incarnation):
             actions += self._expel_sender(worker, incarnation, now)
-        # The exception may have interrupted the release of a round. The pushes of that round are
-        # then removed but not applied, and their workers would wait for ever without this reply.
+        # The exception may have interrupted the merge of a round. The pushes of that round are then
+        # removed but not applied, and without this reply, their workers would wait for ever.
         actions += self._reply_to_stuck(now)
         actions += self._settle(now)
         # The exception may have left the core's state half changed. Save this state, so that a
@@ -364,7 +386,7 @@ class PsCore:
     # -- other events -----------------------------------------------------------------------
 
     def _on_evaluation_pull(self, event: events.EvaluationPull, now: float) -> list[events.Action]:
-        """Reply to an observer with the whole model."""
+        """Reply to an observer (for example the evaluator) with the shard's whole model."""
         return [events.EvaluationReply(event.observer, self.whole())]
 
     def _on_epoch(self, event: events.MembershipEpoch, now: float) -> list[events.Action]:
@@ -377,26 +399,28 @@ class PsCore:
         if not self.membership.leads:
             self.rounds.follow(event.draws)
             # Two shards may have merged different pushes in their rounds. Each shard may then wait
-            # for a worker that waits at the other shard. Releasing the rounds up to the steps that
-            # are over on shard 0 ends this deadlock.
+            # for a worker that waits at the other shard. To end this deadlock, merge the rounds up
+            # to the steps that shard 0 has merged or given up.
             for arrivals in self.rounds.release_late(event.over):
                 actions += self._release(arrivals, now)
-        # Settle (release complete rounds) even without a change of membership, because a buffered
-        # push may have waited for the number of this epoch.
+        # Release complete rounds even without a change of membership, because a buffered push may
+        # have waited for the number of this epoch.
         return [*actions, *self._settle(now)]
 
     def _on_unreachable(self, event: events.WorkerUnreachable, now: float) -> list[events.Action]:
         return self._expel(list(self.membership.expel(event.member)), now)
 
     def _on_stop(self, event: events.Stop, now: float) -> list[events.Action]:
-        """End the run; a run interrupted by a signal first waits for the pushes in flight."""
+        """End the run on the shard; after a signal, first wait for the pushes in flight."""
         return self._stop(event.reason, now, waits=event.reason == "interrupted")
 
     def _on_tick(self, event: events.Tick, now: float) -> list[events.Action]:
         return []
 
     def _do_what_is_due(self, now: float) -> list[events.Action]:
-        """Process all deadlines of the core that have passed; return the resulting actions."""
+        """Process all deadlines of the shard's core that have passed; return the resulting
+        actions.
+        """
         lifecycle = self._lifecycle
         actions = self._expel(list(self.membership.expire(now)), now)
         if unreachable := self.membership.unreachable(now):
@@ -421,7 +445,7 @@ class PsCore:
     # -- admission --------------------------------------------------------------------------
 
     def _refusal_of_join(self, join: events.Join, now: float) -> events.Reject | None:
-        """Return the refusal of a Hello; None if this incarnation of the worker may join."""
+        """Return the refusal of a worker's Hello; None if this incarnation (process) may join."""
         epoch = self.membership.epoch
         if not 1 <= join.worker <= self.config.nb_workers:
             return refusals.id_out_of_range(join, self.config.nb_workers, epoch)
@@ -431,26 +455,33 @@ class PsCore:
         return None if holder is None else refusals.id_taken(join, holder, epoch)
 
     def _refusal_of_stranger(self, event: events.Pull | events.Push, step: int) -> events.Reject:
-        """Return the refusal of a pull (step 0) or a push of a worker that is not a member."""
+        """Return the refusal of a pull (step 0) or push by a worker that is not a member of the
+        run.
+        """
         epoch = self.membership.epoch
         if (seconds := self._quarantine_left(event.worker)) > 0:
             return refusals.quarantined(event, step, seconds, epoch)
         return refusals.not_member(event.worker, event.incarnation, step, epoch)
 
     def _quarantine_left(self, worker: int) -> float:
-        """Return the remaining seconds of a worker's quarantine; 0 if the run has ended."""
+        """Return the remaining seconds of a worker's quarantine (exclusion); 0 after the run's
+        end.
+        """
         return 0.0 if self._lifecycle.is_over else self._quarantine.seconds_left(worker)
 
     def _sender_of(self, event: events.Pull | events.Push | events.Query) -> Member | None:
-        """Return the record of an event's sender; None if its incarnation is not a member."""
+        """Return the record of an event's worker; None if its incarnation (process) is not a
+        member.
+        """
         admitted = self.membership.admits(event.worker, event.incarnation)
         return self._members.get(event.worker) if admitted else None
 
     def _usable_base(self, event: events.Pull | events.Push) -> int | None:
-        """Return the version of the worker's weights; None if this shard cannot use the version.
+        """Return the version of a worker's weights; None if a push from this version is unusable.
 
-        None means that the version is from another generation, or newer than this shard's version,
-        or that the model accepts no push from this version (`ShardModel.in_step`).
+        A version of weights is unusable if it is from another generation (an earlier restart of the
+        shard), or newer than this shard's version, or if the model accepts no push from this
+        version (`ShardModel.in_step`).
         """
         base = event.base_version
         known = base is not None and base <= self.version
@@ -468,7 +499,9 @@ class PsCore:
         return self._scheduler.epoch_is_current(push.worker, push.epoch) and not invented
 
     def _note_lost_updates(self, event: events.Pull | events.Push) -> None:
-        """Count the updates that a crash has undone, if a worker holds weights from before it."""
+        """Count the updates that a crash has undone, if a worker holds weights from before the
+        crash.
+        """
         generations_ago = self.config.generation - event.generation
         undone = 1 <= generations_ago <= self.config.generations_undone
         seen = event.base_version
@@ -478,7 +511,9 @@ class PsCore:
     # -- offences ---------------------------------------------------------------------------
 
     def _check_size(self, push: events.Push, now: float) -> list[events.Action]:
-        """Return the refusal of a buffered push that is too large; [] if its size is accepted."""
+        """Return the refusal of a buffered push whose values are too large; [] if they are
+        accepted.
+        """
         why = self._guard.check(push)
         if why is None:
             return []
@@ -493,8 +528,9 @@ class PsCore:
     def _offend(self, worker: int, reason: str, now: float) -> list[events.Action]:
         """Record a worker's offence (a refused push); expel the worker after too many offences.
 
-        Only shard 0 expels workers, for offences on shard 0. The other shards receive the change of
-        the membership as a membership epoch.
+        Only shard 0 expels workers for offences (refused pushes), and counts only offences on shard
+        0. All shards except shard 0 receive each change of the membership as a numbered membership
+            epoch.
         """
         self._quarantine.record(worker, reason)
         if not self.membership.leads or self.membership.state_of(worker) == "left":
@@ -509,7 +545,7 @@ class PsCore:
         """Expel a worker; on a shard other than 0, drop its push and report it to shard 0."""
         member = self._members.get(worker)
         if member is not None:
-            member.request = None  # the refusal has answered the worker's request
+            member.request = None  # the refusal has answered the worker's open request
         if self.membership.leads:
             if self._quarantine.is_on:
                 self._quarantine.expel(worker)
@@ -519,12 +555,12 @@ class PsCore:
         return [events.WorkersUnreachable((events.WorkerIncarnation(worker, incarnation),))]
 
     def _reply_to_stuck(self, now: float) -> list[events.Action]:
-        """Reply to live workers that an exception of the core has left without a reply."""
+        """Reply to live workers that an exception in the core has left without a reply."""
         stuck = []
         for worker in self.rounds.live():
             member = self._members[worker]
-            # The synchronization rule has released the push, but the exception occurred before the
-            # model applied the push.
+            # The synchronization rule has returned the push as part of a complete round, but the
+            # exception occurred before the model applied the push.
             if member.submitted and not self.rounds.has_submitted(worker):
                 member.submitted = []
                 self.counters.reject(refusals.FAULT, worker)
@@ -551,16 +587,18 @@ class PsCore:
         return [*actions, *self._settle(now, announces=True)]
 
     def _forget(self, worker: int, member: Member) -> list[events.Action]:
-        """Remove a worker that has left from all parts of the core; refuse its open request."""
+        """Remove a worker that has left the run from all parts of the core; refuse its open
+        request.
+        """
         self._scheduler.leave(worker, self.membership.epoch)
         self.model.forget(worker)
         self._pacing.left(worker)
         self._planner.left(worker)
         self._follower.left(worker)
         waiting, request = member.waiting, member.request
-        # Cancel a push that was not applied, so that the shard accepts the worker's retry after the
-        # worker has returned. Drop a push that was refused as too large: its refusal was sent and
-        # counted, so the shard must accept no retry of its step.
+        # Cancel a push that was not applied, so that the shard accepts a retry after the worker has
+        # returned. Drop a push that was refused as too large: the refusal was sent and counted, so
+        # the shard must accept no retry of the push's step.
         if waiting is not None and not self._guard.has_refused(worker, waiting.step):
             self.counters.reject("left", worker)
             self._members.cancel_push(worker)
@@ -572,9 +610,12 @@ class PsCore:
         return [refusals.not_member(worker, member.incarnation, request.step, epoch)]
 
     def _expel(self, changes: Sequence[Change], now: float) -> list[events.Action]:
-        """End memberships, and send a notice to each expelled worker without an open request."""
+        """End the membership of workers; send a notice to each expelled worker without open
+        request.
+        """
         # An expelled worker may still run, and may already have joined shard 0 again. Without the
-        # notice, the worker would finish a round on shard 0 that this shard has ended without it.
+        # notice, the worker would finish a round on shard 0 that this shard has already ended
+        # without the worker's push.
         returned = {worker for verb, worker in changes if verb == "join"}
         known = {worker: self._members.get(worker) for _, worker in changes}
         silent = [
@@ -590,11 +631,12 @@ class PsCore:
         return actions
 
     def _publish(self, over: Mapping[int, int] | None = None) -> list[events.Action]:
-        """Announce the live workers to the other shards.
+        """Send the list of live workers to the other shards.
 
         Args:
-            over: Worker -> newest step that this shard has released or given up. The other shards
-                then release the pushes up to these steps. None: the epoch releases no pushes.
+            over: Worker id -> newest step that this shard has merged or given up. The other shards
+                then merge the pushes up to these steps. None: the epoch makes no shard merge
+                pushes.
         """
         # A restarted shard 0 has no live workers yet. An epoch without workers would remove the
         # pushes that wait for their rounds on the other shards.
@@ -603,7 +645,9 @@ class PsCore:
         return [events.NewEpoch(self._epoch_of(self.membership.epoch, over))]
 
     def _over(self) -> dict[int, int]:
-        """Return live worker -> newest step that this shard has released or given up."""
+        """Return live worker id -> newest step of the worker that this shard has merged or given
+        up.
+        """
         steps = self.rounds.over().items()
         return {worker: max(step, self._members[worker].applied_step) for worker, step in steps}
 
@@ -622,17 +666,18 @@ class PsCore:
     # -- rounds -----------------------------------------------------------------------------
 
     def _settle(self, now: float, announces: bool = False) -> list[events.Action]:
-        """Release all complete rounds, and reply to the workers that may proceed.
+        """Merge the pushes of all complete rounds, and reply to the workers that may proceed.
 
         Args:
             now: Current time of this shard's clock, in seconds.
-            announces: True if the membership has changed, so that an epoch must be published. On
-                shard 0, new draws of workers and joiners that become live also cause an epoch.
+            announces: True if the membership has changed, so that a membership epoch must be
+                published. On shard 0, new draws of workers and joiners that become live also cause
+                an epoch.
         """
         actions: list[events.Action] = []
         if not self.has_started:
             return actions
-        # Repeat until no round is released and no group changes. A released round can make a
+        # Repeat until no round is merged and no worker group changes. A merged round can make a
         # joining worker live, whose buffered push then completes the next round. A change of the
         # groups can complete rounds of the new groups.
         while True:
@@ -646,7 +691,8 @@ class PsCore:
             announces |= self.membership.leads and (advance.has_drawn or advance.has_entered)
             for arrivals in advance.released:
                 actions += self._release(arrivals, now)
-            # A joining worker whose push is already buffered gets the reply of that push's round.
+            # A joining worker whose push is already buffered gets the reply of the push's round,
+            # not a reply now.
             for worker in advance.proceeding:
                 member = self._members[worker]
                 member.may_proceed = member.buffered is None
@@ -657,7 +703,9 @@ class PsCore:
                 actions += changed
 
     def _submit_buffered(self, now: float) -> list[events.Action]:
-        """Submit the buffered pushes of live workers whose membership epoch this shard knows."""
+        """Submit the buffered pushes of live workers to their rounds, if the shard knows their
+        epoch.
+        """
         actions: list[events.Action] = []
         for worker, push in self._members.buffered():
             member = self._members[worker]
@@ -666,16 +714,16 @@ class PsCore:
             if not known or not self.rounds.is_live(worker):
                 continue
             if self._epoch_fits(push):
-                # A worker has one open request at a time, so the worker has given up any older
-                # submitted push.
+                # A worker has at most one open request (unanswered push or pull), so it has given
+                # up any older submitted push.
                 if member.submitted:
                     self.rounds.withdraw(worker, member.submitted[-1].step)
                 self._members.promote(worker)
                 self._scheduler.submit(worker, push.step, now)
             else:
                 # The push's group has changed while the push was buffered. Another shard may have
-                # refused the push already and would merge its retry in another round, so this shard
-                # refuses the push too. The worker then sends the push again, or pulls.
+                # refused the push already and would merge a retry of the push in another round, so
+                # this shard refuses the push too. The worker then sends the push again, or pulls.
                 self._members.cancel_push(worker)
                 member.request = None
                 member.may_proceed = self.rounds.may_proceed(worker)
@@ -683,11 +731,11 @@ class PsCore:
         return actions
 
     def _withdraw(self, worker: int) -> None:
-        """Drop a worker's push that waits for its round, because the worker pulls the model."""
+        """Drop a worker's push that waits for its round, because the worker now pulls the model."""
         waiting = self._members[worker].waiting
         # A push that was refused as too large stays, because its round counts the push without its
-        # update. Every accepted push is dropped: its worker may have proceeded after another
-        # shard's reply, and would then take part in different rounds on the two shards.
+        # update. Every accepted push is dropped: the push's worker may have proceeded after another
+        # shard's reply, and would then be in different rounds on the two shards.
         if waiting is None or self._guard.has_refused(worker, waiting.step):
             return
         self.counters.reject("left", worker)
@@ -696,9 +744,12 @@ class PsCore:
         self._members[worker].may_proceed = self.rounds.may_proceed(worker)
 
     def _give_up(self, worker: int, step: int, now: float) -> list[events.Action]:
-        """Record that this shard refused a push whose parts other shards may have accepted."""
-        # On those shards the push waits for the pushes of its group. The pacer must count the
-        # worker as waiting, else the pacer would let the group take more local steps.
+        """Record that this shard refused its part of a push; other shards may have accepted
+        theirs.
+        """
+        # On the shards that accepted the push, the push waits for the pushes of its worker group.
+        # The pacer must count the worker as waiting, else the pacer would let the group take more
+        # local steps.
         self._pacing.pushed(worker)
         if self.rounds.has_submitted(worker):
             return []
@@ -706,7 +757,9 @@ class PsCore:
         return self._settle(now)
 
     def _release(self, arrivals: Sequence[ArrivalToken], now: float) -> list[events.Action]:
-        """Apply one complete round; skip refused pushes and pushes without examples."""
+        """Apply the pushes of one complete round; skip refused pushes and pushes without
+        examples.
+        """
         submitted = self._members.take_submitted(arrivals)
         accepted = [
             push for push in submitted if not self._guard.has_refused(push.worker, push.step)
@@ -770,29 +823,33 @@ class PsCore:
         return self._spend(reason, now) if reason else []
 
     def _spend(self, reason: str, now: float) -> list[events.Action]:
-        """End the run on shard 0; on all other shards, apply no more updates until shard 0 does."""
+        """End the run on shard 0; on another shard, apply no more updates until shard 0 ends the
+        run.
+        """
         if not self.membership.leads:
             self._lifecycle.is_spent = True
             return []
         return self._stop(reason, now)
 
     def _end_without_rate(self, pushes: Sequence[events.Push], now: float) -> list[events.Action]:
-        """Reject a round and end the run: the script's schedule has no finite learning rate."""
-        # The learning rate schedule counts only applied batches. It would return the same rate for
-        # every later round, so no later round could be applied either. The weights stay unchanged.
+        """Reject a round and end the run: the script's rate schedule returns no finite learning
+        rate.
+        """
+        # The learning rate schedule counts only applied batches. The schedule would return the same
+        # rate that is not finite for every later round, so no later round could be applied either.
         for push in pushes:
             self.counters.reject(refusals.NO_RATE, push.worker)
         return self._spend("diverged", now)
 
     def _brings_examples(self, push: events.Push) -> bool:
-        """Return whether a push has an update to merge; a round may have consumed no example."""
+        """Return whether a push has an update to merge: a worker may have consumed no example."""
         # If workers push gradients, a push without examples may hold the codec's residual (the
         # unsent part of the gradients) of earlier rounds.
         has_steps = bool(push.local_steps) and not self.model.method.takes_local_steps
         return push.samples > 0 or has_steps
 
     def _other_steps(self, pushes: Sequence[events.Push]) -> list[events.Action]:
-        """Return refusals if a round's workers step different optimizers; [] if they step one.
+        """Return refusals if the updates of a round are for different optimizers; [] if for one.
 
         Updates for different optimizers change different variables, so these updates have no mean.
         """
@@ -814,7 +871,7 @@ class PsCore:
     # -- groups by speed --------------------------------------------------------------------
 
     def _regroup(self, now: float) -> list[events.Action] | None:
-        """Continue a change of the worker groups, after all complete rounds were released.
+        """Continue a change of the worker groups after all complete rounds have been merged.
 
         Returns:
             The actions of a change, after which complete rounds must be released again; None if no
@@ -849,7 +906,9 @@ class PsCore:
         ]
 
     def _follow_regrouping(self) -> list[events.Action] | None:
-        """Change the groups on a following shard, if all pushes for the old groups have arrived."""
+        """Change the worker groups on a shard other than 0, if all pushes for the old groups
+        arrived.
+        """
         formed = self._follower.ready(self._members.last_steps(), self.rounds.present())
         if formed is None:
             return None
@@ -859,10 +918,13 @@ class PsCore:
     # -- replies ----------------------------------------------------------------------------
 
     def _reply(self, workers: Iterable[int], now: float) -> list[events.Action]:
-        """Reply to the given workers; skip a worker without a request or that must wait longer."""
+        """Reply to the given workers; skip workers without an open request or that must wait
+        longer.
+        """
         replies: list[events.Action] = []
-        # Pulls and pushes with equal sharing keys get replies with the same arrays. So the shard
-        # computes and stores one reply for a whole round, instead of one reply for each worker.
+        # Pulls and pushes with equal sharing keys get replies with the same arrays. The shard
+        # therefore computes and stores one reply for a whole round, instead of one reply for each
+        # worker.
         gathered: dict[Hashable, ModelReply] = {}
         for worker in workers:
             member = self._members[worker]
@@ -914,7 +976,7 @@ class PsCore:
     # -- the end ----------------------------------------------------------------------------
 
     def _stop(self, reason: str, now: float, waits: bool = False) -> list[events.Action]:
-        """Drain or end the run; a run that has ended stays unchanged.
+        """Drain (wait for pushes in flight) or end the run; a run that has ended stays unchanged.
 
         Args:
             reason: Reason for the end of the run.
@@ -940,14 +1002,15 @@ class PsCore:
         """Return an action that saves the core's state if it has updates since the last snapshot.
 
         Args:
-            force: True to save the state even if no update was applied since the last snapshot.
+            force: True to save the shard's state even if no update was applied since the last
+                snapshot.
         """
         if not self._lifecycle.takes_snapshot(self.version, force):
             return []
         return [events.SaveSnapshot(self.version, self.snapshot())]
 
     def _parts(self) -> dict[str, _CorePart]:
-        """Return name -> part of the core; the names are stored in files and must never change."""
+        """Return name -> part of the core; checkpoints hold the names, which must never change."""
         return {
             "model": self.model,
             "averages": self.averages,
@@ -964,15 +1027,17 @@ class PsCore:
         }
 
     def state_dict(self, soft: bool = False) -> State:
-        """Return the core's durable state as plain data with copies of the arrays.
+        """Return the shard core's durable (checkpointed) state as plain data with copied arrays.
 
-        A restarted shard continues from the durable state: weights, counters, finished steps.
+        A restarted shard continues from the durable (checkpointed) state, which holds weights,
+        counters and finished steps.
 
         Args:
-            soft: True to return the soft state instead: leases, rounds in progress, open requests.
-                A restarted shard without a journal loses the soft state and rebuilds it from new
-                events. A shard with a journal restores durable and soft state and replays its
-                events on them. The core shares the arrays of the soft state and never changes them.
+            soft: True to return, instead of the durable (checkpointed) state, the soft state:
+                leases, rounds in progress, open requests. A restarted shard without a journal loses
+                the soft state and rebuilds it from new events. A shard with a journal restores
+                durable and soft state and replays its events on them. The core shares the arrays of
+                the soft state and never changes them.
         """
         states = {name: part.state_dict(soft) for name, part in self._parts().items()}
         if soft:
@@ -980,9 +1045,10 @@ class PsCore:
         return {"generation": self.config.generation, **states}
 
     def snapshot(self) -> State:
-        """Return the core's durable state for another thread that reads while the core continues.
+        """Return the core's durable (checkpointed) state for another thread, which reads it
+        concurrently.
 
-        The other thread may read the arrays of the state only once.
+        The thread that receives the snapshot may read the arrays of the snapshot only once.
         """
         states = {
             name: part.state_dict(False) for name, part in self._parts().items() if name != "model"
@@ -990,10 +1056,11 @@ class PsCore:
         return {"generation": self.config.generation, **states, "model": self.model.snapshot()}
 
     def load_state_dict(self, state: State, soft: bool = False) -> None:
-        """Restore the core's state; load the durable state before the soft state.
+        """Restore the shard core's state; load the durable (checkpointed) state before the soft
+        state.
 
-        The caller counts the generation (number of restarts). If the caller does not load the soft
-        state, all workers must join again.
+        The caller counts the generation (the number of restarts of the shard). If the caller does
+        not load the soft state (leases and rounds in progress), all workers must join again.
         """
         for name, part in self._parts().items():
             part.load_state_dict(from_plain(state[name]) if soft else state[name], soft)
@@ -1001,7 +1068,9 @@ class PsCore:
             self._resumed()
 
     def _resumed(self) -> None:
-        """Adjust the parts of the core to a restored version, at which no worker has joined yet."""
+        """Adjust the core's parts to a restored version of the weights, before any worker has
+        joined.
+        """
         self.counters.resumed(self.version)
         epoch = self.membership.epoch
         formed = self._planner.resumed(epoch) or self._follower.resumed(epoch)

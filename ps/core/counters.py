@@ -11,7 +11,7 @@ from thinwire.ops.weighting.base import staleness
 from thinwire.ps.core import events
 from thinwire.runtime.telemetry.run_status import Histogram
 
-#: Staleness Y above which a push has a weight below a tenth, because the weight is 1/Y.
+#: Staleness Y (versions) above which the weight 1/Y of a push is below a tenth.
 _STALE = 10
 #: Largest number of worker groups whose staleness histograms a shard reports. With more groups the
 #: report omits all histograms, which bounds the report's size.
@@ -20,27 +20,26 @@ _MOST_HISTOGRAMS = 64
 
 @dataclasses.dataclass
 class GroupTotals:
-    """Counts and waiting time of one worker group, summed over all times when the group existed."""
+    """Counts and waiting time of one worker group, summed over all periods in which it existed."""
 
     updates: int = 0
     staleness: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
-    wait_seconds: float = 0.0  # time for which replies were held back, summed over the workers
+    wait_seconds: float = 0.0  # time by which the shard delayed replies, summed over the workers
 
     @property
     def pushes(self) -> int:
-        """Number of the group's pushes that were merged into updates."""
+        """Number of a worker group's pushes that were merged into updates."""
         return sum(self.staleness.values())
 
 
 class GroupCounters:
-    """Totals of every worker group; a group's key lists its workers in the syntax of --groups."""
+    """Totals of every worker group; the key lists the group's workers in the syntax of --groups."""
 
     def __init__(self) -> None:
-        """Start without totals of any worker group."""
         self._groups: dict[str, GroupTotals] = {}
 
     def of(self, group: str) -> GroupTotals:
-        """Return the totals of a worker group; create the totals if the group is new."""
+        """Return the counters of a worker group; create the counters if the group is new."""
         totals = self._groups.get(group)
         if totals is None:
             totals = self._groups[group] = GroupTotals()
@@ -48,7 +47,9 @@ class GroupCounters:
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds for which replies were held back, summed over the members of all groups."""
+        """Seconds for which the shard delayed its replies, summed over the workers of all
+        groups.
+        """
         return sum(totals.wait_seconds for totals in self._groups.values())
 
     def histograms(self) -> dict[str, dict[str, int]]:
@@ -58,7 +59,7 @@ class GroupCounters:
         return {group: _table(totals) for group, totals in self._groups.items()}
 
     def summary(self) -> dict[str, Any]:
-        """Return worker group -> figures of the group, for the run's summary."""
+        """Return worker group -> counters of the group, for the run's summary."""
         brief = len(self._groups) > _MOST_HISTOGRAMS
         return {group: _row(totals, brief) for group, totals in self._groups.items()}
 
@@ -123,25 +124,27 @@ class Counters:
     """All counters of a PS shard; only the shard's core changes them."""
 
     def __init__(self) -> None:
-        """Start all counters at zero."""
         self.staleness: collections.Counter[int] = collections.Counter()
         self.rejected: collections.Counter[str] = collections.Counter()
         self.workers: dict[int, WorkerTotals] = {}
         self.groups = GroupCounters()
         self.lost_updates = 0
-        self.num_replies = 0  # number of replies with weights
+        self.num_replies = 0  # number of replies that sent weights to workers
         self._restored_version = 0
         self._lost_before = 0
 
     def applied(self, push: events.Push, version: int, group: str) -> None:
-        """Count one push of a worker in `group`, merged into the update that follows `version`."""
+        """Count one push of a worker in `group`, merged into the update of `version` to `version` +
+        1.
+        """
         self.staleness[version - push.computed_at] += 1
         self.groups.of(group).staleness[staleness(version, push.computed_at)] += 1
         totals = self.worker(push.worker)
         totals.pushes += 1
         totals.samples += push.samples
         totals.local_steps += push.local_steps
-        if push.samples and not push.overflow:  # an empty or overflowed push has no loss
+        # A push without examples or with an overflow has no loss.
+        if push.samples and not push.overflow:
             totals.loss = push.loss
 
     def updated(self, group: str) -> None:
@@ -149,7 +152,7 @@ class Counters:
         self.groups.of(group).updates += 1
 
     def replied(self, group: str, waited_seconds: float) -> None:
-        """Count a reply with weights, and the seconds for which the shard held the reply back."""
+        """Count a reply with weights, and the seconds for which the shard delayed the reply."""
         self.num_replies += 1
         self.groups.of(group).wait_seconds += waited_seconds
 
@@ -158,23 +161,30 @@ class Counters:
         return self.workers.setdefault(worker, WorkerTotals())
 
     def reject(self, reason: str, worker: int) -> None:
-        """Count a worker's push that was not applied to the model, by the reason."""
+        """Count a worker's push that was not applied to the model, by the reason of its refusal."""
         self.rejected[reason] += 1
         self.worker(worker).refused += 1
 
     def note_lost_updates(self, seen_version: int) -> None:
-        """Count the updates that a crash has undone, up to a version that a worker still holds."""
-        # Several workers may hold versions from before the crash. Their lost updates overlap, so
-        # the count is a maximum over the workers and not a sum.
+        """Count the updates that a crash of the shard has undone; a worker still holds their
+        version.
+        """
+        # Several workers may hold weights from before the crash. The updates that these workers
+        # have seen overlap, so the count of lost updates is a maximum over the workers and not a
+        # sum.
         lost = self._lost_before + max(0, seen_version - self._restored_version)
         self.lost_updates = max(self.lost_updates, lost)
 
     def resumed(self, version: int) -> None:
-        """Record that the shard continues from a saved version; later versions are lost."""
+        """Record that the shard continues from a saved version of its weights; later versions are
+        lost.
+        """
         self._restored_version, self._lost_before = version, self.lost_updates
 
     def state_dict(self, soft: bool) -> State:
-        """Return all counters, or with `soft` the version at which the shard was restored."""
+        """Return all counters of the shard, or if `soft`, the version at which the shard was
+        restored.
+        """
         if soft:
             return {"restored_version": self._restored_version, "lost_before": self._lost_before}
         return {
@@ -187,7 +197,7 @@ class Counters:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the counters that `state_dict` returned."""
+        """Restore the shard's counters that `state_dict` returned."""
         if soft:
             self._restored_version = state["restored_version"]
             self._lost_before = state["lost_before"]

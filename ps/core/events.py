@@ -21,29 +21,34 @@ _LONGEST_CAUSE = 200
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-    """Event: a worker sent its Hello to the shard; `incarnation` identifies its process."""
+    """Event: a worker sent its Hello to the shard; `incarnation` identifies the worker's
+    process.
+    """
 
     worker: int
     incarnation: int
-    reconnects: bool  # True if the worker states that its process has joined before
+    reconnects: bool  # True if the worker's process has joined before
     peer: str  # network address of the worker, quoted in messages
-    # On a shard other than 0: membership epoch in shard 0's Welcome to this process; 0: not known.
+    # On a shard other than 0: membership epoch that shard 0's Welcome to the worker's process
+    # names; 0 if it is not known.
     epoch: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Pull:
-    """Event: a worker requests the model's weights."""
+    """Event: a worker requests (pulls) the model's weights."""
 
     worker: int
     incarnation: int
-    base_version: int | None  # version of the worker's weights; None: the worker has no weights
+    # Version of the weights that the worker has before its pull; None if the worker has no
+    # weights.
+    base_version: int | None
     generation: int  # number of restarts of the shard when it sent the worker's weights
 
 
 @dataclasses.dataclass(frozen=True)
 class Push:
-    """Event: a worker pushes one update, which is validated, decoded and finite."""
+    """Event: a worker pushed one update, which has been validated and decoded and is finite."""
 
     worker: int
     incarnation: int
@@ -55,34 +60,43 @@ class Push:
     samples: int
     local_steps: int
     loss: float | None  # training loss of the update; None: the worker does not know its loss
-    aux: Float32 | None = None  # [m] values that shard 0 averages over the workers; None: no values
-    base_checksum: int | None = None  # CRC-32 of the worker's weights of this shard; None: not sent
-    num_bytes: int = 0  # size of the coded update, in bytes
-    lag: int = 0  # base_version minus the version that the update was computed at
-    learning_rate: float | None = None  # learning rate that the script set; None: not set
-    loss_scale: float = 0.0  # factor of the loss in this update; 0: the script scales no loss
-    overflow: bool = False  # True if the gradient overflowed at loss_scale; the update is empty
+    # Values [m] of the push that shard 0 averages over the workers; None without values.
+    aux: Float32 | None = None
+    # CRC-32 checksum of the worker's copy of this shard's weights; None if the worker sent none.
+    base_checksum: int | None = None
+    num_bytes: int = 0  # size of the push's coded update, in bytes
+    # Version of the worker's weights (base_version) minus the version at which the update was
+    # computed.
+    lag: int = 0
+    # Learning rate that the training script has set; None without one.
+    learning_rate: float | None = None
+    # Factor of the loss for this update's gradients; 0 if the script scales no loss.
+    loss_scale: float = 0.0
+    # True if the gradient overflowed at this loss scale, so that the update is empty.
+    overflow: bool = False
     optimizer: int = 0  # number of the script's optimizer that steps with this update
     repeats_batch: bool = False  # True if an earlier push has counted the examples of this push
-    batch_parts: int = 0  # parts of the script's batches; nb_workers parts are one batch
-    # Change that the script made to the weights since the last reply; None: no change.
+    batch_parts: int = 0  # consumed parts of the script's batches; nb_workers parts are one batch
+    # Change that the training script made to its weights itself since the last reply; None without
+    # a change.
     change: Update | None = None
-    blocks: tuple[Block | WireBlock, ...] | None = None  # coded update; None: may not be relayed
-    # Largest magnitude of the values in `update` and `change`; None: not computed.
+    # Coded update for a relay to other workers; None if the shard must not relay the update.
+    blocks: tuple[Block | WireBlock, ...] | None = None
+    # Largest magnitude of the values in `update` and `change`; None if it has not been computed.
     peak: float | None = dataclasses.field(default=None, compare=False)
-    # Push message and payload pieces as received, for the journal; None: not stored.
+    # Push message and payload pieces as received, for the journal; None if they are not stored.
     coded: tuple[Any, Sequence[Any]] | None = dataclasses.field(
         default=None, compare=False, repr=False
     )
 
     @property
     def computed_at(self) -> int:
-        """Version of the weights that the worker's update was computed at."""
+        """Version of the weights at which the worker computed its update."""
         return self.base_version - self.lag
 
     @property
     def num_decoded_bytes(self) -> int:
-        """Size of the decoded update and the decoded change of weights together, in bytes."""
+        """Size of a push's decoded update and decoded change of weights together, in bytes."""
         return self.update.num_bytes + (self.change.num_bytes if self.change else 0)
 
     @property
@@ -95,16 +109,18 @@ class Push:
 class Query:
     """Event: a worker queries whether to push now or to take another local step.
 
-    A query with `local_steps` 0 reports that the worker begins a round.
+    A worker's query with `local_steps` 0 reports that the worker begins a round.
     """
 
     worker: int
     incarnation: int
     step: int  # step number of the worker's next push
     local_steps: int  # number of local steps that the worker has taken in this round
-    step_seconds: float  # duration of the worker's last local step
-    age_seconds: float  # time since the end of the worker's last local step
-    query_seconds: float  # round trip time of the last query; 0: the worker has sent no query
+    step_seconds: float  # duration in seconds of the worker's last local step
+    age_seconds: float  # time in seconds since the end of the worker's last local step
+    # Round trip time in seconds of the worker's last query; 0 if the worker has sent no query
+    # before.
+    query_seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +139,7 @@ class WorkerAlive:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerDisconnected:
-    """Event: a worker's stream broke; the worker may reconnect before its lease ends."""
+    """Event: the gRPC stream of a worker broke; the worker may reconnect before its lease ends."""
 
     worker: int
     incarnation: int
@@ -143,22 +159,27 @@ class GroupAssignment:
     """Groups of workers that shard 0 has formed during the run."""
 
     epoch: int  # number of the membership epoch in which the groups came into force
-    groups: tuple[tuple[int, ...], ...]  # ids of all workers, live or not, by group
-    after: Mapping[int, int]  # live worker -> its last step in the previous groups
+    groups: tuple[tuple[int, ...], ...]  # ids of the workers in each group, live or not
+    after: Mapping[int, int]  # live worker id -> last step of the worker in the previous groups
 
 
 @dataclasses.dataclass(frozen=True)
 class MembershipEpoch:
-    """Event: shard 0 announces the live workers to the following (all other) shards."""
+    """Event: shard 0 announces the live workers to the following shards (all except shard 0)."""
 
     number: int
     live: tuple[int, ...]
     started: bool
-    formed: GroupAssignment | None = None  # newest groups; None: the groups of the run's start
-    incarnations: tuple[int, ...] = ()  # incarnation of each worker in `live`; () or 0: not known
-    draws: tuple[Draw, ...] = ()  # workers drawn for the newest rounds; (): no workers are drawn
-    joiners: tuple[Joiners, ...] = ()  # live workers that have finished no round on shard 0
-    # Worker -> newest step that shard 0 released or gave up; {} unless shard 0's rounds stall.
+    # Newest worker groups; None for the groups of the run's start.
+    formed: GroupAssignment | None = None
+    # Incarnation (process) of each worker in `live`; () or 0 if it is not known.
+    incarnations: tuple[int, ...] = ()
+    # Workers drawn at random for the newest rounds; () if no workers are drawn.
+    draws: tuple[Draw, ...] = ()
+    # Live workers that have finished no round on shard 0 since they joined.
+    joiners: tuple[Joiners, ...] = ()
+    # Worker id -> newest step of the worker that shard 0 merged or gave up; {} unless shard 0's
+    # rounds stall.
     over: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
@@ -179,7 +200,7 @@ class WorkerUnreachable:
 
 @dataclasses.dataclass(frozen=True)
 class PushRejected:
-    """Event: a stream handler of the shard refused a worker's push while decoding it."""
+    """Event: a thread of the shard refused a worker's push while it decoded the push."""
 
     worker: int
     reason: str
@@ -206,20 +227,22 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """Event: the core raised an exception over the previous event, which a worker caused.
+    """Event: the core raised an exception while it handled the previous event, of a worker.
 
-    The core expels the worker that caused the previous event; all other workers continue.
+    After an exception, the core expels the worker that caused the event; all other workers
+    continue.
     """
 
     worker: int
-    incarnation: int  # incarnation in the previous event; 0: that event names no incarnation
-    step: int  # step of the failed push; 0: the previous event was no push
+    # Worker's incarnation in the event that failed; 0 if the event names no incarnation.
+    incarnation: int
+    step: int  # step of the push that failed; 0 if the event that failed was no push
     is_hello: bool
     cause: str
 
     @staticmethod
     def of(event: OfWorker, error: Exception) -> Failed:
-        """Return the Failed event that replaces an event over which the core raised `error`."""
+        """Return the Failed event for an event whose handling made the core raise `error`."""
         return Failed(
             event.worker,
             getattr(event, "incarnation", 0),
@@ -229,7 +252,7 @@ class Failed:
         )
 
 
-#: Events of the core that workers cause.
+#: Types of events of the shard's core that workers cause.
 OfWorker = Join | Pull | Push | Query | WorkerAlive | WorkerDisconnected | Leave | PushRejected
 Event = (
     OfWorker
@@ -245,7 +268,7 @@ Event = (
 
 @dataclasses.dataclass(frozen=True)
 class Welcome:
-    """Action that answers a Hello: the worker is admitted to the run and may pull."""
+    """Action: answer a worker's Hello; the worker is admitted to the run and may pull the model."""
 
     worker: int
     incarnation: int
@@ -257,10 +280,10 @@ class Welcome:
 
 @dataclasses.dataclass(frozen=True)
 class Reject:
-    """Action that rejects a worker's Hello, pull (`step` 0) or push.
+    """Action: reject a worker's Hello, pull (`step` 0) or push.
 
-    `reason` names a Reason of the wire format. A notice (`is_notice`) answers no request: the
-    worker has no open request on this shard.
+    The `reason` of a rejection is the name of a Reason in the wire format. A rejection that is a
+    notice (`is_notice`) answers no request of the worker.
     """
 
     worker: int
@@ -269,31 +292,35 @@ class Reject:
     message: str
     step: int
     epoch: int
-    retry_after_seconds: float = 0.0  # time after which the worker may send its Hello again
+    # Time in seconds after which the worker may send its Hello again.
+    retry_after_seconds: float = 0.0
     is_notice: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """Action that answers a pull or a push with the model; the worker may proceed."""
+    """Action: answer a worker's pull or push with the model; the worker may proceed."""
 
     worker: int
-    step: int  # step of the answered push; 0: the reply answers a pull
+    step: int  # step of the push that the reply answers; 0 if the reply answers a pull
     operation: Operation
-    # Content of the reply: an update, or coded blocks (one for each slice of the shard), or merged
-    # rounds that the worker repeats on its own weights.
+    # Content of the reply to a worker: an update, or coded blocks (one for each slice of the
+    # shard), or merged rounds that the worker repeats on its own weights.
     update: Update | tuple[Block, ...] | RelayedRounds
     version: int
     epoch: int
     learning_rate: float
     samples: int
-    stop_reason: str | None  # why the run accepts no more updates; None: the run continues
-    held_seconds: float = 0.0  # time from the worker's request to this reply
+    stop_reason: str | None  # reason why the run accepts no more updates; None if the run continues
+    held_seconds: float = 0.0  # time in seconds from the worker's request to the shard's reply
     # Number of versions applied between the computation and the merge of the worker's newest push.
     staleness: int = 0
-    aux: Float32 | None = None  # [m] read-only means over the workers; None: no means
-    loss_scale: float = 0.0  # factor of the loss for the next gradients; 0: losses are not scaled
-    # For each optimizer of a script: batch count at which to read its learning rate schedule.
+    # Read-only means [m] over the workers; None if the run averages no values.
+    aux: Float32 | None = None
+    # Factor of the loss for the worker's next gradients; 0 if losses are not scaled.
+    loss_scale: float = 0.0
+    # For each optimizer of a script: number of batches at which the worker reads the optimizer's
+    # learning rate schedule.
     schedule_counts: tuple[int, ...] = ()
 
     @property
@@ -304,7 +331,7 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """Action that answers a worker's Query: push now (`ready`), or take another local step."""
+    """Action: answer a worker's Query: push now (`ready`), or take another local step."""
 
     worker: int
     step: int
@@ -314,7 +341,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationReply:
-    """Action that answers an observer's EvaluationPull with the whole model."""
+    """Action: answer an observer's EvaluationPull with the whole model."""
 
     observer: int
     reply: Reply
@@ -322,7 +349,7 @@ class EvaluationReply:
 
 @dataclasses.dataclass(frozen=True)
 class NewEpoch:
-    """Action after a change of the membership: send the new epoch to all other shards."""
+    """Action: send a new membership epoch (the list of live workers) to all other shards."""
 
     epoch: MembershipEpoch
 
@@ -339,12 +366,12 @@ class GroupsChanged:
     """Action: report that shard 0 has formed worker groups from measured speeds."""
 
     groups: tuple[tuple[int, ...], ...]
-    speeds: Mapping[int, float]  # worker id -> measured samples per second
+    speeds: Mapping[int, float]  # worker id -> measured examples per second
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveSnapshot:
-    """Action: write the durable state to disk; its arrays do not change with the core's arrays."""
+    """Action: write the core's durable state to disk; later updates do not change its arrays."""
 
     version: int
     state: State

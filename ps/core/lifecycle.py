@@ -1,4 +1,4 @@
-"""Start, drain and end of the run on one PS shard, and deadlines of the run and its snapshots."""
+"""Start, drain and end of the run on one PS shard; deadlines of the run and of its snapshots."""
 
 from __future__ import annotations
 
@@ -11,42 +11,49 @@ from thinwire.runtime.run.settings import DRAIN_SECONDS
 
 
 class RunPhase(enum.Enum):
-    """Phase of a run on a shard. The phases follow in this order; a run may skip a phase."""
+    """Phase of a run on a shard, from the wait for workers to the run's end. A run passes through
+    the phases WAITING, RUNNING, DRAINING and ENDED in this order, but may skip a phase.
+    """
 
-    WAITING = "waiting"  # the shard waits for workers to join
+    WAITING = "waiting"  # the shard waits for the workers to join the run
     RUNNING = "running"
     DRAINING = "draining"  # the run ends when the pushes in flight have arrived
     ENDED = "ended"
 
 
 class RunLifecycle:
-    """Phase, limits and deadlines of a run, by this shard's clock. A deadline is None if not set.
+    """Phase, limits and deadlines of a run, as times of this shard's clock. A deadline of the run
+    that is not set is None.
 
     Attributes:
-        phase: Current phase of the run.
-        has_started: True if the shard releases (merges) rounds. A run may end before it starts.
+        phase: Current phase of the run: waiting for workers, running, draining or ended.
+        has_started: True if the run has started, so that the shard merges rounds of pushes. A run
+            may end before it starts.
         stop_reason: Why the run has ended; None if the run has not ended.
         ended_at: Time of this shard's clock at which the run ended; None if the run has not ended.
-        is_spent: True if this shard is not shard 0 and has applied its last update. Only shard 0
-            ends the run, so this shard drops later pushes until shard 0 announces the end.
+        is_spent: True if this shard is not shard 0 and has applied the run's last update. Only
+            shard 0 ends the run, so this shard drops later pushes until shard 0 announces the end.
     """
 
     def __init__(self, config: CoreConfig, waits_for_start: bool) -> None:
-        """Start the run immediately, or wait for all workers if `waits_for_start` is True."""
+        """Start the run immediately, or wait for all workers to join if `waits_for_start` is
+        True.
+        """
         self._config = config
         self.phase, self.has_started = RunPhase.WAITING, False
         self.stop_reason: str | None = None
         self.ended_at: float | None = None
         self.is_spent = False
         self._drain_reason: str | None = None
-        # Time at which the run starts with the workers that have joined by then.
+        # Time at which the run starts even if not all workers have joined.
         self._start_at: float | None = None
         self._drain_until: float | None = None
         self._snapshot_at: float | None = None
         self._snapshot_version = 0
         self._first_exchange_at: float | None = None
         self._last_update_at: float | None = None
-        self._seconds_before = 0.0  # duration of the run before this shard's last restart
+        # Duration of the run, in seconds, before this shard's last restart.
+        self._seconds_before = 0.0
         if not waits_for_start:
             self.start()
 
@@ -54,7 +61,7 @@ class RunLifecycle:
 
     @property
     def is_over(self) -> bool:
-        """True if the run has ended."""
+        """True if the training run has ended."""
         return self.phase is RunPhase.ENDED
 
     @property
@@ -64,20 +71,22 @@ class RunLifecycle:
 
     @property
     def announced_reason(self) -> str | None:
-        """Why the run accepts no more updates, for the replies; None if the run continues."""
+        """Why the run accepts no more updates, for replies to workers; None if the run
+        continues.
+        """
         return self._drain_reason or self.stop_reason
 
     def start(self) -> None:
-        """WAITING -> RUNNING: start the run, so that the shard releases (merges) rounds."""
+        """WAITING -> RUNNING: start the run, so that the shard merges rounds of pushes."""
         self.has_started, self._start_at = True, None
         if self.phase is RunPhase.WAITING:
             self.phase = RunPhase.RUNNING
 
     def request_stop(self, reason: str, now: float, waits: bool) -> RunPhase | None:
-        """Drain or end the run: any phase -> DRAINING -> ENDED.
+        """Drain (wait for pushes in flight) or end the run: any RunPhase -> DRAINING -> ENDED.
 
         Args:
-            reason: Reason for the end, as the run's summary states the reason.
+            reason: Reason for the end of the run, in the words of the run's summary.
             now: Current time of this shard's clock, in seconds.
             waits: True to drain first, which waits for the pushes in flight. A request during the
                 drain ends the run immediately.
@@ -96,7 +105,9 @@ class RunLifecycle:
         return self.phase
 
     def present(self, num_present: int, now: float) -> None:
-        """Start the run if all workers have joined; limit the wait once a worker has joined."""
+        """Start the run if all workers have joined; limit the wait after the first worker's
+        joining.
+        """
         if self.has_started:
             return
         if num_present >= self._config.nb_workers:
@@ -132,7 +143,7 @@ class RunLifecycle:
 
         Args:
             now: Current time of this shard's clock, in seconds.
-            live: Ids of the live workers.
+            live: Ids of the live workers (those with a valid lease).
             lags: True if the workers hold newer weights than this shard.
         """
         if self._drain_until is None:
@@ -143,16 +154,17 @@ class RunLifecycle:
         return self._drain_reason if done or not live or now >= self._drain_until else None
 
     def snapshot_is_due(self, now: float) -> bool:
-        """Return whether a snapshot of the shard is due; if so, set the time of the next one."""
+        """Return whether a snapshot of the shard is due; if so, schedule the next snapshot."""
         due = self._snapshot_at is not None and now >= self._snapshot_at
         if due:
             self._snapshot_at = now + self._config.snapshot_interval_seconds
         return due
 
     def takes_snapshot(self, version: int, force: bool = False) -> bool:
-        """Return whether this version must be saved now; if so, record the version as saved.
+        """Return whether this version of the weights must be saved; if so, record it as saved.
 
-        The version must be saved if the last saved version is another one, or `force` is True.
+        A version of the weights must be saved if it is not the last saved version, or if `force` is
+        True.
         """
         is_new = force or version != self._snapshot_version
         if is_new:
@@ -198,7 +210,9 @@ class RunLifecycle:
             self.has_started, self.phase = False, RunPhase.WAITING
 
     def state_dict(self, soft: bool) -> State:
-        """Return the run's stop reason and duration; with `soft` its phase and deadlines."""
+        """Return the run's stop reason and duration, or if `soft`, its RunPhase and its
+        deadlines.
+        """
         if not soft:
             return {"stop_reason": self.stop_reason, "seconds": self.seconds()}
         return {
@@ -218,8 +232,8 @@ class RunLifecycle:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the run's phase, deadlines and duration that `state_dict` returned."""
-        # The durable state (soft is False) restores no stop_reason, because a run that is resumed
+        """Restore the run's RunPhase, deadlines and duration that `state_dict` returned."""
+        # The durable (checkpointed) state restores no stop_reason, because a run that is resumed
         # after its end continues.
         if not soft:
             self._seconds_before = state["seconds"]

@@ -17,23 +17,26 @@ _LARGEST = 2.0**120
 
 
 class LossScaler:
-    """Halves the loss scale after an overflow, and doubles the scale after a streak of updates.
+    """Halves the loss scale after an overflow; doubles it after many updates without overflow.
 
     Source: `keras.optimizers.LossScaleOptimizer`. Differences: an overflow at an earlier scale does
     not halve the present scale. Only asynchronous workers can report an overflow that late.
 
     Attributes:
-        scale: Factor of the loss for the next gradients; 0 if the script does not scale losses.
+        scale: Factor by which workers multiply the loss for the next gradients; 0 if the training
+            script does not scale losses.
     """
 
     def __init__(self, policy: LossScale | None) -> None:
-        """Start with the policy's initial scale; None: the script does not scale losses."""
+        """Start with the policy's initial loss scale; None: the training script scales no
+        losses.
+        """
         self._policy = policy
         self.scale = policy.initial if policy else 0.0
         self._streak = policy.streak if policy else 0
 
     def skips(self, arrivals: Sequence[Arrival]) -> bool:
-        """Count a release (a merged round); return whether an overflow prevents its step."""
+        """Count a merged round; return whether an overflow prevents the round's optimizer step."""
         if self._policy is None:
             return False
         overflowed = [arrival for arrival in arrivals if arrival.overflow]
@@ -49,15 +52,17 @@ class LossScaler:
         return True
 
     def slots(self) -> list[Slot]:
-        """Return the LossScaleOptimizer's slots except its scale: the streak without overflow."""
+        """Return the variables of Keras's LossScaleOptimizer except its scale: the count of steps
+        without overflow.
+        """
         if self._policy is None:
             return []
         return [Slot(None, SCALE_STREAK, np.asarray(self._streak, np.int32))]
 
     def state_dict(self) -> State:
-        """Return the loss scale's durable (checkpointed) state; the scale has no soft state."""
+        """Return the loss scale and the count of steps without overflow, for a checkpoint."""
         return {"scale": self.scale, "streak": self._streak}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore the scale and the streak that `state_dict` returned."""
+        """Restore the loss scale and the count of steps without overflow from a checkpoint."""
         self.scale, self._streak = state["scale"], state["streak"]

@@ -16,56 +16,67 @@ from thinwire.ps.core import events
 
 @dataclasses.dataclass(frozen=True)
 class CoreConfig:
-    """The settings of a shard's core except the training method."""
+    """Settings of a PS shard's state machine, except the training method."""
 
     budget: Budget
     schedule: Schedule
     nb_workers: int
-    generation: int = 0  # number of the shard's restarts
-    generations_undone: int = 1  # number of earlier generations that may have lost updates
-    max_seconds: float | None = None  # time limit of the run, from the first pull; None: no limit
-    # Time after which a synchronous run starts with the joined workers, from the first Hello.
+    generation: int = 0  # number of restarts of the shard
+    # Number of earlier generations (restarts) that may have lost updates.
+    generations_undone: int = 1
+    # Time limit of the run in seconds, from the first pull; None without a limit.
+    max_seconds: float | None = None
+    # Time in seconds from the first Hello after which a synchronous run starts with the joined
+    # workers.
     start_timeout_seconds: float = 600.0
     snapshot_interval_seconds: float = 10.0
-    spec: ModelSpec | None = None  # slices of the shard; None: the shard is one slice
+    # Slices of variables that the shard holds; None if the shard is one slice.
+    spec: ModelSpec | None = None
     guards: Guards = dataclasses.field(default_factory=Guards)
-    loss_scale: LossScale | None = None  # the script's loss scale; None: losses are not scaled
+    # Dynamic loss scale of the training script; None if losses are not scaled.
+    loss_scale: LossScale | None = None
     # For each optimizer of a script: number of batches that its learning rate schedule had counted
     # before this phase (model) of the script.
     first_batches: tuple[int, ...] = ()
 
 
 class MemberPhase(enum.Enum):
-    """State of a worker's newest push on a shard."""
+    """State of a worker's newest push on a shard: absent, buffered, or submitted to its round."""
 
-    COMPUTING = "computing"  # no push of the worker waits on this shard
-    BUFFERED = "buffered"  # the push waits until its worker is live, or until its epoch arrives
-    SUBMITTED = "submitted"  # the push waits until its round is complete
+    COMPUTING = "computing"  # no push of the worker waits on the shard
+    # The worker's push waits until the worker is live, or until the push's epoch arrives.
+    BUFFERED = "buffered"
+    SUBMITTED = "submitted"  # the worker's push waits until its round is complete
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenRequest:
     """A pull or push of a worker that the shard has not answered."""
 
-    step: int  # step number of the push; 0: the request is a pull
-    base_version: int | None  # version of the worker's weights; None: a reply must send all weights
+    step: int  # step number of the worker's push; 0 if the request is a pull
+    # Version of the worker's weights; None if the reply must send all weights.
+    base_version: int | None
 
 
 @dataclasses.dataclass
 class Member:
-    """The shard's record of one worker, live or not."""
+    """The record that a PS shard has of one worker, live or not."""
 
     incarnation: int = 0
-    last_step: int = 0  # worker's newest accepted step; its push may still wait for its round
+    # Newest step of the worker that was accepted; the step's push may still wait for its round.
+    last_step: int = 0
     base_version: int = 0  # version of the weights in the newest reply to the worker
     oldest_base: int = 0  # oldest version at which the worker's next push may have been computed
     push_bytes: int = 0  # coded size of the worker's newest push, in bytes
-    buffered: events.Push | None = None  # push that arrived before its worker or epoch was known
-    # Pushes that wait until their round is complete.
+    # Push that arrived before its worker was live or its epoch was known.
+    buffered: events.Push | None = None
+    # Pushes of the worker that wait until their rounds are complete.
     submitted: list[events.Push] = dataclasses.field(default_factory=list)
-    request: OpenRequest | None = None  # unanswered request; None: the worker awaits no reply
+    # Unanswered request of the worker; None if the worker awaits no reply.
+    request: OpenRequest | None = None
     may_proceed: bool = False  # True if the shard may answer the worker's open request
-    requested_at: float = 0.0  # time at which the worker's newest request arrived
+    # Time of the shard's clock at which the worker's newest request arrived.
+    requested_at: float = 0.0
     staleness: int = 0  # staleness of the worker's newest applied push, in versions
 
     @property
@@ -77,16 +88,18 @@ class Member:
 
     @property
     def waiting(self) -> events.Push | None:
-        """Oldest accepted push of the worker that is not applied; None if no push waits."""
+        """Oldest push of the worker that is accepted but not applied yet; None if no push waits."""
         return self.submitted[0] if self.submitted else self.buffered
 
     @property
     def applied_step(self) -> int:
-        """Newest step of the worker that needs no retry: the step before any push that waits."""
+        """Newest step of the worker that needs no retry: the step before the oldest push that
+        waits.
+        """
         return self.last_step if self.waiting is None else self.waiting.step - 1
 
     def open_request(self, step: int, base_version: int | None, now: float) -> None:
-        """Record a worker's pull (step 0) or push that awaits a reply."""
+        """Record a worker's pull (step 0) or push that awaits the shard's reply."""
         self.request, self.requested_at = OpenRequest(step, base_version), now
 
     def take_request(self, run_is_over: bool) -> OpenRequest | None:
@@ -99,47 +112,57 @@ class Member:
     def is_late(self, push: events.Push) -> bool:
         """Return whether a push is late: the worker has replaced the push by a later request.
 
-        A worker has one open request at a time. A late push arrives on a stream that the worker has
-        given up, and the worker does not wait for a reply to the late push.
+        A worker has at most one open request (unanswered pull or push) on a shard. A late push
+        arrives on a stream that the worker has given up, and the worker does not wait for a reply
+        to the late push.
         """
         if self.request is None or push.is_copy:
             return False
-        # Answering a late push would close the open request with the old step's number. The worker
-        # would discard that reply and then wait for ever.
+        # A reply to a late push would close the worker's open request with the number of the old
+        # step. The worker would discard the reply and then wait for ever.
         return push.step <= self.last_step and push.step != self.request.step
 
     def buffer(self, push: events.Push) -> None:
-        """COMPUTING -> BUFFERED: accept a push; the worker's reply waits for the push's round."""
+        """COMPUTING -> BUFFERED: accept a worker's push; the shard replies after the push's
+        round.
+        """
         self.buffered, self.may_proceed, self.last_step = push, False, push.step
 
     def promote(self) -> None:
-        """BUFFERED -> SUBMITTED: submit the buffered push, drop earlier submitted pushes."""
+        """BUFFERED -> SUBMITTED: submit a worker's buffered push; drop its earlier submitted
+        pushes.
+        """
         if self.buffered is not None:
             self.submitted, self.buffered = [self.buffered], None
 
     def take_submitted(self, step: int) -> events.Push | None:
-        """SUBMITTED -> COMPUTING: remove and return the push of a step whose round is complete."""
+        """SUBMITTED -> COMPUTING: remove and return a worker's push whose round is complete."""
         released = next((push for push in self.submitted if push.step == step), None)
         self.submitted = [push for push in self.submitted if push is not released]
         return released
 
     def cancel_push(self) -> None:
-        """Any phase -> COMPUTING: remove a push that waits; a retry of its step is accepted."""
-        # Read applied_step before drop_push(): its value depends on the push that waits.
+        """Any MemberPhase -> COMPUTING: remove a worker's waiting push, but accept a retry of
+        it.
+        """
+        # Read applied_step before drop_push() is called, because its value depends on the push that
+        # waits.
         self.last_step = self.applied_step
         self.drop_push()
 
     def drop_push(self) -> None:
-        """Any phase -> COMPUTING: remove a push that waits; a retry of its step is not merged."""
+        """Any MemberPhase -> COMPUTING: remove a worker's waiting push, and never merge a retry of
+        it.
+        """
         self.buffered, self.submitted = None, []
 
     def replied(self, version: int, overlaps: bool) -> None:
-        """Record the version of a reply to the worker.
+        """Record the version of the model in a reply to the worker.
 
         Args:
-            version: Version of the model in the reply.
-            overlaps: True if the worker computes during the exchange (--overlap): its next push
-                may then be computed at the version of the previous reply.
+            version: Version of the model in the reply to the worker.
+            overlaps: True if the worker computes during the exchange (--overlap). The worker's next
+                push may then be computed at the version of the previous reply.
         """
         self.oldest_base = self.base_version if overlaps else version
         self.base_version = version
@@ -149,11 +172,11 @@ class MemberTable:
     """Records of all workers that have ever joined this shard, by worker id."""
 
     def __init__(self) -> None:
-        """Start without records of workers."""
         self._members: dict[int, Member] = {}
         self._buffered: set[int] = set()  # ids of the workers with a buffered push
         self._oldest_base = 0
-        self._oldest_base_at: int | None = None  # version at which _oldest_base was computed
+        # Version of the model at which _oldest_base was computed.
+        self._oldest_base_at: int | None = None
 
     def __getitem__(self, worker: int) -> Member:
         """Return the record of a worker that has joined before."""
@@ -176,7 +199,9 @@ class MemberTable:
         return self._members.setdefault(worker, Member())
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the incarnation of a worker's last Hello; 0 if the worker has sent no Hello."""
+        """Return the incarnation (process number) in a worker's last Hello; 0 if it has sent no
+        Hello.
+        """
         member = self._members.get(worker)
         return 0 if member is None else member.incarnation
 
@@ -187,7 +212,9 @@ class MemberTable:
     # -- pushes -----------------------------------------------------------------------------
 
     def buffer(self, push: events.Push) -> None:
-        """Accept a push, which waits until its worker is live and the shard knows its epoch."""
+        """Accept a worker's push; it waits until the worker is live and the shard knows its
+        epoch.
+        """
         self._members[push.worker].buffer(push)
         self._buffered.add(push.worker)
 
@@ -197,7 +224,7 @@ class MemberTable:
         return [(worker, push) for worker, push in pushes if push is not None]
 
     def promote(self, worker: int) -> None:
-        """Submit a worker's buffered push: the push now waits until its round is complete."""
+        """Submit a worker's buffered push, which now waits until its round is complete."""
         self._members[worker].promote()
         self._buffered.discard(worker)
 
@@ -229,11 +256,12 @@ class MemberTable:
     def oldest_base(self, live: Collection[int], version: int) -> int:
         """Return a lower bound of the version that any live worker's next push is computed at.
 
-        With many workers the bound is not computed at every update. A bound from an earlier update
-        may be too low, never too high, because replies only raise a worker's base version.
+        With many workers, the shard does not compute the bound of the oldest version at every
+        update. A bound of the oldest version from an earlier update may be too low, never too high,
+        because replies only raise the version of a worker's weights.
         """
-        # Computing the minimum over n live workers costs O(n). Computing the minimum once in n/16
-        # updates makes the cost of one update constant.
+        # Computing the minimum of the versions over n live workers costs O(n). If it is computed
+        # only once in n/16 updates, the cost per update is constant.
         computed_at = self._oldest_base_at
         if computed_at is None or version - computed_at >= len(live) // 16:
             bases = (self._members[worker].oldest_base for worker in live)
@@ -243,7 +271,9 @@ class MemberTable:
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the workers' applied steps and base versions; with `soft` their whole records."""
+        """Return the workers' applied steps and versions of weights; if `soft`, their whole
+        records.
+        """
         if soft:
             return {
                 "members": dict(self._members),

@@ -1,7 +1,7 @@
 """Membership of a run's workers: leases on shard 0, and numbered epochs on all other shards.
 
 The core of shard 0 uses a `Coordinator`, and the core of each other shard a `FollowerMembership`.
-The protocol `Membership` is their common interface.
+The protocol `Membership` is the common interface of `Coordinator` and `FollowerMembership`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from thinwire.ps.core.events import (
 )
 from thinwire.runtime.failure_detector import RtoEstimator
 
-#: A change of membership: ("join" | "leave", worker id).
+#: A change of the run's membership: ("join" | "leave", worker id).
 Change = tuple[str, int]
-#: Length of a lease that never ends, in seconds.
+#: Length in seconds of a worker's lease that never ends.
 NEVER_SECONDS = 1e18
 #: Number of epoch numbers that shard 0 skips at each restart. A restored snapshot may be older than
-#: the membership epochs that the other shards have received. The constant is an upper bound of the
+#: the membership epochs that the other shards have received. The number is an upper bound of the
 #: number of epochs after one snapshot.
 EPOCHS_PER_GENERATION = 1 << 16
 #: Shortest silence after which a worker is suspected, as a share of its lease. A worker is
@@ -37,11 +37,12 @@ _LEAST_SILENCE = 1 / 3
 
 @dataclasses.dataclass(frozen=True)
 class IdHolder:
-    """The live worker whose id another process uses in its Hello."""
+    """A live worker whose id a second process also uses in its Hello message."""
 
-    peer: str  # network address of the live worker that holds the id
+    peer: str  # network address of the live worker that uses the id
     silent_seconds: float = 0.0
-    # Time until the lease of a silent holder of the id ends; 0: the other process must not retry.
+    # Time in seconds until the lease of a silent worker with the id ends; 0 if the other process
+    # must not retry.
     retry_after_seconds: float = 0.0
 
 
@@ -53,7 +54,8 @@ class Membership(Protocol):
         epoch: Number of the newest membership epoch on this shard.
         num_left: Number of workers' leases that have expired.
         num_returned: Number of times that a worker joined again.
-        lease_seconds: Silence after which a worker is expelled, in seconds.
+        lease_seconds: Time in seconds without a message of a worker, after which the worker is
+            expelled.
     """
 
     leads: bool
@@ -66,15 +68,19 @@ class Membership(Protocol):
         """Return the live worker that holds a joining worker's id; None if the id is free."""
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
-        """Admit a joining worker; `holder` has returned None for its Hello."""
+        """Admit a joining worker to the run; `holder` must have returned None for the worker's
+        Hello.
+        """
 
     def seen(self, worker: int, now: float) -> None:
         """Record that a message of a worker arrived on this shard at the time `now`."""
 
     def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
-        """Record a heartbeat, a broken stream, or a pause of this process.
+        """Record a worker's heartbeat, a worker's broken stream, or a pause of this shard's
+        process.
 
-        During a pause of this process no message can arrive, so the pause excuses silent workers.
+        During a pause of the shard's process no message can arrive, so the pause excuses silent
+        workers.
         """
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
@@ -87,7 +93,7 @@ class Membership(Protocol):
         """End the membership of a worker that another shard reports as silent for a whole lease."""
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:
-        """Return the live workers that were silent on this shard for a lease, to report them."""
+        """Return the live workers without a message to this shard for a lease, to report them."""
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
         """Adopt the membership that shard 0 announces in an epoch."""
@@ -102,27 +108,33 @@ class Membership(Protocol):
         """Return the state of a worker's membership: "live", "suspect" or "left"."""
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the incarnation of a worker's live process; 0 if none is live or known."""
+        """Return the incarnation (process number) of a live worker; 0 if the worker is not live or
+        unknown.
+        """
 
     def begin_epoch(self) -> int:
-        """Begin a new membership epoch with the same workers; return the number of the epoch."""
+        """Begin a new membership epoch with unchanged live workers; return the number of the
+        epoch.
+        """
 
     def state_dict(self, soft: bool) -> State:
-        """Return the membership's durable state, or with `soft` the state that a restart loses."""
+        """Return the membership's durable (checkpointed) state, or with `soft` the state that a
+        restart loses.
+        """
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the membership's state; load the durable state before the soft state."""
+        """Restore the membership of the workers; load the durable (checkpointed) state first."""
 
 
 @dataclasses.dataclass
 class Lease:
-    """The membership of one live worker on shard 0."""
+    """The lease (time-limited membership) of one live worker on shard 0."""
 
     incarnation: int
     peer: str
     last_seen: float
     connected: bool = True
-    suspected: bool = False  # True if the worker is silent for longer than its usual pauses
+    suspected: bool = False  # True if the worker is silent for longer than usual
     arrivals: RtoEstimator = dataclasses.field(
         default_factory=lambda: RtoEstimator(NEVER_SECONDS, NEVER_SECONDS)
     )
@@ -139,11 +151,12 @@ class Coordinator:
     leads = True
 
     def __init__(self, nb_workers: int, lease_seconds: float) -> None:
-        """Start without workers as members.
+        """Start a run's membership without any worker.
 
         Args:
-            nb_workers: Number of workers; their ids are 1..nb_workers.
-            lease_seconds: Silence after which a worker is expelled, in seconds.
+            nb_workers: Number of workers in the run; their ids are 1..nb_workers.
+            lease_seconds: Time in seconds without a message of a worker, after which the worker is
+                expelled.
         """
         self.nb_workers = nb_workers
         self.lease_seconds = lease_seconds
@@ -152,9 +165,9 @@ class Coordinator:
         self.num_left = 0
         self.num_returned = 0
         self._known: set[int] = set()
-        # Time at which `expire` next scans the leases, at most the earliest end of a lease. A
-        # message only postpones the end of its worker's lease, so `expire` need not scan all leases
-        # at every event.
+        # Time at which `expire` next scans the workers' leases, at most the earliest end of a
+        # lease. A message only postpones the end of its worker's lease, so `expire` need not scan
+        # all leases at every event.
         self._first_end = math.inf
 
     def holder(self, join: Join, now: float) -> IdHolder | None:
@@ -172,7 +185,9 @@ class Coordinator:
         return IdHolder(lease.peer, silent, max(0.0, remaining))
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
-        """Admit a joining worker; `holder` has returned None for its Hello."""
+        """Admit a joining worker to the run; `holder` must have returned None for the worker's
+        Hello.
+        """
         lease = self.leases.get(join.worker)
         if lease is not None and lease.incarnation != join.incarnation:
             # If a new process takes over a worker's id, announce two epochs: one without the
@@ -180,7 +195,8 @@ class Coordinator:
             # the old process has sent.
             yield from self._remove(join.worker)
             lease = None
-        if lease is not None:  # the same process reconnects, so the membership does not change
+        # A process that is already a member reconnects, so the membership does not change.
+        if lease is not None:
             lease.peer, lease.connected = join.peer, True
             self.seen(join.worker, now)
             return
@@ -199,16 +215,16 @@ class Coordinator:
             lease.last_seen = now
             lease.arrivals.record_arrival(now)
             if lease.suspected:
-                # The next scan was set to the end of this suspected worker's lease. The worker may
-                # become suspected again before that time.
+                # The next scan of the leases was set to the end of this suspected worker's lease,
+                # but the worker may become suspected again before that time.
                 lease.suspected = False
                 self._look_at(lease.suspect_at)
 
     def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
-        """Renew a worker's lease, mark its stream as broken, or excuse all workers' silence."""
+        """Renew a worker's lease, mark its stream as broken, or extend all leases after a pause."""
         if isinstance(event, ProcessStalled):
-            # A stopped process receives no messages. If all leases were not extended by the time of
-            # the stop, all leases would seem to have expired, and the shard would expel every
+            # A stopped shard process receives no messages. If the leases were not extended by the
+            # duration of the stop, they would seem to have expired, and the shard would expel every
             # worker.
             for lease in self.leases.values():
                 lease.last_seen = min(now, lease.last_seen + event.seconds)
@@ -220,7 +236,8 @@ class Coordinator:
         if isinstance(event, WorkerAlive):
             self.seen(event.worker, now)
             known.arrivals.record_beat(now)
-        elif known.incarnation == event.incarnation:  # else the stream of an earlier process broke
+        # Otherwise the stream of an earlier process of the worker broke.
+        elif known.incarnation == event.incarnation:
             known.connected = False
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
@@ -252,11 +269,11 @@ class Coordinator:
             yield from self._remove(member.worker)
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:
-        """Return []: shard 0 removes a silent worker itself, in `expire`."""
+        """Return no worker to report: shard 0 removes a silent worker itself, in `expire`."""
         return []
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
-        """Do nothing: shard 0 follows no other shard."""
+        """Do nothing: shard 0 decides about the membership itself and follows no other shard."""
         yield from ()
 
     def admits(self, worker: int, incarnation: int) -> bool:
@@ -276,17 +293,21 @@ class Coordinator:
         return "live" if lease.connected and not lease.suspected else "suspect"
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the incarnation of a worker's live process; 0 if the worker is not live."""
+        """Return the incarnation (process number) of a live worker; 0 if the worker is not live."""
         lease = self.leases.get(worker)
         return lease.incarnation if lease is not None else 0
 
     def begin_epoch(self) -> int:
-        """Begin a new membership epoch with the same workers; return the number of the epoch."""
+        """Begin a new membership epoch with unchanged live workers; return the number of the
+        epoch.
+        """
         self.epoch += 1
         return self.epoch
 
     def state_dict(self, soft: bool) -> State:
-        """Return the epoch, counters and known worker ids; with `soft` the epoch and the leases."""
+        """Return the membership epoch, counters and known worker ids; if `soft`, the epoch and the
+        leases.
+        """
         if soft:
             return {
                 "epoch": self.epoch,
@@ -301,13 +322,16 @@ class Coordinator:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the saved membership; without the soft state, all workers must join again."""
+        """Restore the saved membership of workers; without saved leases, all workers must join
+        again.
+        """
         if soft:
             self.epoch, self.leases = state["epoch"], dict(state["leases"])
             self._first_end = state["first_end"]
             return
-        # The other shards may know later epochs than the snapshot, and they ignore an epoch that is
-        # not newer than their own. So the numbers must continue above all epochs ever announced.
+        # The other shards may know later membership epochs than the snapshot, and they ignore an
+        # epoch that is not newer than their own. The numbers must therefore continue above all
+        # epochs ever announced.
         self.epoch = state["epoch"] + EPOCHS_PER_GENERATION
         self.num_left, self.num_returned = state["left"], state["returned"]
         self._known = set(state["known"])
@@ -326,39 +350,44 @@ class IncarnationClaim:
     """The newest Hello of a worker on a following shard (a shard other than shard 0)."""
 
     incarnation: int
-    epoch: int  # membership epoch in shard 0's Welcome to this process; 0: not known
+    epoch: int  # membership epoch in shard 0's Welcome to the worker's process; 0 if unknown
     peer: str  # network address of the worker
 
 
 class FollowerMembership:
     """Membership on the shards from 1 on: the members are the workers of shard 0's newest epoch.
 
-    A following shard (a shard other than shard 0) has no leases. The shard reports to shard 0 the
-    live workers that were silent for the length of a lease. Without the reports, a worker that
-    reaches only shard 0 would block all rounds on the following shard.
+    A following shard (a shard other than shard 0) has no leases. A shard other than 0 reports to
+    shard 0 the live workers that were silent for the length of a lease. Without the reports of
+    silent workers, a worker that reaches only shard 0 would block all rounds on the other shards.
     """
 
     leads = False
 
     def __init__(self, nb_workers: int, lease_seconds: float = NEVER_SECONDS) -> None:
-        """Start without workers as members.
+        """Start a run's membership without any worker.
 
         Args:
-            nb_workers: Number of workers; their ids are 1..nb_workers.
-            lease_seconds: Silence after which the shard reports a worker to shard 0, in seconds.
+            nb_workers: Number of workers in the run; their ids are 1..nb_workers.
+            lease_seconds: Time in seconds without a message of a worker, after which the shard
+                reports the worker to shard 0.
         """
         self.nb_workers, self.lease_seconds = nb_workers, lease_seconds
         self.epoch = 0
         self.num_left = 0
         self.num_returned = 0
         self._live: tuple[int, ...] = ()
-        self._named: dict[int, int] = {}  # live worker -> its incarnation in the newest epoch
+        # Live worker id -> the worker's incarnation in the newest membership epoch.
+        self._named: dict[int, int] = {}
         self._claims: dict[int, IncarnationClaim] = {}
-        # Live worker -> time of its newest message, or of the newest report of its silence.
+        # Live worker id -> time of the worker's newest message, or of the newest report that it is
+        # silent.
         self._last_seen: dict[int, float] = {}
 
     def holder(self, join: Join, now: float) -> IdHolder | None:
-        """Return the holder of a joining worker's id: a process that shard 0 has admitted later."""
+        """Return the process that shard 0 has admitted later under a joining worker's id, or
+        None.
+        """
         named = self._named.get(join.worker, join.incarnation)
         # If shard 0's Welcome to the joining process names a later epoch than this shard's newest
         # epoch, then shard 0 has admitted the joining process after the process that this shard's
@@ -381,19 +410,21 @@ class FollowerMembership:
             self._last_seen[worker] = now
 
     def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
-        """Record a worker's heartbeat, or excuse all workers after a stop of this process."""
+        """Record a worker's heartbeat, or excuse all workers after a pause of this shard's
+        process.
+        """
         if isinstance(event, WorkerAlive):
             self.seen(event.worker, now)
-        elif isinstance(event, ProcessStalled):  # a stopped process receives no messages
+        elif isinstance(event, ProcessStalled):  # a stopped shard process receives no messages
             for worker, when in self._last_seen.items():
                 self._last_seen[worker] = min(now, when + event.seconds)
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
-        """Do nothing: shard 0 will announce a membership epoch without the worker."""
+        """Do nothing: shard 0 will announce a membership epoch without the worker that left."""
         yield from ()
 
     def expire(self, now: float) -> Iterator[Change]:
-        """Do nothing: only shard 0 has leases."""
+        """Do nothing: only shard 0 has leases of workers that can expire."""
         yield from ()
 
     def expel(self, member: WorkerIncarnation) -> Iterator[Change]:
@@ -401,20 +432,21 @@ class FollowerMembership:
         yield from ()
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:
-        """Return live workers that were silent on this shard for a lease, once in each lease."""
+        """Return live workers without a message to this shard for a lease, once in each lease."""
         silent = [w for w, when in self._last_seen.items() if now - when >= self.lease_seconds]
         for worker in silent:
             self._last_seen[worker] = now
         return [WorkerIncarnation(worker, self.incarnation_of(worker)) for worker in silent]
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
-        """Adopt the membership that a newer epoch of shard 0 announces."""
-        if epoch.number <= self.epoch:  # the epoch was sent again or arrived out of order
+        """Adopt the live workers that a newer membership epoch of shard 0 announces."""
+        # The membership epoch was sent again or arrived out of order.
+        if epoch.number <= self.epoch:
             return
         named = dict(zip(epoch.live, epoch.incarnations, strict=False))
         before, after = set(self._live), set(epoch.live)
-        # A worker with a new process leaves and joins. The core then drops the request and all
-        # pushes of the old process.
+        # A worker with a new process leaves and joins again, so that the core drops the request and
+        # all pushes of the old process.
         replaced = {worker for worker in after if self._is_another(worker, named.get(worker, 0))}
         leaving = [*(worker for worker in self._live if worker not in after), *sorted(replaced)]
         new = [worker for worker in epoch.live if worker not in before or worker in replaced]
@@ -427,8 +459,9 @@ class FollowerMembership:
     def admits(self, worker: int, incarnation: int) -> bool:
         """Return whether the shard accepts messages of this incarnation (process) of a worker.
 
-        The process must have sent its Hello, and shard 0's newest epoch on this shard must not name
-        another process of the worker. The shard ignores its epoch if the Hello names a newer epoch.
+        An admitted process of a worker has sent its Hello, and shard 0's newest membership epoch
+        names no other process of the worker. The shard ignores its membership epoch if the worker's
+        Hello names a newer epoch.
         """
         claim = self._claims.get(worker)
         if claim is None or claim.incarnation != incarnation:
@@ -445,7 +478,7 @@ class FollowerMembership:
         )
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the incarnation of a worker's live process; 0 if the incarnation is not known."""
+        """Return the incarnation (process number) of a live worker; 0 if it is not known."""
         return self._named.get(worker, 0)
 
     def state_of(self, worker: int) -> str:
@@ -457,7 +490,9 @@ class FollowerMembership:
         return self.epoch
 
     def state_dict(self, soft: bool) -> State:
-        """Return the number of the epoch; with `soft` also the live workers and their Hellos."""
+        """Return the number of the membership epoch; if `soft`, also the live workers and their
+        Hellos.
+        """
         if not soft:
             return {"epoch": self.epoch}
         return {
@@ -469,9 +504,11 @@ class FollowerMembership:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the soft state; without it, the shard has no workers until shard 0 sends some."""
-        # The durable epoch number is not restored. Shard 0 announces its present epoch again, and
-        # `follow` must accept that epoch although its number may equal the saved number.
+        """Restore the live workers; if none are saved, no worker is live until shard 0's next
+        epoch.
+        """
+        # The saved epoch number is not restored, because shard 0 announces its present epoch again,
+        # and `follow` must accept this epoch although its number may equal the saved number.
         if soft:
             self.epoch, self._live = state["epoch"], state["live"]
             self._named, self._claims = dict(state["named"]), dict(state["claims"])

@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
 #: Key of the working memory in a policy's state. Snapshots omit the working memory.
 _SCRATCH = "scratch"
-#: Names of the counters of replies by kind, and of stored copies of workers' weights.
+#: Names of the down codec's counters: replies by kind, and stored copies of workers' weights.
 _COUNTED = ("copies", "full", "delta", "sparse", "relay", "resyncs", "mismatches")
 
 
 class ShardModel:
-    """Weights of one PS shard, with the states of the weighting, the optimizer and the down codec.
+    """Weights of one PS shard, with the states of its weighting, optimizer and down (reply) codec.
 
     Attributes:
         theta: [n] float32 weights of this shard.
@@ -74,7 +74,7 @@ class ShardModel:
         loss_scale: LossScale | None = None,
         clock: BatchClock | None = None,
     ) -> None:
-        """Start with the initial weights as version 0.
+        """Start the shard's model with the initial weights as version 0.
 
         Args:
             method: The policies of the training method.
@@ -82,9 +82,12 @@ class ShardModel:
             kernels: Implementation of the array operations.
             budget: Number of updates or examples after which the run ends.
             schedule: Schedule of the run's learning rate.
-            spec: Slices of the model that the shard holds; None: the shard is one slice.
-            loss_scale: Loss scale of a training script; None: the script does not scale losses.
-            clock: Count of the script's batches; None: a new count for a run with one worker.
+            spec: Slices of the whole model's weights that the shard holds; None: the shard holds
+                one slice.
+            loss_scale: Dynamic loss scale of a training script; None: the script does not scale
+                losses.
+            clock: Count of the training script's batches; None: a new count for a run with one
+                worker.
         """
         self.method, self.theta, self.kernels = method, theta, kernels
         self._offsets = spec.offsets if spec else (0, len(theta))
@@ -100,33 +103,35 @@ class ShardModel:
         self._backups = BackupWeights()
         self.freezer = Freezer()
         self._counts = dict.fromkeys(_COUNTED, 0)
-        self._seen = theta.view()  # read-only view of the weights theta for the policies
+        self._seen = theta.view()  # read-only view of the shard's weights for the policies
         self._seen.flags.writeable = False
 
     def draw_noise_with(self, secret: bytes) -> None:
-        """Seed the privacy noise with a secret; only a simulation passes a known secret."""
+        """Seed the differential privacy noise with a secret; only a simulation passes a known
+        secret.
+        """
         self._privacy = self.method.privacy.init(secret)
 
     def go_on_from(self, version: int, samples: int) -> None:
         """Begin a phase (a further model) of a training script; version and examples continue.
 
         Args:
-            version: Number of updates in the script's earlier phases.
-            samples: Number of examples consumed in the script's earlier phases.
+            version: Number of updates in the script's earlier phases (models).
+            samples: Number of examples consumed in the script's earlier phases (models).
         """
         self.version, self.samples = version, samples
         self._weighting = self.method.weighting.init(len(self.theta), version)
 
     def continue_from(self, saved: State, same_optimizer: bool) -> list[str]:
-        """Take over the weights and counts of a saved shard whose run had other settings.
+        """Take over the weights and counts of a saved shard; its run may have had other settings.
 
         The optimizer's saved state is restored if it has the form of the new optimizer's state.
-        The learning rate comes from the new settings. The shard's copies of the workers' weights
-        are created again when the workers pull.
+        A run that continues with changed settings takes its learning rate from the new settings.
+        The shard's copies of the workers' weights are created again when the workers pull.
 
         Args:
             saved: Durable state of the saved model, as `state_dict` returned the state.
-            same_optimizer: True if the optimizers have the same classes as in the saved state.
+            same_optimizer: True if the classes of the optimizers are those of the saved optimizers.
 
         Returns:
             Descriptions of the states that start again, for a log line.
@@ -155,30 +160,32 @@ class ShardModel:
 
     @property
     def lags(self) -> bool:
-        """True if the workers hold newer weights than this shard."""
+        """True if the workers hold newer weights than this PS shard."""
         return False
 
     def in_step(self, base_version: int) -> bool:
-        """Return whether a worker with weights of `base_version` may push without a new pull."""
+        """Return whether a worker whose weights have version `base_version` may push without a
+        pull.
+        """
         return True
 
     @property
     def learning_rate(self) -> float:
         """Learning rate of the next update, from the run's schedule or the script's optimizer.
 
-        If the method takes local steps, only the workers use this rate. If a script has several
-        optimizers, the result is the rate of the first optimizer.
+        If workers take local optimizer steps, only the workers use this learning rate. If a
+        training script has several optimizers, the learning rate is that of the first optimizer.
         """
         rate = self._rate_of(0)
-        # Replies and status documents accept finite numbers only. No optimizer steps with a rate
-        # of 0 from this line, because `has_rate` rejects the round first.
+        # Replies and status documents accept finite numbers only. No optimizer uses the learning
+        # rate 0 of this line, because `has_rate` rejects the round first.
         return rate if math.isfinite(rate) else 0.0
 
     def has_rate(self, arrivals: Sequence[Arrival]) -> bool:
-        """Return whether a script or a schedule sets a finite learning rate for a release.
+        """Return whether the script or schedule gives a finite learning rate for a round's update.
 
         Args:
-            arrivals: Updates of the release (a complete round), all for the same optimizer.
+            arrivals: Updates of a complete round of pushes, all for one optimizer of the script.
         """
         is_set = any(arrival.learning_rate is not None for arrival in arrivals)
         return is_set or math.isfinite(self._step_rate(arrivals[0].optimizer))
@@ -197,7 +204,9 @@ class ShardModel:
 
     @property
     def schedule_counts(self) -> tuple[int, ...]:
-        """For each optimizer of a script: batch count at which to read its rate schedule."""
+        """For each optimizer of a script: batch count at which to read its learning rate
+        schedule.
+        """
         server, clock, state = self.method.server, self.clock, self._server
         numbers = range(clock.num_schedules)
         return tuple(server.schedule_count(clock.batches(n), state, n) for n in numbers)
@@ -207,7 +216,8 @@ class ShardModel:
 
         Args:
             samples: Number of examples that the update was computed on.
-            repeats: True if an earlier update has already counted the same examples.
+            repeats: True if an earlier update has already counted these examples (a training step
+                with several optimizers).
         """
         self.samples += 0 if repeats else samples
 
@@ -223,15 +233,16 @@ class ShardModel:
         share: float = 1.0,
         empty_parts: int = 0,
     ) -> list[Arrival]:
-        """Weigh, merge and apply one release; the version grows by 1 if any update is applied.
+        """Weigh, merge and apply the pushes of one round; the version grows by 1 if any is applied.
 
         Args:
-            arrivals: Updates of the release (a complete round) in order of worker id, all for the
-                same optimizer.
+            arrivals: Updates of a complete round in order of worker id, all for one optimizer of
+                the script.
             oldest_base: Oldest version at which a live worker's next push may be computed.
-            share: Number of workers in the release's group divided by the number of all workers;
-                the factor of the changes that these workers' scripts made to their weights.
-            empty_parts: Parts of the script's batches that workers without an example consumed.
+            share: Number of workers in the round's group divided by the number of all workers. It
+                is the factor of the changes that these workers' scripts made to their weights.
+            empty_parts: Number of parts (1 / workers) of the script's batches that fell to workers
+                without an example in them.
 
         Returns:
             The arrivals that were applied; the weighting drops arrivals that are too stale.
@@ -240,9 +251,9 @@ class ShardModel:
         number = arrivals[0].optimizer
         if rates:
             self._server = self.method.server.set_rate(rates[0], self._server, number)
-        # After an overflow of the gradient no optimizer steps. The release is still a new version,
-        # which holds the scripts' own changes of weights. As in Keras, no learning rate schedule
-        # counts the batch.
+        # After an overflow of the gradient no optimizer steps. The merged round is still a new
+        # version of the weights, with the scripts' own changes of weights. As in Keras, no learning
+        # rate schedule counts the batch.
         if self._scaler.skips(arrivals):
             self.version += 1
             changed = self._take_changes(arrivals, share)
@@ -281,8 +292,9 @@ class ShardModel:
         self.version += 1
         self.clock.count(sum(arrival.batch_parts for arrival in weighed) + empty_parts, number)
         known = own_entries.find(lone, before, self._seen, self.version)
-        # `known` holds the entries that a plain float32 addition reproduces bit for bit. If `known`
-        # lacks a pushed entry, a worker that repeats the round would get other bits than the shard.
+        # `known` contains the entries that a plain float32 addition reproduces bit for bit. If a
+        # pushed entry were not in `known`, a worker that repeats the round would get other bits
+        # than the shard.
         if known is not None and lone is not None and len(known.indices) < len(lone.update.values):
             relayed = None
         if changed is None or len(changed):
@@ -294,7 +306,9 @@ class ShardModel:
         return weighed
 
     def _before_step(self, merged: Update, optimizer: int) -> None:
-        """Announce an optimizer step to the freezer, so that readers get the values before it."""
+        """Announce an optimizer step to the freezer, so that readers get the values before the
+        step.
+        """
         server = self.method.server
         self.freezer.before_change(self.theta, merged.indices if server.keeps_sparse else None)
         for array in server.changing(self._server, optimizer):
@@ -311,8 +325,8 @@ class ShardModel:
             return nothing.indices
         # All scripts of a run make the same change of weights, so the shard must add the change
         # only once in total. The aggregate over a group is weighted with the group's share of all
-        # workers. The shares of all releases add up to 1, both if one release holds all workers
-        # and if each worker has its own release.
+        # workers. The shares of all merged rounds add up to 1, both if one round contains all
+        # workers and if each worker has its own round.
         stepped = [arrival for arrival in arrivals if arrival.samples or arrival.change is not None]
         changes = [arrival.change or nothing for arrival in stepped]
         merged = self.method.aggregate.merge(changes, len(self.theta))
@@ -322,9 +336,10 @@ class ShardModel:
         return merged.indices
 
     def _lone(self, arrivals: Sequence[Arrival]) -> Arrival | None:
-        """Return a release's single arrival if its worker can add its update to its weights itself.
+        """Return a round's only push if its worker can add the pushed update to its weights itself.
 
-        The reply to that worker may omit the entries of the update. None: the reply omits no entry.
+        The reply to a worker that adds its own update may omit the entries of that update. With
+        None, the reply to the worker omits no entry.
         """
         method = self.method
         can_add = method.down_codec.omits_own_entries and method.router.delivers_all
@@ -336,7 +351,9 @@ class ShardModel:
     def _relayed(
         self, arrivals: Sequence[Arrival], kept: Sequence[Arrival], optimizer: int
     ) -> RelayedRound | None:
-        """Return a release in a form that workers can repeat; None if no worker could repeat it."""
+        """Return a round's updates in a form that workers can apply themselves; None if
+        impossible.
+        """
         # Workers get the same bits as the shard only if the shard subtracts one factor times the
         # plain mean of the updates as received, with numpy kernels, which workers also have.
         method = self.method
@@ -354,22 +371,26 @@ class ShardModel:
         return None if factor is None else RelayedRound(tuple(updates), float(np.float32(factor)))
 
     def take(self, update: Update) -> None:
-        """Overwrite the weights [n] with a copy that a worker has sent; the version is unchanged.
+        """Overwrite the shard's weights [n] with a worker's copy; the version is unchanged.
 
         Raises:
             ValueError: The workers of this training method send updates, not whole weights.
         """
         raise ValueError(
-            f"a push holds {len(update.values)} whole weights and no update; only a method whose "
-            "workers step among themselves sends whole weights"
+            f"a push has {len(update.values)} whole weights instead of an update; only a method "
+            "whose workers sum updates among themselves (--collective) sends whole weights"
         )
 
     def sharing_key(self, request: ModelRequest) -> Hashable:
-        """Return a request's key. Requests with equal keys may get replies with the same arrays."""
+        """Return the sharing key of a worker's request for the model. The shard may send replies
+        with the same arrays to requests with equal keys.
+        """
         return self.method.down_codec.sharing_key(request, self._down)
 
     def gather(self, request: ModelRequest) -> ModelReply:
-        """Return the reply to a worker's request; later updates do not change its arrays."""
+        """Return the reply to a worker's request; later updates do not change the reply's
+        arrays.
+        """
         freezer = self.freezer
         view = ShardView(
             *(self._seen, self.version, self.kernels, self._offsets),
@@ -387,7 +408,7 @@ class ShardModel:
         if not self.method.weighting.needs_copies:
             return
         # If the down codec has no replica (a copy of the worker's weights), the reply makes the
-        # worker's weights equal to theta, so theta is stored as the backup. If it has a replica, no
+        # worker's weights equal to theta, so theta is stored as the backup. With a replica no
         # backup is needed, because the replica holds the worker's weights.
         if self._copy_of(worker, reply.version) is None:
             self._backups.record(worker, reply.version, self.theta)
@@ -395,9 +416,11 @@ class ShardModel:
             self._backups.forget(worker)
 
     def verify(self, worker: int, base_version: int, checksum: int) -> None:
-        """Compare a worker's checksum of its weights with the replica on the shard.
+        """Compare a worker's checksum of its weights with the shard's replica (copy) of these
+        weights.
 
-        If the checksums differ, the replica is dropped, and the next reply sends all weights.
+        If a worker's checksum differs from the shard's, the shard drops its copy of the worker's
+        weights, and the next reply sends all weights.
         """
         copy = self._copy_of(worker, base_version)
         if copy is None or replicas.checksum([copy]) == checksum:
@@ -415,7 +438,9 @@ class ShardModel:
         return self.method.down_codec.replica_of(worker, base_version, self._down)
 
     def _copies_of(self, arrivals: Sequence[Arrival]) -> dict[int, Float32]:
-        """Return worker -> copy [n] of its weights, if the weighting needs copies; else {}."""
+        """Return worker id -> copy [n] of the worker's weights, if the weighting needs it; else
+        {}.
+        """
         if not self.method.weighting.needs_copies:
             return {}
         replicas_by_worker = {
@@ -425,30 +450,35 @@ class ShardModel:
         return {worker: held for worker, held in replicas_by_worker.items() if held is not None}
 
     def memory(self) -> dict[str, int]:
-        """Return the weighting's memory: number of weight copies, and bytes of its state."""
+        """Return the memory of the gradient weighting: number of weight copies, and bytes of
+        state.
+        """
         num_bytes = self._backups.num_bytes + _num_bytes(self._weighting)
         return {"copies": len(self._backups.copies), "bytes": num_bytes}
 
     def down_summary(self) -> dict[str, int]:
-        """Return the down codec's counters, and the size of its state in bytes.
+        """Return the counters of the down codec (which encodes replies), and its state's size in
+        bytes.
 
         ``copies`` is the largest number of replicas (dense copies of workers' weights) at any time;
         ``bytes`` is the size of the state with this number of replicas. ``full``, ``delta``,
-        ``sparse`` and ``relay`` count replies by kind. ``mismatches`` counts wrong checksums.
-        ``resyncs`` counts whole models sent after a mismatch, or to a worker whose weights the
-        shard knows.
+        ``sparse`` and ``relay`` are the numbers of replies of each kind. ``mismatches`` is the
+        number of wrong checksums that workers sent for their weights. ``resyncs`` is the number of
+        whole models sent after a wrong checksum, or to a worker whose weights the shard knows.
         """
         num_replicas = len(self._down.get("replicas", ()))
         dropped_bytes = (self._counts["copies"] - num_replicas) * self.theta.nbytes
         return {"bytes": _num_bytes(self._down) + dropped_bytes, **self._counts}
 
     def slots(self) -> list[OptimizerState]:
-        """Return copies of the states of the script's optimizers; [] if it has no optimizer."""
+        """Return copies of the states of the training script's optimizers; [] without an
+        optimizer.
+        """
         states = enumerate(self.method.server.slots(self._server))
         return [OptimizerState(slots, self._rate_of(number)) for number, slots in states]
 
     def scale_slots(self) -> list[Slot]:
-        """Return the slots of the script's LossScaleOptimizer, except its loss scale."""
+        """Return the variables of the script's LossScaleOptimizer, except its loss scale."""
         return self._scaler.slots()
 
     def whole(self) -> Update:
@@ -456,22 +486,27 @@ class ShardModel:
         return Update(None, self.freezer.freeze(self.theta))
 
     def _kept(self, array: Float32) -> Any:
-        """Return a frozen array that a down codec keeps instead of a copy of the weights."""
+        """Return a copy-on-write array that a down codec stores instead of a copy of the
+        weights.
+        """
         # The freezer registers readers of theta itself, not of the read-only view that policies
         # receive.
         return self.freezer.freeze(self.theta if array is self._seen else array)
 
     def state_dict(self, soft: bool) -> State:
-        """Return the model's durable state with copied arrays, or with `soft` its soft state.
+        """Return the model's durable (checkpointed) state with copied arrays, or its `soft` state.
 
-        The durable state holds the weights and the states of the policies. The soft state holds the
-        last replies and the entries that workers add themselves; the arrays in the soft state never
-        change.
+        The model's durable (checkpointed) state holds the weights and the states of the policies
+        (weighting, optimizer and codec). The model's soft state, which checkpoints omit, holds the
+        last replies and the entries that workers add themselves. The arrays in the model's soft
+        state (the part that checkpoints omit) never change.
         """
         return _of_workers(self._down) if soft else self._durable_state(copied)
 
     def snapshot(self) -> State:
-        """Return the model's durable state for another thread, with large arrays frozen."""
+        """Return the model's checkpointed state for another thread, with copy-on-write large
+        arrays.
+        """
         return self._durable_state(self.freezer.freeze)
 
     def _durable_state(self, keep: Keep) -> State:
@@ -535,7 +570,7 @@ def without_set_rate(state: Any) -> Any:
 
 
 def _durable(state: Any, keep: Keep) -> Any:
-    """Return the durable part of a policy's state: all entries except the working memory."""
+    """Return the part of a policy's state that checkpoints store: all except the working memory."""
     if isinstance(state, dict):
         return {key: _durable(value, keep) for key, value in state.items() if key != _SCRATCH}
     if isinstance(state, (list, tuple)):
@@ -544,7 +579,7 @@ def _durable(state: Any, keep: Keep) -> Any:
 
 
 def _of_workers(state: State) -> State:
-    """Return the dicts in a policy's working memory: they affect replies, and arrays do not."""
+    """Return the dicts in a policy's working memory, which affect replies; its arrays do not."""
     memory: State = {}
     for key, value in state.items():
         if key == _SCRATCH:
@@ -579,9 +614,11 @@ def _arrays(state: Any) -> Iterator[NDArray[Any]]:
 class CollectiveShardModel(ShardModel):
     """The model of a shard whose workers reduce gradients and step among themselves.
 
-    Each round of the workers is one version. One push of a round may hold the new weights. If no
-    push of a round holds them, the workers have newer weights than the shard. A worker without
-    weights pulls the shard's copy, and requests newer weights from the other workers.
+    Each round, in which the workers reduce gradients among themselves, is one version of the
+    weights. If workers step among themselves, one push of a round may hold the new weights for the
+    shard. If no push of a round holds the new weights, the workers have newer weights than the
+    shard. A worker that joins without weights pulls the shard's copy, and requests newer weights
+    from the other workers.
     """
 
     def __init__(
@@ -595,12 +632,12 @@ class CollectiveShardModel(ShardModel):
         loss_scale: LossScale | None = None,
         clock: BatchClock | None = None,
     ) -> None:
-        """Start at version 0, with the same arguments as ShardModel."""
-        # The workers' own optimizers step. The default server optimizer needs no state on the
+        """Start the collective model at version 0, with the arguments of ShardModel."""
+        # The optimizers on the workers step, and the default server optimizer needs no state on the
         # shard.
         idle = dataclasses.replace(method, server=OptimizerUpdate())
         super().__init__(idle, theta, kernels, budget, schedule, spec, loss_scale, clock)
-        self._copied_version = 0  # version of the copied weights in theta
+        self._copied_version = 0  # version of the copied weights in the array theta
 
     def go_on_from(self, version: int, samples: int) -> None:
         """Begin a phase (a further model) of a script, with weights of the given version."""
@@ -609,7 +646,9 @@ class CollectiveShardModel(ShardModel):
 
     @property
     def kind(self) -> Kind:
-        """Kind of the workers' updates: whole weights, or no values."""
+        """Kind of the updates that workers push if they step among themselves: whole weights, or no
+        values.
+        """
         return Kind.VALUES
 
     @property
@@ -618,11 +657,11 @@ class CollectiveShardModel(ShardModel):
         return self._copied_version < self.version
 
     def in_step(self, base_version: int) -> bool:
-        """Return whether a worker took part in the last round and may push before its next pull."""
+        """Return whether a worker pushed in the last round and may push before its next pull."""
         return base_version == self.version
 
     def has_rate(self, arrivals: Sequence[Arrival]) -> bool:
-        """Return True, because the optimizers on the workers have their own learning rates."""
+        """Return True, because the workers' optimizers have their own learning rates."""
         return True
 
     def apply(
@@ -632,7 +671,9 @@ class CollectiveShardModel(ShardModel):
         share: float = 1.0,
         empty_parts: int = 0,
     ) -> list[Arrival]:
-        """Count one round of the workers; copy the new weights if a push of the round has them."""
+        """Count one round of the workers; copy the new weights if a push of the round holds
+        them.
+        """
         self.version += 1
         self.clock.count(sum(arrival.batch_parts for arrival in arrivals) + empty_parts)
         for arrival in arrivals:
@@ -640,7 +681,7 @@ class CollectiveShardModel(ShardModel):
         return list(arrivals)
 
     def take(self, update: Update) -> None:
-        """Copy an update's whole weights as the present version; ignore a sparse update."""
+        """Copy the whole weights in an update as the present version; ignore a sparse update."""
         if update.indices is None:
             self.freezer.before_change(self.theta)
             np.copyto(self.theta, update.values)
@@ -654,11 +695,13 @@ class CollectiveShardModel(ShardModel):
         return ModelReply(Operation.NONE, nothing, self.version, "delta")
 
     def state_dict(self, soft: bool) -> State:
-        """Return the model's durable state, or with `soft` the version of the copied weights."""
+        """Return the model's checkpointed state, or if `soft`, the version of the copied
+        weights.
+        """
         return {"copied_version": self._copied_version} if soft else super().state_dict(soft)
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the model's state; the durable state counts the copy of weights as up to date."""
+        """Restore the model's state; the weights from a checkpoint count as up to date."""
         if soft:
             self._copied_version = state["copied_version"]
             return
@@ -667,7 +710,9 @@ class CollectiveShardModel(ShardModel):
 
 
 def model_for(method: Method, theta: Float32, kernels: Kernels, config: CoreConfig) -> ShardModel:
-    """Return the shard's model: a CollectiveShardModel if workers step, else a ShardModel."""
+    """Return the shard's model: a CollectiveShardModel if optimizers step only on the workers, else
+    a ShardModel.
+    """
     model_type = ShardModel if method.collective == THROUGH_PS else CollectiveShardModel
     return model_type(
         method,

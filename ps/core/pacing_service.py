@@ -1,4 +1,4 @@
-"""State server of a querying pacer (ESync) on shard 0, which decides which worker pushes now."""
+"""State server of a pacer that workers query (ESync): shard 0 decides which worker pushes now."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from thinwire.ps.core import events
 
 
 class PacingService:
-    """Holds records of the workers' speeds for a pacer; does nothing if the pacer never queries.
+    """Holds the workers' speeds for a pacer (such as ESync) that decides when workers push.
 
-    A restart may lose the records of the workers' speeds. The next reports of the workers then
-    rebuild the records.
+    A restart may lose the records of the workers' speeds. The next reports of the workers rebuild
+    the records of the workers' speeds after a restart.
     """
 
     def __init__(self, pacer: Pacer) -> None:
-        """Start without records of the workers' speeds."""
         self._pacer = pacer if isinstance(pacer, QueryingPacer) else None
         self._records: State = {} if self._pacer is None else self._pacer.init()
-        # Largest number of speed records so far, and the pacer's summary of these records.
+        # Largest number of workers' speed records so far, and the pacer's summary of these records.
         self._last: tuple[int, State] = (0, {})
 
     def report(
         self, query: events.Query, members: Sequence[int], over: bool, now: float
     ) -> events.Answer | None:
-        """Record a worker's query about its local steps; return the answer.
+        """Record a worker's query whether to push now or take another local step; return the
+        answer.
 
         Args:
             query: Query of the worker: whether to push now or take another local step.
             members: Ids of the live workers in the worker's group.
-            over: True if the run is ending. The answer to every worker is then to push.
+            over: True if the run is ending, so that the answer to every worker is to push now.
             now: Current time of this shard's clock, in seconds.
 
         Returns:
@@ -61,7 +61,7 @@ class PacingService:
             self._records = self._pacer.pushed(worker, self._records)
 
     def released(self, workers: Sequence[int]) -> None:
-        """Record that the round of these workers is complete and merged."""
+        """Record that the round of the given workers is complete and merged."""
         if self._pacer is not None:
             self._records = self._pacer.released(workers, self._records)
 
@@ -70,24 +70,28 @@ class PacingService:
         if self._pacer is None:
             return
         size = len(self._records["records"])
-        # All workers leave at the end of a run, before the run's summary is written. So store the
-        # pacer's summary of the moment with the most records.
+        # All workers leave at the end of a run, before the run's summary is written. The pacer's
+        # summary is therefore stored when there are the most speed records.
         if size >= self._last[0]:
             self._last = size, self._pacer.summary(self._records)
         self._records = self._pacer.left(worker, self._records)
 
     def summary(self) -> dict[str, Any]:
-        """Return {pacer's name: figures} for the run's summary; {} if the pacer never queries."""
+        """Return {pacer's name: its counters} for the run's summary; {} without queries of
+        workers.
+        """
         if self._pacer is None:
             return {}
         known = self._pacer.summary(self._records) if self._records["records"] else self._last[1]
         return {self._pacer.summary_name: known}
 
     def state_dict(self, soft: bool) -> State:
-        """Return the records of speeds with `soft`; a checkpoint (`soft` False) holds none."""
+        """Return the records of workers' speeds if `soft` is True; a checkpoint contains no
+        speeds.
+        """
         return {"records": self._records, "last": self._last} if soft else {}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the records of speeds that `state_dict` returned."""
+        """Restore the records of workers' speeds that `state_dict` returned."""
         if soft:
             self._records, self._last = state["records"], state["last"]

@@ -16,15 +16,15 @@ class UpdateGuard:
     """Compares the norm and the largest magnitude of each push with limits from earlier pushes."""
 
     def __init__(self, guards: Guards) -> None:
-        """Start without norms and magnitudes of earlier pushes."""
         self._policy = guards
         self._sizes = guards.init()
-        # Worker -> L2 norm of its push that waits for its round.
+        # Worker id -> L2 norm of the worker's push that waits for its round.
         self._waiting: dict[int, float] = {}
-        self._refused: dict[int, int] = {}  # worker -> step of its newest push that was too large
+        # Worker id -> step of the worker's newest push that was too large.
+        self._refused: dict[int, int] = {}
 
     def check(self, push: events.Push) -> str | None:
-        """Return a message that explains why a push is too large; None if the push is accepted."""
+        """Return a message why a push's values are too large; None if the push is accepted."""
         if push.overflow or push.is_copy:
             return None
         why = self._check_peak(push) or self._check_norm(push)
@@ -40,7 +40,10 @@ class UpdateGuard:
             largest = max(peak(part.values) for part in parts)
         limit, source = self._policy.peak_limit(self._sizes)
         if largest > limit:
-            return f"its largest magnitude {largest:.4g} is above {limit:.4g} ({source})"
+            return (
+                f"the largest magnitude of the update, {largest:.4g}, is above {limit:.4g} "
+                f"({source})"
+            )
         self._sizes = self._policy.record_peak(largest, self._sizes)
         return None
 
@@ -50,7 +53,7 @@ class UpdateGuard:
         norm = norm_of(push.update.values)
         limit, source = self._policy.limit(self._sizes)
         if norm > limit:
-            return f"its norm {norm:.4g} is above {limit:.4g} ({source})"
+            return f"the norm of the update, {norm:.4g}, is above {limit:.4g} ({source})"
         self._waiting[push.worker] = norm
         return None
 
@@ -64,7 +67,7 @@ class UpdateGuard:
         return self._refused.get(worker) == step
 
     def applied(self, worker: int) -> None:
-        """Record that a worker's push was applied, so that its norm counts for the norm limit."""
+        """Record that a worker's push was applied, so that its norm affects the norm limit."""
         # Only norms of applied pushes count for the limit. A push that is accepted and later
         # dropped must not change the limit for the pushes of other workers.
         norm = self._waiting.pop(worker, None)
@@ -76,13 +79,15 @@ class UpdateGuard:
         return self._policy.median(self._sizes)
 
     def state_dict(self, soft: bool) -> State:
-        """Return norms and refused steps; with `soft` the norms of pushes that wait for a round."""
+        """Return the norms of applied pushes and the refused steps, or if `soft`, the norms of
+        waiting pushes.
+        """
         if soft:
             return {"waiting": dict(self._waiting)}
         return {**self._sizes, "refused": _with_text_keys(self._refused)}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the norms and refused steps that `state_dict` returned."""
+        """Restore the norms and refused steps of pushes that `state_dict` returned."""
         if soft:
             self._waiting = dict(state["waiting"])
             return
@@ -92,22 +97,24 @@ class UpdateGuard:
 
 
 class Quarantine:
-    """Counts refused pushes, and excludes a worker for a term (a time) after too many offences.
+    """Counts refused pushes, and excludes a worker for some time after too many refused pushes.
 
     The quarantine has its own clock, which counts the seconds in which this shard ran, summed over
-    all restarts. A term therefore continues after a restart with its remaining seconds.
+    all restarts. A worker's quarantine therefore continues after a restart of the shard with its
+    remaining seconds.
     """
 
     def __init__(self, guards: Guards) -> None:
-        """Start without recorded offences of workers."""
         self._policy = guards
-        self._offences: dict[int, list[float]] = {}  # worker -> times of its recent offences
-        self._terms: dict[int, int] = {}  # worker -> number of its quarantine terms so far
-        self._until: dict[int, float] = {}  # worker -> end of its quarantine term
-        # Reason of refusal -> worker -> number of refused pushes.
+        # Worker id -> times of the worker's recent offences (refused pushes).
+        self._offences: dict[int, list[float]] = {}
+        self._terms: dict[int, int] = {}  # worker id -> number of the worker's quarantines so far
+        # Worker id -> time at which the worker's quarantine ends.
+        self._until: dict[int, float] = {}
+        # Reason of refusal -> worker id -> number of refused pushes.
         self._counts: dict[str, collections.Counter[int]] = {}
-        self._seconds = 0.0  # present time of the quarantine's clock
-        # Time of the shard's clock at which the quarantine's clock was 0; None: not started.
+        self._seconds = 0.0  # present time of the quarantine's clock, in seconds
+        # Time of the shard's clock at which the quarantine's clock was 0; None before its start.
         self._started: float | None = None
 
     @property
@@ -138,7 +145,7 @@ class Quarantine:
         return len(recent) >= self._policy.quarantine_after
 
     def expel(self, worker: int) -> None:
-        """Begin a worker's quarantine term; clear the worker's offences and count the term."""
+        """Begin a worker's quarantine; clear the worker's offences (refused pushes)."""
         times = self._terms.get(worker, 0)
         self._until[worker] = self._seconds + self._policy.term_seconds(times)
         self._terms[worker] = times + 1
@@ -155,12 +162,16 @@ class Quarantine:
         return 0.0
 
     def summary(self) -> dict[str, Any]:
-        """Return refused pushes by reason and worker, and quarantine terms by worker."""
+        """Return the numbers of refused pushes by reason and worker, and of quarantines by
+        worker.
+        """
         refused = {reason: _with_text_keys(count) for reason, count in sorted(self._counts.items())}
         return {"refused": refused, "quarantines": _with_text_keys(self._terms)}
 
     def state_dict(self, soft: bool) -> State:
-        """Return the workers' offences, terms and refusals; with `soft` the clock's start."""
+        """Return the workers' offences, quarantines and refused pushes, or if `soft`, the clock's
+        start.
+        """
         if soft:
             return {"started": self._started}
         return {
@@ -172,7 +183,9 @@ class Quarantine:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the offences, terms and refusals that `state_dict` returned."""
+        """Restore the workers' offences, quarantines and refused pushes that `state_dict`
+        returned.
+        """
         if soft:
             self._started = state["started"]
             return
@@ -191,7 +204,7 @@ def _same(value: Any) -> Any:
 
 
 def _with_text_keys(table: dict[int, Any], copy: Callable[[Any], Any] = _same) -> dict[str, Any]:
-    """Return a table by worker with the ids as text, because JSON objects have only text keys."""
+    """Return a dict by worker with the ids as text, because JSON objects have only text keys."""
     return {str(worker): copy(value) for worker, value in sorted(table.items())}
 
 

@@ -23,9 +23,10 @@ def id_out_of_range(join: Join, nb_workers: int, epoch: int) -> Reject:
 
 
 def id_taken(join: Join, holder: IdHolder, epoch: int) -> Reject:
-    """Refuse the Hello of a second live worker with one id; name the first worker's address.
+    """Refuse the Hello of a second live worker with a used id; name the first worker's address.
 
-    If the first worker is silent, it may have died. The message then states when to try again.
+    If the first worker with an id is silent, it may have died. If the holder of a worker id is
+    silent, the message to the second worker states when to try again.
     """
     message = f"--id_worker={join.worker} is held by a live worker at {holder.peer}; "
     if holder.retry_after_seconds:
@@ -50,7 +51,7 @@ def not_member(
 
 
 def outlier(push: Push, why: str, epoch: int) -> Reject:
-    """Refuse an update that is too large; the worker then pulls the model and continues."""
+    """Refuse a worker's update that is too large; the worker then pulls the model and continues."""
     message = f"the update of step {push.step} is an outlier: {why}; it was not applied."
     return Reject(push.worker, push.incarnation, "OUTLIER", message, push.step, epoch)
 
@@ -81,15 +82,18 @@ def stale_generation(push: Push, version: int, generation: int, epoch: int) -> R
     """Refuse an update that was computed at weights that this shard has lost or never had."""
     message = (
         f"the update was computed at version {push.base_version} of generation {push.generation}; "
-        f"this shard is at version {version} of generation {generation}. Pull again."
+        f"this shard is at version {version} of generation {generation} (number of its restarts). "
+        "Pull the model again."
     )
     return Reject(push.worker, push.incarnation, "STALE_GENERATION", message, push.step, epoch)
 
 
 def stale_epoch(push: Push, epoch: int) -> Reject:
-    """Refuse a push that names an unknown membership epoch, or one before its group's last change.
+    """Refuse a push whose membership epoch is unknown, or older than its worker group's last
+    change.
 
-    The worker may send the push again immediately, with the present membership epoch.
+    A worker whose membership epoch is refused may send its push again immediately, with the present
+    epoch.
     """
     message = (
         f"the push names membership epoch {push.epoch}, which does not fit the last change of the "
@@ -99,7 +103,7 @@ def stale_epoch(push: Push, epoch: int) -> Reject:
 
 
 def fault(event: Failed, incarnation: int, epoch: int) -> Reject:
-    """Refuse an event on which the core raised an exception; its worker may send Hello again."""
+    """Refuse an event on which the core raised an exception; the worker may send Hello again."""
     message = (
         f"this shard could not handle a message of worker {event.worker} ({event.cause}), and has "
         "expelled the worker. This is a bug of the shard. Send Hello again, and report the bug "

@@ -1,11 +1,12 @@
 """Changes the worker groups during a run, by measured speeds, consistently on all shards.
 
-Shard 0 (RegroupPlanner) measures the time from a reply to a worker's next push and proposes groups.
-Shard 0 then holds back each worker that has finished a round, and changes the groups when no worker
-is computing. All other shards (RegroupFollower) receive the new groups with the last step of each
-worker in the old groups. These shards merge the pushes up to these steps in the old groups, and
-defer later pushes until they have changed the groups too. A push is thus merged with the pushes of
-the same workers on every shard.
+Shard 0 (RegroupPlanner) measures the time from a reply to the worker's next push and proposes
+groups of workers with similar times. To change the worker groups, shard 0 delays its reply to each
+worker that has finished a round, and changes the groups when no worker is computing. All shards
+except shard 0 (RegroupFollower) receive the new groups with the last step of each worker in the old
+groups. A shard other than 0 merges the pushes up to the last steps in the old groups, and defers
+later pushes until it has changed the groups too. Every shard thus merges its part of a push with
+the pushes of the same workers.
 """
 
 from __future__ import annotations
@@ -40,29 +41,33 @@ _LEAST_LOOKS = 3
 
 
 class RegroupPlanner:
-    """Measures workers' speeds and plans the groups on shard 0; idle if the run has fixed groups.
+    """Measures workers' speeds and plans the worker groups on shard 0, if groups may change.
 
     Attributes:
-        formed: Newest groups formed during the run, which the membership epochs announce; None: the
-            groups of the run's start are in force.
-        num_formed: Number of times that shard 0 has changed the groups.
-        speeds_found: Worker -> samples per second, from which the newest groups were formed.
+        formed: Newest worker groups formed during the run, which the membership epochs announce;
+            None: the groups of the run's start are in force.
+        num_formed: Number of times that shard 0 has changed the worker groups.
+        speeds_found: Worker id -> examples per second, from which the newest groups were formed.
     """
 
     def __init__(self, auto: AutoGroups | None, nb_workers: int) -> None:
-        """Start without measurements of workers' speeds.
+        """Start the planner of worker groups without measured speeds of workers.
 
         Args:
-            auto: Settings of groups by measured speed; None if the run has fixed groups.
+            auto: Settings for worker groups by measured speed; None if the run has fixed groups.
             nb_workers: Number of workers in the run.
         """
         self._auto, self._nb_workers = auto, nb_workers
-        self._replied_at: dict[int, float] = {}  # computing worker -> time of the reply to it
-        self._paces: dict[int, collections.deque[float]] = {}  # worker -> newest seconds per sample
+        # Computing worker's id -> time of the shard's reply to the worker.
+        self._replied_at: dict[int, float] = {}
+        # Worker id -> newest measurements of seconds per example.
+        self._paces: dict[int, collections.deque[float]] = {}
         self._look_at = 0.0  # time of the next comparison of the workers' speeds
-        # Newest proposed groups, and number of consecutive comparisons that proposed them.
+        # Newest proposed worker groups, and number of consecutive comparisons of speeds that
+        # proposed them.
         self._proposed: tuple[Groups, int] = ((), 0)
-        self._target: Groups | None = None  # planned groups, formed when no worker computes
+        # Planned worker groups, which are formed when no worker computes.
+        self._target: Groups | None = None
         self.formed: events.GroupAssignment | None = None
         self.num_formed = 0
         self.speeds_found: Mapping[int, float] = {}
@@ -74,20 +79,20 @@ class RegroupPlanner:
 
     @property
     def has_target(self) -> bool:
-        """True if shard 0 will form new groups when no worker is computing."""
+        """True if shard 0 will form new worker groups as soon as no worker is computing."""
         return self._target is not None
 
     # -- measuring --------------------------------------------------------------------------
 
     def replied(self, worker: int, step: int, now: float) -> None:
-        """Start the measurement of a worker's cycle: the shard has replied to its step."""
-        # The cycle after a pull (step 0) is not measured, because it contains the tracing of
-        # TensorFlow functions.
+        """Start the measurement of a worker's cycle (reply to next push): the shard has replied."""
+        # The worker's cycle after a pull (step 0) is not measured, because the worker traces
+        # TensorFlow functions in it.
         if self._auto is not None and step:
             self._replied_at[worker] = now
 
     def pushed(self, push: events.Push, now: float) -> None:
-        """End the measurement of a worker's cycle, because the worker's next push has arrived."""
+        """End the measurement of a worker's cycle (reply to next push): the push has arrived."""
         since = self._replied_at.pop(push.worker, None)
         if since is not None and now > since and push.samples:
             paces = self._paces.setdefault(push.worker, collections.deque(maxlen=_CYCLES))
@@ -99,7 +104,7 @@ class RegroupPlanner:
         self._paces.pop(worker, None)
 
     def _speeds(self, workers: Collection[int]) -> dict[int, float]:
-        """Return worker -> samples per second, for the workers with enough measured cycles."""
+        """Return worker id -> examples per second, for the workers with enough measured cycles."""
         return {
             worker: 1.0 / statistics.median(self._paces[worker])
             for worker in workers
@@ -109,7 +114,9 @@ class RegroupPlanner:
     # -- changing ---------------------------------------------------------------------------
 
     def propose(self, now: float, live: Collection[int], version: int, current: Groups) -> bool:
-        """Plan new groups if the measured speeds require it; return whether groups are planned."""
+        """Plan new worker groups if the measured speeds require it; return whether there is a
+        plan.
+        """
         if self._auto is None:
             return False
         interval, first = self._auto.regroup_interval_seconds, self.formed is None
@@ -127,14 +134,16 @@ class RegroupPlanner:
         return True
 
     def _insists(self, current: Groups, groups: Groups, speeds: Mapping[int, float]) -> bool:
-        """Return whether `_LEAST_LOOKS` consecutive comparisons proposed the same better groups."""
+        """Return whether `_LEAST_LOOKS` consecutive comparisons of speeds proposed the same
+        groups.
+        """
         worth = is_worth_changing(current, groups, speeds)
         before, times = self._proposed
         self._proposed = (groups, times + 1 if groups == before else 1) if worth else ((), 0)
         return self._proposed[1] >= _LEAST_LOOKS
 
     def abandon(self) -> bool:
-        """Drop the planned groups, because the run is ending; return whether there was a plan."""
+        """Drop the planned worker groups, as the run is ending; return whether there was a plan."""
         target, self._target = self._target, None
         return target is not None
 
@@ -143,7 +152,7 @@ class RegroupPlanner:
 
         Args:
             epoch: Number of the membership epoch in which the groups come into force.
-            last_steps: Live worker -> newest step that the shard has accepted.
+            last_steps: Live worker id -> newest step of the worker that the shard has accepted.
         """
         groups, self._target = self._target or (), None
         self._proposed = ((), 0)
@@ -154,23 +163,27 @@ class RegroupPlanner:
     # -- state ------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """Return the worker speeds and changes of groups, for the summary; {} for fixed groups."""
+        """Return worker speeds and changes of worker groups, for the run's summary; {} if fixed."""
         if self._auto is None:
             return {}
         speeds = {str(worker): speed for worker, speed in sorted(self.speeds_found.items())}
         return {"times_formed": self.num_formed, "samples_per_second": speeds}
 
     def resumed(self, epoch: int) -> events.GroupAssignment | None:
-        """Return the groups formed before a restart, as groups of `epoch`; None: none formed."""
-        # The other shards accept only groups of a newer membership epoch than their own. All
-        # workers join again after a restart, so no push for the old groups is awaited (`after` is
-        # {}).
+        """Return the worker groups formed before a restart, as groups of membership epoch `epoch`;
+        None if no groups were formed.
+        """
+        # The other shards accept worker groups only from a newer membership epoch than their own.
+        # All workers join again after a restart, so the shards await no push for the old groups
+        # (`after` is {}).
         if self.formed is not None:
             self.formed = events.GroupAssignment(epoch, self.formed.groups, {})
         return self.formed
 
     def state_dict(self, soft: bool) -> State:
-        """Return the formed groups; with `soft` also the measured speeds and the planned groups."""
+        """Return the formed worker groups; if `soft`, also the measured speeds and the planned
+        groups.
+        """
         if not soft:
             return {"formed_groups": format_groups(self.formed.groups) if self.formed else ""}
         return {
@@ -185,7 +198,9 @@ class RegroupPlanner:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the saved groups; without the soft state, the shard measures all speeds again."""
+        """Restore the saved worker groups and speeds; if no speeds are saved, measure them
+        again.
+        """
         if not soft:
             text = state["formed_groups"]
             self.formed = events.GroupAssignment(0, parse_groups(text), {}) if text else None
@@ -200,37 +215,40 @@ class RegroupFollower:
     """Changes the worker groups on a shard other than 0, after shard 0 has changed the groups.
 
     Attributes:
-        formed: Newest groups that shard 0 has announced; None: the groups of the run's start.
-        num_formed: Number of changes of the groups on this shard.
+        formed: Newest worker groups that shard 0 has announced; None: the groups of the run's start
+            are in force.
+        num_formed: Number of times that this shard has changed the worker groups.
     """
 
     def __init__(self) -> None:
-        """Start with the groups of the run's start and no announced change of the groups."""
+        """Start with the worker groups of the run's start, and without an announced change."""
         self.formed: events.GroupAssignment | None = None
         self.num_formed = 0
         # Worker groups in force on this shard; None: the groups of the run's start.
         self._in_force: Groups | None = None
-        # Announced changes of the groups that this shard has not made yet, oldest first.
+        # Announced changes of the worker groups that this shard has not made yet, oldest first.
         self._awaited: collections.deque[events.GroupAssignment] = collections.deque()
-        # Worker -> step whose push must arrive before this shard can make the oldest announced
+        # Worker id -> step whose push must arrive before this shard can make the oldest announced
         # change of the groups.
         self._waits_for: dict[int, int] = {}
 
     @property
     def is_waiting(self) -> bool:
-        """True if shard 0 has announced a change of the groups that this shard has not made yet."""
+        """True if shard 0 has announced a change of the worker groups that this shard must still
+        make.
+        """
         return bool(self._awaited)
 
     def receive(self, epoch: events.MembershipEpoch, current: Groups) -> None:
         """Record the worker groups that shard 0 announces.
 
         Args:
-            epoch: Membership epoch that shard 0 announces.
-            current: Groups in force on this shard.
+            epoch: Membership epoch (numbered list of live workers) that shard 0 announces.
+            current: Worker groups in force on this shard.
         """
         formed = epoch.formed
-        # Every epoch repeats the newest groups of shard 0. Only groups of a later epoch than the
-        # newest known groups are a change.
+        # Every membership epoch repeats the newest worker groups of shard 0. Only groups of a later
+        # epoch than the newest known groups are a change.
         if formed is None or (self.formed is not None and formed.epoch <= self.formed.epoch):
             return
         alone = not self._awaited
@@ -246,25 +264,27 @@ class RegroupFollower:
             self._waits_for = dict(after)
 
     def defers(self, worker: int, step: int) -> bool:
-        """Return whether a push belongs to groups that this shard has not formed yet.
+        """Return whether a push belongs to worker groups that this shard has not formed yet.
 
         Args:
             worker: Id of the worker that pushes.
-            step: Step number of the push.
+            step: Training step of the worker that the push belongs to.
         """
         return self.is_waiting and step > self._waits_for.get(worker, -1)
 
     def left(self, worker: int) -> None:
-        """Drop a worker that has left from the workers whose pushes a change of groups awaits."""
+        """Record that a worker has left, so that a change of the groups does not wait for its
+        push.
+        """
         self._waits_for.pop(worker, None)
 
     def ready(
         self, last_steps: Mapping[int, int], present: Collection[int]
     ) -> events.GroupAssignment | None:
-        """Return the groups to form now; None if a push for the old groups has not arrived yet.
+        """Return the worker groups to form now; None if a push for the old groups is still missing.
 
         Args:
-            last_steps: Worker -> newest step that this shard has accepted.
+            last_steps: Worker id -> newest step of the worker that this shard has accepted.
             present: Ids of the live and joining workers.
         """
         if any(last_steps.get(worker, -1) < step for worker, step in self._waits_for.items()):
@@ -277,11 +297,15 @@ class RegroupFollower:
         return formed
 
     def resumed(self, epoch: int) -> events.GroupAssignment | None:
-        """Return the groups in force before a restart, as groups of `epoch`; None: none formed."""
+        """Return the worker groups in force before a restart, as groups of membership epoch
+        `epoch`; None if no groups were formed.
+        """
         return events.GroupAssignment(epoch, self._in_force, {}) if self._in_force else None
 
     def state_dict(self, soft: bool) -> State:
-        """Return the groups in force; with `soft` the announced changes of the groups."""
+        """Return the worker groups in force, or if `soft`, the announced changes of these
+        groups.
+        """
         if not soft:
             return {"formed_groups": format_groups(self._in_force) if self._in_force else ""}
         return {
@@ -292,7 +316,7 @@ class RegroupFollower:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the groups or announced changes that `state_dict` returned."""
+        """Restore the worker groups or their announced changes that `state_dict` returned."""
         if not soft:
             text = state["formed_groups"]
             self._in_force = parse_groups(text) if text else None

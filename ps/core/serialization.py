@@ -2,8 +2,8 @@
 
 Plain data holds only None, bools, numbers, strings, lists, dicts with string keys, and arrays. A
 checkpoint can store plain data, and JSON can store plain data without arrays. `from_plain` restores
-only the types that this module declares, by their declared names. Restoring a value runs no code
-but the constructor of the value's type.
+only the types that the module `serialization` declares, by their declared names. Restoring a value
+runs no code but the constructor of the value's type.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _TYPE, _OF = "type", "of"
 
 
 class _Record:
-    """The form of a dataclass in journals and checkpoints.
+    """Name and fields of a dataclass in the files of journals and checkpoints.
 
     Args:
-        name: Name of the dataclass in the files.
-        kind: Class object of the dataclass.
-        fields: Names in the files of all fields that take part in comparisons, separated by spaces.
+        name: Name of the dataclass in journals and checkpoints.
+        kind: Class object of the dataclass, which `from_plain` calls.
+        fields: Names in the files of all fields that the dataclass compares, separated by spaces.
             ``old=new`` means that the field ``old`` in the files is the attribute ``new``.
     """
 
@@ -64,9 +64,9 @@ class _Record:
         return self.kind(**{names[in_file]: from_plain(item) for in_file, item in content.items()})
 
 
-#: Every dataclass of an event or of a core's state. A changed name or field makes old journals and
-#: checkpoints unreadable. A change must raise the format numbers in persistence.journal and
-#: persistence.shard_store.
+#: Forms of all dataclasses in events and in a core's state. A changed name or field makes old
+#: journals and checkpoints unreadable, so a change must raise the format numbers in
+#: persistence.journal and persistence.shard_store.
 _RECORDS = (
     _Record("Join", events.Join, "worker incarnation reconnects peer epoch"),
     _Record("Pull", events.Pull, "worker incarnation base_version generation"),
@@ -156,9 +156,10 @@ _ENUMS: dict[str, Any] = {
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as plain data, which shares the value's arrays. Bytes become uint8 arrays.
+    """Return a value as plain data, which shares the value's arrays. Values of type bytes become
+    uint8 arrays in plain data.
 
-    Fields of dataclasses that take no part in comparisons are omitted.
+    Plain data omit the fields of dataclasses that the dataclass does not compare.
 
     Raises:
         TypeError: The value is or contains an object of a type that this module does not declare.
@@ -208,4 +209,6 @@ def from_plain(value: Any) -> Any:
         return collections.deque(items, maxlen=value["most"])
     if name in ("tuple", "set"):
         return tuple(items) if name == "tuple" else set(items)
-    raise ValueError(f"unknown type {name!r:.80} in plain data")
+    raise ValueError(
+        f"a document has a value of the unknown type {name!r:.80}; expected a known data class"
+    )

@@ -1,9 +1,10 @@
 """Counters of the UDP datagrams that shards received, and their block in the run's status.
 
-`DatagramCounts` is one shard's document: it is saved in the shard's checkpoint and reported to
-shard 0, the leader. `summary_block` joins the documents of all shards with the counts that the
-workers sent. The names of fields and keys appear in files and in the run's summary;
-docs/reference/figures.md explains them.
+`DatagramCounts` holds the UDP datagram counters of one shard. The datagram counters are saved in
+the shard's checkpoint and reported to shard 0, the leader. `summary_block` joins the datagram
+counters of all shards with the workers' counts of sent datagrams. The names of the datagram
+counters appear in files and in the run's summary. The page docs/reference/figures.md explains the
+names of the datagram counters.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ from thinwire.runtime.persistence.documents import Document
 if TYPE_CHECKING:
     from thinwire.ops.routing.reassembler import ReassembledStep
 
-#: Reasons for which a datagram is dropped although no worker's session is known for it.
+#: Reasons for which a datagram without a known worker session is dropped.
 #: `thinwire.ps.datagrams.receiver` counts datagrams dropped for further reasons.
 BY_THE_KERNEL = "kept out by the kernel"
 EMPTY = "empty"
-#: A following shard (id 1 and up) reports datagram counters of at most this many workers; a longer
-#: list is replaced by its sum.
+#: A following shard (id 1 and up) reports datagram counters of at most this many workers; with more
+#: workers, the report contains only the sum.
 _MOST_WORKERS_LISTED = 200
-_ALL_WORKERS = 0  # key of the sum over all workers; no worker has the id 0
+_ALL_WORKERS = 0  # key of the sum over all workers, because no worker has the id 0
 
 
 @dataclasses.dataclass(frozen=True)
 class DatagramCounts(Document):
-    """Counts of the datagrams that one shard received since the run began.
+    """Counts of the UDP datagrams that one shard received since the run began.
 
     Attributes:
-        workers: Worker id -> sum of the counters of that worker's datagram sessions.
-        dropped: Drop reason -> number of datagrams that belong to no session.
+        workers: Worker id -> sum of the counters of all datagram sessions of the worker's
+            processes.
+        dropped: Drop reason -> number of dropped datagrams that belong to no worker's session.
     """
 
     workers: dict[int, ReassemblyCounters] = dataclasses.field(default_factory=dict)
@@ -47,9 +49,9 @@ class DatagramCounts(Document):
     def of_sessions(
         cls, sessions: Iterable[tuple[int, ReassemblyCounters]], dropped: Mapping[str, int]
     ) -> DatagramCounts:
-        """Add up the counters of (worker, counters) pairs.
+        """Add up the datagram counters in (worker id, counters) pairs, by worker.
 
-        Later changes of `counters` do not change the returned sum.
+        Later changes of the given datagram counters do not change the returned sum.
         """
         by_worker: dict[int, list[ReassemblyCounters]] = {}
         for worker, counters in sessions:
@@ -58,14 +60,15 @@ class DatagramCounts(Document):
         return cls(workers, _nonzero(dropped))
 
     def with_dropped(self, reason: str, count: int) -> DatagramCounts:
-        """Return a copy in which `count` more datagrams are counted as dropped for `reason`."""
+        """Return a copy with `count` more datagrams counted as dropped for `reason`."""
         dropped = self.dropped | {reason: self.dropped.get(reason, 0) + count}
         return DatagramCounts(self.workers, _nonzero(dropped))
 
     def summarized(self) -> DatagramCounts:
         """Return the datagram counts to report to shard 0.
 
-        A long list of workers is replaced by its sum.
+        If there are many workers, the report to shard 0 holds only the sum of their datagram
+        counts.
         """
         if len(self.workers) <= _MOST_WORKERS_LISTED:
             return self
@@ -82,11 +85,12 @@ def num_lost(counters: ReassemblyCounters) -> int:
 
 
 def log_step(worker: int, assembled: ReassembledStep, counters: ReassemblyCounters) -> None:
-    """Log the datagram figures of one closed step of a worker (--dgt_info)."""
+    """Log the datagram counts of one completed step of a worker (--dgt_info)."""
     dropped = _nonzero(counters.dropped)
     logging.info(
-        "worker %d, step %d: fresh %.3f, fill %.3f, %d of %d datagrams in time, %d late ones used "
-        "(%.2f steps late); dropped so far: %s",
+        "worker %d, step %d: fraction of blocks that arrived in time %.3f, with late blocks %.3f; "
+        "%d of %d datagrams arrived in time, %d late datagrams were used (on average %.2f steps "
+        "late); datagrams dropped since the start: %s",
         worker,
         assembled.step,
         assembled.fresh,
@@ -102,12 +106,13 @@ def log_step(worker: int, assembled: ReassembledStep, counters: ReassemblyCounte
 def summary_block(
     shards: Sequence[DatagramCounts], sent: Mapping[int, SentCounts], channels: int
 ) -> dict[str, Any]:
-    """Return the datagram figures of the whole run for the status document.
+    """Return the datagram counts of the whole run for the run's status document.
 
     Args:
-        shards: Counts of received datagrams, one entry per shard.
+        shards: Counts of the datagrams that a shard received, one entry for each shard.
         sent: Worker id -> counts of the datagrams that the worker sent.
-        channels: Number of datagram channels; the gRPC stream is not counted.
+        channels: Number of UDP datagram channels (priority classes) between a worker and a shard,
+            without the gRPC stream.
     """
     received = _sum(shard.total() for shard in shards)
     of_workers = total(sent.values(), SentCounts())
@@ -196,9 +201,9 @@ def _lost(counters: ReassemblyCounters, channel: int) -> int:
 
 
 def _at(counts: Sequence[int], channel: int) -> int:
-    """Return the count of one channel.
+    """Return the datagram count of one channel from a list of counts by channel.
 
-    A list from another process may be too short: then return 0.
+    The datagram count is 0 if the list of counts, which another process sent, is too short.
     """
     return counts[channel] if channel < len(counts) else 0
 

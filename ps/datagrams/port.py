@@ -1,4 +1,5 @@
-"""A shard's UDP sockets for datagrams. If the sockets fail, all datagram sessions end.
+"""A PS shard's UDP sockets, which receive datagrams from workers. If the shard's UDP sockets fail,
+all datagram sessions of its workers end.
 
 `DatagramPort` passes received buffers to the `DatagramReceiver`, makes the kernel drop datagrams
 without a session, and ends the sessions of workers that have left the run. With
@@ -25,23 +26,23 @@ if TYPE_CHECKING:
     from thinwire.ps.core.core import PsCore
 
 #: First bytes of Thinwire's datagrams, and byte offset of the session id in a datagram. The
-#: kernel's filter compares these bytes and the id.
+#: kernel's filter compares the first bytes and the session id.
 _START = MAGIC.to_bytes(4, "little")
 _SESSION_AT = HEADER.fields["session"][1] if HEADER.fields else 0
 
 
 class DatagramPort:
-    """The UDP datagram path of a shard; a shard has one only if the method's router uses datagrams.
+    """The UDP datagram path of a shard, which exists only if the method's router uses datagrams.
 
     Attributes:
         receiver: Object that joins workers' datagrams into pushes, and holds their open sessions.
 
     Args:
-        core: Core of the shard, which applies the pushes.
+        core: Core (state machine) of the shard, which applies complete pushes.
         decoder: Decoder of the pushes that the shard receives.
         sizes: Number of values in each slot (slice of a variable) of the shard.
-        put: Queues a core event, or a callable, for the shard's writer thread.
-        reject: Sends a worker the rejection of its push; called on the writer thread.
+        put: Function that queues a core event or a callable for the shard's writer thread.
+        reject: Function that sends a worker the rejection of its push; called on the writer thread.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class DatagramPort:
         )
 
     def open(self, transport: Transport, bind: str) -> None:
-        """Open a UDP port for each channel. Open none if the gRPC stream carries the datagrams.
+        """Open a UDP port for each datagram channel of the shard. The shard opens no UDP port if
+        the gRPC stream carries the datagrams.
 
         Raises:
             ConfigurationError: `bind` is not an address of this machine.
@@ -72,18 +74,23 @@ class DatagramPort:
         if transport.dgt_transport == "grpc":
             if self._router.needs_datagrams_first:
                 logging.warning(
-                    "--dgt_transport=grpc sends unreliable blocks behind each push, and with "
-                    "--dgt_reception=drop and --dgt_wait_ms=0 none of these blocks is used; "
+                    "--dgt_transport=grpc sends unreliable blocks after each push, but with "
+                    "--dgt_reception=drop and --dgt_wait_ms=0 a shard uses none of these blocks; "
                     "increase --dgt_wait_ms."
                 )
             return
         self._udp = UdpReceiver(bind, self._router.channels, self)
         self._udp.start()
-        logging.info("datagrams: UDP ports %s", ", ".join(map(str, self._udp.ports)))
+        logging.info(
+            "this shard receives datagrams on the UDP ports %s",
+            ", ".join(map(str, self._udp.ports)),
+        )
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """UDP ports, channel 1 first; empty if the gRPC stream carries the datagrams."""
+        """UDP ports of the shard by channel, channel 1 first; empty if gRPC carries the
+        datagrams.
+        """
         return self._udp.ports if self._udp is not None else ()
 
     def fill_welcome(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
@@ -92,26 +99,31 @@ class DatagramPort:
         self._filter_sessions()
 
     def counts(self) -> DatagramCounts:
-        """Return the counts of received and dropped datagrams since the run began (any thread)."""
+        """Return the counts of received and dropped datagrams since the run began; callable from
+        any thread.
+        """
         filtered, empty = _not_handed_over(self._udp)
         counts = self.receiver.counts().with_dropped(BY_THE_KERNEL, self._num_filtered + filtered)
         return counts.with_dropped(EMPTY, self._num_empty + empty)
 
     def poll(self) -> None:
-        """Deliver pushes at their deadlines, and close failed UDP sockets (writer thread)."""
+        """Deliver incomplete pushes at their deadlines; close failed UDP sockets (writer
+        thread).
+        """
         self.receiver.poll()
         udp = self._udp
         if udp is None or udp.failure is None:
             return
         logging.error(
-            "the UDP sockets failed (%r): closing them; workers will send datagrams in the stream",
+            "the shard's UDP sockets failed (%r): closing the sockets; workers will send "
+            "datagrams in their gRPC streams",
             udp.failure,
         )
         udp.close()
         filtered, empty = _not_handed_over(udp)
         self._num_filtered, self._num_empty = self._num_filtered + filtered, self._num_empty + empty
         self._udp = None
-        # workers then send Hello again; the next Welcome names no UDP ports
+        # the workers then send Hello again, and the shard's next Welcome names no UDP ports
         self.receiver.end_all_sessions()
 
     def end_sessions(self) -> None:
@@ -121,20 +133,24 @@ class DatagramPort:
         self._filter_sessions()
 
     def _filter_sessions(self) -> None:
-        """Make the kernel drop datagrams that belong to no open session, where it can."""
+        """Make the kernel drop datagrams that belong to no open session, if the kernel supports
+        it.
+        """
         if self._udp is not None:
             ids = [session_id.to_bytes(8, "little") for session_id in self.receiver.session_ids()]
             self._udp.admit(_START, _SESSION_AT, ids)
 
     def deliver(self, channel: int, data: memoryview, size: int) -> int:
-        """Process a buffer of received datagrams; return the number of useful datagrams."""
+        """Process a buffer of received datagrams; return how many were genuine and new."""
         return self.receiver.receive(data, size)
 
     def next_deadline(self) -> float | None:
-        """Return None: the writer thread watches the deadlines of incomplete pushes."""
+        """Return no deadline (None), as the writer thread watches the deadlines of incomplete
+        pushes.
+        """
 
     def tick(self, now: float) -> None:
-        """Do nothing: the writer thread watches the deadlines of incomplete pushes."""
+        """Do nothing, because the writer thread watches the deadlines of incomplete pushes."""
 
     def close(self) -> None:
         """End the thread that receives datagrams, and close its UDP sockets."""
@@ -142,7 +158,9 @@ class DatagramPort:
             self._udp.close()
 
     def _refuse(self, worker: int, step: int, message: str) -> None:
-        """Reject a worker's complete push because it holds NaN or infinity (any thread)."""
+        """Reject a worker's complete push, which holds NaN or infinity; callable from any
+        thread.
+        """
 
         def refuse() -> None:
             incarnation = self._core.incarnation_of(worker)
@@ -154,10 +172,12 @@ class DatagramPort:
 
 
 def _not_handed_over(udp: UdpReceiver | None) -> tuple[int, int]:
-    """Return two counts: datagrams that the kernel dropped, and empty datagrams."""
+    """Return the number of datagrams that the kernel dropped, and of empty datagrams."""
     counts = udp.counts() if udp is not None else ()
     return sum(port.kernel_drops or 0 for port in counts), sum(port.num_empty for port in counts)
 
 
 def _wake_up() -> None:
-    """Do nothing. Queueing this function makes the writer thread check its deadlines again."""
+    """Do nothing: the queued call only makes the shard's writer thread check its deadlines
+    again.
+    """

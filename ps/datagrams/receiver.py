@@ -1,11 +1,11 @@
 """Assigns a shard's UDP datagrams to the workers' sessions, and delivers complete pushes.
 
 A worker's push reaches a shard as messages on the worker's gRPC stream and as datagrams.
-`DatagramReceiver` passes the two parts to the reassembler of the worker's session
-(`thinwire.ops.routing.reassembler`), which joins the parts, and then delivers the complete push.
-Three kinds of threads call `DatagramReceiver`: the threads that read streams, the thread that reads
-datagrams, and the writer thread, which watches the deadlines of incomplete pushes. This module uses
-neither sockets nor the core.
+`DatagramReceiver` passes the stream messages and the datagrams of a push to the reassembler of the
+worker's session (`thinwire.ops.routing.reassembler`), which joins them, and then delivers the
+complete push. Three kinds of threads call `DatagramReceiver`: the threads that read streams, the
+thread that reads datagrams, and the writer thread, which watches the deadlines of incomplete
+pushes. The module `receiver` of the datagram path uses neither sockets nor the shard's core.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32
 
-#: Incarnation that no worker has. The core rejects a push with it, and the worker then sends Hello
-#: again.
+#: Incarnation that no worker's process has. The core rejects a push with this incarnation, and the
+#: worker then sends Hello again.
 _NO_INCARNATION = 0
 
 
@@ -48,21 +48,23 @@ class DatagramReceiver:
     """Joins the datagrams and stream messages of one shard's workers into pushes; thread-safe.
 
     Attributes:
-        on_closed: Callback for each closed step, called with (worker, assembled step, counters);
-            None to call nothing.
+        on_closed: Function called with (worker id, assembled step, counters) when the push of a
+            step is complete or given up; None to call nothing.
 
     Args:
         decoder: Decoder of the pushes that the shard receives.
         sizes: Number of values in each slot (slice of a variable) of the shard.
         router: Routing policy of the method; its `uses_datagrams` must be true.
-        deliver: Called with the core event of each complete push.
-        refuse: Called with (worker, step, message) for a push that holds NaN or infinity.
-        wake: Called when the time that `next_deadline` returns has become earlier.
-        entropy: Returns the given number of random bytes, for session ids and signing keys.
-        clock: Returns monotonic time in seconds.
+        deliver: Function called with the core event of each complete push.
+        refuse: Function called with (worker id, step, message) for a push that holds NaN or
+            infinity.
+        wake: Function called when the time that `next_deadline` returns has become earlier.
+        entropy: Function that returns the given number of random bytes, for session ids and signing
+            keys.
+        clock: Function that returns monotonic time in seconds.
 
     Raises:
-        ValueError: The router sends no datagrams.
+        ValueError: The method's router sends no datagrams.
     """
 
     def __init__(
@@ -78,31 +80,38 @@ class DatagramReceiver:
     ) -> None:
         rules = router.reassembly_rules
         if rules is None:
-            raise ValueError(f"{router} sends no datagrams that could be received")
+            raise ValueError(
+                f"the router {router} sends no datagrams, so a shard cannot receive datagrams "
+                "from it"
+            )
         self._decoder = decoder
         self._deliver, self._refuse, self._wake = deliver, refuse, wake
         self._losses: InjectedLoss | None = None
         self._clock = clock
-        self._lock = threading.RLock()  # reentrant, as `deliver` may call `outcome` or `counts`
+        # The lock is reentrant, as `deliver` may call `outcome` or `counts`.
+        self._lock = threading.RLock()
         self._sessions = Sessions(lambda session: Reassembler(session, sizes, rules), entropy)
         self._dropped: collections.Counter[str] = collections.Counter()
         self.on_closed: Callable[[int, ReassembledStep, ReassemblyCounters], None] | None = None
 
     def configure(self, transport: Transport) -> None:
-        """Turn on injected losses and the log of closed steps as the run's settings request."""
+        """Turn on injected datagram losses and the log of completed steps if the flags request
+        them.
+        """
         self.inject_loss(transport.dgt_drop_rate, transport.dgt_drop_seed)
         self.on_closed = log_step if transport.dgt_info else None
 
     def inject_loss(self, rate: float, seed: int) -> None:
-        """Drop the fraction `rate` of the datagrams passed to `receive`; 0 drops none."""
+        """Drop the fraction `rate` (0 to 1) of the datagrams that are passed to `receive`."""
         self._losses = InjectedLoss(rate, seed) if rate else None
 
     # -- datagram sessions ------------------------------------------------------------------
 
     def open_session(self, worker: int, incarnation: int) -> DatagramSession:
-        """Return the datagram session of a worker's incarnation.
+        """Return the datagram session of a worker's incarnation (process).
 
-        The session of an earlier incarnation of that worker ends.
+        When a new process of a worker opens a datagram session, the session of its earlier process
+        ends.
         """
         with self._lock:
             return self._sessions.open(worker, incarnation)
@@ -123,26 +132,30 @@ class DatagramReceiver:
     def retain_members(self, members: Iterable[int]) -> None:
         """End the datagram sessions of workers that were members of the run and have left.
 
-        A worker that has joined but is not a member yet keeps its session.
+        A worker that has joined but is not a member yet keeps its datagram session.
 
         Args:
-            members: All members, including workers that become members with the next round.
+            members: Ids of the workers that are members of the run or become members with the next
+                round.
         """
         with self._lock:
             for worker in self._sessions.leavers(members):
                 self._end_session(worker)
 
     def end_all_sessions(self) -> None:
-        """End all datagram sessions.
+        """End the datagram sessions of all workers.
 
-        Each worker's next push is rejected, and the worker then sends Hello again.
+        After the end of all datagram sessions, the shard rejects each worker's next push, and the
+        worker sends Hello again.
         """
         with self._lock:
             for session in self._sessions:
                 self._end_session(session.worker)
 
     def _end_session(self, worker: int) -> None:
-        """End a worker's session. Its incomplete push is rejected: it can never be complete."""
+        """End a worker's datagram session. The shard rejects an incomplete push of a session that
+        ends, because the push can never be complete.
+        """
         session = self._sessions.of_worker(worker)
         self._sessions.close(worker)
         pending = session.pending if session is not None else None
@@ -156,14 +169,14 @@ class DatagramReceiver:
     # -- received messages and datagrams ----------------------------------------------------
 
     def receive(self, data: memoryview, size: int) -> int:
-        """Process a buffer of consecutive datagrams of `size` bytes; the last may be shorter.
+        """Process a buffer of consecutive datagrams of `size` bytes; the last one may be shorter.
 
         The session of a datagram is looked up before the datagram's contents are checked, so that
         datagrams of an unknown session cost little time.
 
         Returns:
-            The number of useful datagrams: genuine (correctly signed) and not received before.
-            Datagrams dropped by injected losses count as useful.
+            The number of datagrams that are genuine (correctly signed) and were not received
+            before, including those dropped by injected losses.
         """
         if self._losses is None:
             return self.receive_from_stream(data, size)
@@ -173,7 +186,7 @@ class DatagramReceiver:
         return num_lost + self.receive_from_stream(surviving, size)
 
     def receive_from_stream(self, data: memoryview, size: int) -> int:
-        """Process datagrams from a gRPC stream like `receive`, but without injected losses."""
+        """Process datagrams from a gRPC stream as `receive` does, but without injected losses."""
         heads = headers_of(data, size)
         num_useful = 0
         with self._lock:
@@ -193,7 +206,7 @@ class DatagramReceiver:
         counters, now = session.reassembler.counters, self._clock()
         before = counters.num_new
         session.reassembler.feed(data, size, now)
-        # the difference is negative if a step was discarded
+        # the difference of the counts is negative if a step was discarded
         num_useful = max(0, counters.num_new - before)
         self._deliver_closed(session, now)
         return num_useful
@@ -202,8 +215,8 @@ class DatagramReceiver:
         """Process one message of a worker's push that arrived on the gRPC stream.
 
         Raises:
-            Malformed: The message does not fit the shard's variables.
-            NonFinite: The push holds NaN or infinity.
+            Malformed: The push message does not fit the shard's variables.
+            NonFinite: The worker's push holds NaN or infinity.
         """
         contents = self._decoder.read(push, payload, parts=True)
         manifest = messages.manifest_from_message(push.manifest)
@@ -220,11 +233,12 @@ class DatagramReceiver:
         """Deliver a push without gradient values to the core, which replies to the worker.
 
         Args:
-            worker: Number of the worker.
-            push: Message of the push.
-            aux: Averaged values (for example moving statistics) of the push, or None.
-            incarnation: Incarnation to write into the push; `_NO_INCARNATION` makes the core reject
-                the push.
+            worker: Id of the worker, from 1.
+            push: Wire message of the worker's push.
+            aux: Values of the push that shard 0 averages over workers (for example moving
+                statistics), or None.
+            incarnation: Incarnation (process number) of the worker to write into the push;
+                `_NO_INCARNATION` makes the core reject the push.
         """
         update = self._decoder.flatten([])
         if not push.more:
@@ -250,14 +264,16 @@ class DatagramReceiver:
             self._wake()
 
     def _repeat(self, session: WorkerReassembly, push: pb.Push, contents: DecodedPush) -> None:
-        """Handle a repeated message of a complete push: deliver the same update again."""
+        """Handle a repeated message of a complete push: deliver the push's update again."""
         assembled = session.reassembler.find_closed(push.step)
         if assembled is None:
             # If the step is older than the newest complete step, the core has already replied to
-            # that step and handles the repeated push as a duplicate. So the values do not matter.
+            # that step and handles the repeated push as a duplicate. The values of the repeated
+            # push therefore do not matter.
             self._deliver_empty(session.worker, push, contents.aux, push.incarnation)
         elif not push.more:
-            if session.refusal is not None:  # a repeated push gets the rejection of the first push
+            # A repeated push gets the rejection that the first push got.
+            if session.refusal is not None:
                 raise NonFinite(session.refusal)
             session.pending = PendingPush(push, contents.aux, contents.num_bytes, contents.change)
             self._deliver_push(session, assembled)
@@ -312,8 +328,10 @@ class DatagramReceiver:
                 session.reassembler.on_refused(step)
 
     def outcome(self, worker: int, step: int) -> pb.DatagramOutcome | None:
-        """Return the counts of a push's datagrams; None if the worker has a newer complete push."""
-        session = self._sessions.of_worker(worker)  # reading one dict entry needs no lock
+        """Return the counts of a push's datagrams; None if a newer push of the worker is
+        complete.
+        """
+        session = self._sessions.of_worker(worker)  # reading one entry of a dict needs no lock
         if session is None or session.closed_step != step:
             return None
         return session.outcome
@@ -321,7 +339,7 @@ class DatagramReceiver:
     # -- datagram counters ------------------------------------------------------------------
 
     def counters(self) -> list[tuple[int, ReassemblyCounters]]:
-        """Return (worker, counters) pairs of the open and ended datagram sessions."""
+        """Return (worker id, counters) pairs of the open and ended datagram sessions."""
         with self._lock:
             return self._sessions.counters()
 
@@ -341,15 +359,15 @@ class InjectedLoss:
     """Drops received datagrams at random, for tests and experiments.
 
     Args:
-        rate: Fraction of the datagrams to drop, from 0 to 1.
-        seed: Seed of the random choice of datagrams.
+        rate: Fraction of the received datagrams to drop, from 0 to 1.
+        seed: Seed of the random choice of the datagrams to drop.
     """
 
     def __init__(self, rate: float, seed: int) -> None:
         self._rate, self._random = rate, np.random.default_rng(seed)
 
     def thin(self, data: memoryview, size: int) -> tuple[memoryview, int]:
-        """Return a buffer's surviving datagrams, joined, and the number of dropped datagrams."""
+        """Drop datagrams of a buffer at random; return the rest, joined, and the number dropped."""
         pieces = [data[start : start + size] for start in range(0, len(data), size)]
         survives = self._random.random(len(pieces)) >= self._rate
         surviving = [piece for piece, stays in zip(pieces, survives, strict=True) if stays]
@@ -359,20 +377,20 @@ class InjectedLoss:
 def headers_of(data: memoryview, size: int) -> NDArray[np.void]:
     """Return a view of the headers of consecutive datagrams.
 
-    An incomplete header at the buffer's end is left out.
+    The view of datagram headers omits an incomplete header at the buffer's end.
 
     Args:
-        data: Consecutive datagrams.
-        size: Size of every datagram but the last, in bytes; the last may be shorter.
+        data: Buffer of consecutive UDP datagrams, each with a header.
+        size: Size in bytes of every datagram except the last, which may be shorter.
     """
     count = len(data) // size if size >= HEADER.itemsize else 0
     if size >= HEADER.itemsize and len(data) - count * size >= HEADER.itemsize:
-        count += 1  # the last datagram is shorter than `size` but has a whole header
+        count += 1  # the last datagram is shorter than `size` bytes but has a whole header
     return np.ndarray((count,), HEADER, data, strides=(size,)) if count else np.empty(0, HEADER)
 
 
 def runs(heads: NDArray[np.void]) -> list[tuple[int, int, int]]:
-    """Return (start, stop, session id) for each run of consecutive headers of one session."""
+    """Return (start, stop, session id) for each range of consecutive headers of one session."""
     sessions = heads["session"]
     edges = np.flatnonzero(sessions[1:] != sessions[:-1]) + 1
     borders = [0, *edges.tolist(), len(heads)] if len(heads) else []
@@ -380,5 +398,5 @@ def runs(heads: NDArray[np.void]) -> list[tuple[int, int, int]]:
 
 
 def num_ours(heads: NDArray[np.void]) -> int:
-    """Return how many datagram headers have Thinwire's magic number and version."""
+    """Return how many of the datagram headers have Thinwire's magic number and version."""
     return int(((heads["magic"] == MAGIC) & (heads["version"] == VERSION)).sum())

@@ -1,6 +1,7 @@
-"""The open datagram sessions of one shard. A session connects datagrams to one worker process.
+"""The open UDP datagram sessions of one PS shard. A datagram session assigns received datagrams to
+one worker process.
 
-`Sessions` also stores the counters of ended sessions, added up by worker.
+`Sessions` also stores the counters of ended datagram sessions, added up by worker.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ _SESSION_BYTES, _KEY_BYTES = 8, 32
 class PendingPush:
     """The part of a worker's push that has arrived on the gRPC stream, before its completion."""
 
-    push: pb.Push  # newest message of the push
+    push: pb.Push  # newest gRPC message of the push
     aux: Float32 | None
     num_bytes: int  # encoded size of the push's blocks, in bytes
-    # change that the worker's script made to the weights outside its optimizer; None for no change
+    # change that the worker's script made to the weights outside its optimizer; None without a
+    # change
     change: Update | None = None
 
 
@@ -43,16 +45,18 @@ class WorkerReassembly:
     reassembler: Reassembler
     pending: PendingPush | None = None
     closed_step: int = 0  # step of the worker's newest complete push
-    # error text if the newest complete push holds NaN or infinity; else None
+    # error text if the worker's newest complete push holds NaN or infinity; else None
     refusal: str | None = None
-    # counts of the newest complete push's datagrams; None before the first push
+    # datagram counts of the worker's newest complete push; None before the first push
     outcome: pb.DatagramOutcome | None = None
-    bytes_before: int = 0  # bytes received in datagrams until the newest push was complete
-    late_before: int = 0  # late datagrams received until the newest push was complete
-    was_member: bool = False  # True once the worker has been a member of the run
+    # Bytes received in the worker's datagrams until the newest push was complete.
+    bytes_before: int = 0
+    # Number of late datagrams received until the worker's newest push was complete.
+    late_before: int = 0
+    was_member: bool = False  # True if the worker has ever been a member of the run
 
     def add_message(self, push: pb.Push, contents: DecodedPush) -> None:
-        """Record one stream message of a push; a push may consist of several messages."""
+        """Record one gRPC stream message of a push; a push may consist of several messages."""
         before = self.pending
         continues = before is not None and before.push.step == push.step and before.push.more
         total = contents.num_bytes + (before.num_bytes if before and continues else 0)
@@ -75,11 +79,13 @@ class WorkerReassembly:
 
 
 class Sessions:
-    """The open datagram sessions of a shard, by worker and by id; the caller holds a lock.
+    """The open datagram sessions of a shard, by worker id and by session id; callers hold a lock.
 
     Args:
-        new_reassembler: Creates the reassembler of a new session.
-        entropy: Returns the given number of random bytes, for session ids and signing keys.
+        new_reassembler: Function that creates the reassembler (of stream messages and datagrams) of
+            a new session.
+        entropy: Function that returns the given number of random bytes, for session ids and signing
+            keys.
     """
 
     def __init__(
@@ -94,15 +100,17 @@ class Sessions:
         self._ended: dict[int, ReassemblyCounters] = {}
 
     def __iter__(self) -> Iterator[WorkerReassembly]:
-        """Iterate over a copy of the open sessions, so that the caller may close sessions."""
+        """Iterate over a copy of the open datagram sessions, so that the caller may close
+        sessions.
+        """
         return iter(list(self._by_worker.values()))
 
     def of_worker(self, worker: int) -> WorkerReassembly | None:
-        """Return the open session of a worker or of its earlier incarnation; None without one."""
+        """Return the open datagram session of a worker's newest or earlier process, or None."""
         return self._by_worker.get(worker)
 
     def with_id(self, session_id: int) -> WorkerReassembly | None:
-        """Return the open session with this id; None if no open session has the id."""
+        """Return the open datagram session with this id; None if no open session has the id."""
         return self._by_id.get(session_id)
 
     def ids(self) -> list[int]:
@@ -110,9 +118,10 @@ class Sessions:
         return list(self._by_id)
 
     def open(self, worker: int, incarnation: int) -> DatagramSession:
-        """Return the datagram session of a worker's incarnation.
+        """Return the datagram session of a worker's incarnation (process).
 
-        The session of an earlier incarnation of that worker ends.
+        When a new process of a worker opens a datagram session, the session of its earlier process
+        ends.
         """
         current = self._by_worker.get(worker)
         if current is not None and current.incarnation == incarnation:
@@ -132,7 +141,7 @@ class Sessions:
             self.add_counters([(worker, ended.reassembler.counters)])
 
     def leavers(self, members: Iterable[int]) -> list[int]:
-        """Return the workers that have left the run's members but still have open sessions."""
+        """Return the workers that have left the run but still have open datagram sessions."""
         staying, leaving = set(members), []
         for session in self:
             if session.worker in staying:
@@ -142,14 +151,16 @@ class Sessions:
         return leaving
 
     def counters(self) -> list[tuple[int, ReassemblyCounters]]:
-        """Return (worker, counters) pairs of all open sessions and of each worker's ended ones."""
+        """Return (worker id, counters) pairs of open sessions, and of each worker's ended
+        sessions.
+        """
         return [
             *self._ended.items(),
             *((session.worker, session.reassembler.counters) for session in self),
         ]
 
     def add_counters(self, ended: Iterable[tuple[int, ReassemblyCounters]]) -> None:
-        """Add (worker, counters) pairs of ended sessions to the workers' sums."""
+        """Add (worker id, counters) pairs of ended datagram sessions to the workers' sums."""
         for worker, counters in ended:
             before = self._ended.get(worker)
             self._ended[worker] = counters if before is None else before.plus(counters)

@@ -1,15 +1,15 @@
-"""The write-ahead journal of a PS shard: all events of its core since the last snapshot, in order.
+"""The write-ahead journal of a PS shard: all events that its core has handled since a snapshot.
 
-Each snapshot begins a journal file and stores the file's number. The file's first record, its head,
-holds the settings of the core, the number of the file that this file continues, and the byte offset
-in that file. A snapshot's journal file and all later files therefore hold every event of the core
-after that snapshot, across restarts.
+Each snapshot of a shard begins a journal file and stores the file's number. The first record (head)
+of a journal file holds the settings of the core, the number of the preceding journal file, and the
+byte offset at which that file ends. The journal file that a snapshot begins and all later files
+therefore hold every event of the core after that snapshot, across restarts.
 
 `JournaledCore` appends an event to the journal before the core handles the event. `HighWaterLog`
-writes the shard's new version before any reply leaves the shard, so that a restarted shard knows
-how many updates are lost. The journal and the high-water mark are written unbuffered and not
-synced: they survive the death of the process. After a crash of the machine only the last snapshot
-remains.
+writes the shard's new version to disk before the shard sends any reply, so that a restarted shard
+knows how many updates are lost. The journal and the high-water mark are written unbuffered but
+without fsync, so they survive the death of the process. After a crash of the machine, the shard may
+have only its last snapshot.
 """
 
 from __future__ import annotations
@@ -34,30 +34,32 @@ from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, Tr
 
 #: Stop reason of a run that ended because a journal could not be written.
 STOP_REASON = "journal_failed"
-#: Size of a journal file, in models, above which the shard saves a snapshot and begins another
-#: file. `LEAST_BYTES` is a second lower bound of this size.
+#: Size of a journal file, as a multiple of the model's size, above which the shard saves a snapshot
+#: and begins another file. `LEAST_BYTES` is a second lower bound of the file's size.
 _MODELS = 4
-#: Size of a journal file, in bytes, up to which its size requires no snapshot. Without this bound
+#: Size of a journal file, in bytes, up to which the shard needs no snapshot. Without this bound,
 #: the shard would save a small model very often.
 LEAST_BYTES = 64 << 20
-#: First bytes of a journal file; the digit is the format's number. Earlier formats: 1 stored
-#: attributes of the core; 2 had draws without steps; 3 had no joiners; in 4 a block spans one slot.
+#: First bytes of a journal file; the digit in them is the number of the file format. Earlier
+#: formats: 1 stored attributes of the core; 2 had draws without steps; 3 had no joiners; in 4 a
+#: block spans one slot.
 _MAGIC = b"TWJRNL6\n"
 _NAME = re.compile(r"journal-(\d{6,})\.bin")
 _MARK_NAME = "reached.bin"
-_VALUES = struct.Struct("<QQ")  # generation of the shard, version of its weights
-_CHECKSUM = struct.Struct("<I")  # CRC-32 of generation and version
+#: Generation (number of restarts) of the shard, version of its weights.
+_VALUES = struct.Struct("<QQ")
+_CHECKSUM = struct.Struct("<I")  # CRC-32 checksum of generation and version
 
 
 class JournalFailed(Exception):
-    """A shard cannot write its journal; the message names the file and the remedy."""
+    """Error: a shard cannot write its journal; the message names the file and the remedy."""
 
 
 class Uncodable(Exception):
-    """An event cannot be coded as a journal record: its sender set a value of an illegal type.
+    """Error: an event has a value of an illegal type, so it cannot be coded as a journal record.
 
     Attributes:
-        cause: Exception that the coder of events raised.
+        cause: Exception raised when the event was coded as a journal record.
     """
 
     def __init__(self, cause: Exception) -> None:
@@ -74,7 +76,7 @@ class JournalPosition:
 
 
 def path_of(folder: pathlib.Path, number: int) -> pathlib.Path:
-    """Return the path of the journal file with the given number in a folder."""
+    """Return the path of the journal file with the given number in the folder."""
     return folder / f"journal-{number:06d}.bin"
 
 
@@ -87,15 +89,16 @@ def numbers(folder: pathlib.Path) -> list[int]:
 
 
 def contents(path: pathlib.Path, most_bytes: int = -1) -> memoryview:
-    """Return the bytes of a journal file from its first record on.
+    """Return the bytes of a journal file from its first record to its end.
 
     Args:
-        path: Path of the journal file.
-        most_bytes: Number of bytes to read, including the magic at the file's start; -1: the whole
-            file.
+        path: Path of the journal file to read.
+        most_bytes: Number of bytes of the journal file to read, including the magic bytes at its
+            start; -1 for the whole file.
 
     Raises:
-        DamagedRecord: The file is not a journal (TruncatedRecord: the file ends before its head).
+        DamagedRecord: The file is not a journal. The subclass TruncatedRecord means that the file
+            ends before its head (first record).
     """
     try:
         with open(path, "rb") as file:
@@ -110,7 +113,7 @@ def contents(path: pathlib.Path, most_bytes: int = -1) -> memoryview:
 
 
 def remove_before(folder: pathlib.Path, number: int) -> None:
-    """Remove the journal files with numbers below `number`, which no snapshot on disk may need."""
+    """Remove the journal files with numbers below `number`, which no stored snapshot needs."""
     for old in numbers(folder):
         if old < number:
             path_of(folder, old).unlink(missing_ok=True)
@@ -121,13 +124,15 @@ def _create(path: pathlib.Path) -> BinaryIO:
 
 
 class Journal:
-    """Writes the journal of a shard from one restart to the next. Runs on the writer thread.
+    """Writes the journal of a shard from one restart to the next. The journal is used only on the
+    shard's writer thread.
 
     Args:
         folder: Folder of the shard's checkpoints, which also holds the journal files.
         coder: Coder of the shard's events as journal records.
         model_bytes: Size of the shard's weights, in bytes.
-        after: End of the journal from before the restart; None if there is no journal to continue.
+        after: Position of the end of the journal from before the restart; None if there is no
+            journal to continue.
         create: Function that creates an unbuffered file at a path.
     """
 
@@ -144,7 +149,7 @@ class Journal:
         self._file: BinaryIO | None = None
         self._place = after or JournalPosition(0, 0)
         self.num_records = 0
-        self.num_bytes = 0  # number of bytes written to all journal files
+        self.num_bytes = 0  # number of bytes written to all journal files so far
 
     @property
     def is_due(self) -> bool:
@@ -157,10 +162,11 @@ class Journal:
         return self._place.offset
 
     def begin(self, settings: State) -> int:
-        """Begin another journal file, for the events after the core's current state.
+        """Begin a new journal file, for the events after the core's current state.
 
         Args:
-            settings: Settings of the core, as plain data without arrays.
+            settings: Settings of the shard's core, as plain data without arrays, for the head of
+                the journal file.
 
         Returns:
             The number of the new journal file.
@@ -186,8 +192,9 @@ class Journal:
         """Append an event that the core is about to handle to the journal.
 
         Raises:
-            JournalFailed: The record cannot be written; a replay ignores a partly written record.
-            Uncodable: The event cannot be coded as a record; the journal is unchanged.
+            JournalFailed: The record cannot be written to the journal; a replay ignores a partly
+                written record.
+            Uncodable: The event cannot be coded as a journal record; the journal is unchanged.
         """
         try:
             record = self._coder.code(event, now)
@@ -204,7 +211,7 @@ class Journal:
 
     def _write(self, pieces: list[Any]) -> None:
         if self._file is None:
-            raise ValueError("the journal is closed")
+            raise ValueError("the shard's journal of accepted events is closed")
         size = 0
         try:
             for piece in pieces:
@@ -228,7 +235,7 @@ class Journal:
 
 @dataclasses.dataclass(frozen=True)
 class HighWaterMark:
-    """The last version that a shard reached between two restarts (in one generation)."""
+    """The newest version of the weights that a shard reached between two restarts."""
 
     generation: int
     version: int
@@ -246,19 +253,25 @@ def read_mark(folder: pathlib.Path) -> HighWaterMark | None:
 
 
 class HighWaterLog:
-    """Writes a shard's high-water mark, the newest version it reached. Runs on the writer thread.
+    """Writes a shard's high-water mark, the newest version of its weights. Only the shard's writer
+    thread writes the high-water mark.
 
-    A mark is 20 bytes, overwritten in place. Its checksum detects a partly written mark.
+    The file of a high-water mark has 20 bytes, which are overwritten in place. A checksum detects a
+    partly written high-water mark.
     """
 
     def __init__(self, folder: pathlib.Path, mark: HighWaterMark) -> None:
-        """Begin at `mark` without writing a mark: the restarted shard has applied no update yet."""
+        """Begin at the high-water mark `mark` without writing it: a restarted shard has applied no
+        update.
+        """
         self._folder, self._generation, self._version = folder, mark.generation, mark.version
         self._descriptor: int | None = None
         self._failed = False
 
     def record(self, version: int) -> None:
-        """Write a high-water mark if the version is new; do nothing if an earlier write failed."""
+        """Write the version as high-water mark if it is new; do nothing if an earlier write
+        failed.
+        """
         if version == self._version or self._failed:
             return
         self._version = version
@@ -272,8 +285,8 @@ class HighWaterLog:
             self._failed = True
             path = self._folder / _MARK_NAME
             logging.error(
-                "cannot write %s: %s. If this PS dies, only the lost updates that a worker has "
-                "received are counted.",
+                "cannot write the file %s: %s. If this PS dies, the run only counts those lost "
+                "updates that a worker has received.",
                 path,
                 error.strerror or error,
             )
@@ -289,27 +302,28 @@ class HighWaterLog:
 class JournaledCore:
     """Writes each event of a shard to the journal, if any, before the core handles the event.
 
-    If the core raises on a worker's event, the event is rejected: a `Failed` event is appended to
-    the journal behind the event, so that a replay does not handle the rejected event again. An
-    event that cannot be coded for the journal is rejected in the same way, before the core handles
-    the event.
+    If the core raises an exception on a worker's event, the event is rejected: a `Failed` event
+    follows it in the journal, so that a replay does not handle the rejected event again. An event
+    that cannot be coded for the journal is also rejected, before the core handles the event.
 
     When the journal cannot be written, the run ends, and the core handles no event that is not in
-    the journal. Only shard 0 can end a run. If the journal of another shard fails, that shard
-    replies to no push until shard 0 ends the run, because the push would not be applied.
+    the journal. Only shard 0 can end a run. If a shard other than 0 cannot write its journal, it
+    replies to no push until shard 0 ends the run, because it would not apply the push.
 
     Attributes:
         journal: Journal that events are written to; None: events are not written.
         failure: Error of a failed write to the journal; None if no write has failed.
-        about: Entries of the journal in the run's summary, except the counts of events and bytes.
-        recovered: Counts of the events that earlier journals restored, over all restarts, and
-            the damage at which replays cut a journal.
-        high_water: Log of the versions that the core reaches; None: versions are not logged.
+        about: Entries about the journal in the run's summary, except the counts of events and
+            bytes.
+        recovered: Number of events restored from journals over all restarts, and descriptions of
+            the damage that ended a replay.
+        high_water: Log of the newest version that the core has reached; None: versions are not
+            logged.
         on_failure: Function called once, when the journal cannot be written.
     """
 
     def __init__(self, core: PsCore) -> None:
-        """Begin without a journal: events are not written."""
+        """Begin without a journal, so that events of the shard are not written."""
         self.core = core
         self.journal: Journal | None = None
         self.failure: JournalFailed | None = None
@@ -321,14 +335,16 @@ class JournaledCore:
         self._writes = self._ends = False
 
     def write_to(self, journal: Journal, settings: State) -> None:
-        """Write events to the given journal from the next call of `begin` on."""
+        """Write the shard's events to the given journal from the next call of `begin` on."""
         self.journal, self._settings, self._writes = journal, settings, True
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
-        """Write an event to the journal, then have the core handle it; end the run on a failure."""
-        # The order is an invariant: the event is in the journal before the core changes, and the
-        # version is in the high-water mark before the caller sends the actions. A crash at any
-        # line then loses no acknowledged update without counting the update as lost.
+        """Write an event to the journal, then call the core with it; end the run if writing
+        fails.
+        """
+        # The order of these lines is an invariant: the event is in the journal before the core
+        # changes, and the version is in the high-water mark before the caller sends the actions. A
+        # crash at any line then loses no acknowledged update without counting the update as lost.
         event = self._written(event, now)
         if self.failure is not None and not self._ends:
             self._ends = True
@@ -344,7 +360,9 @@ class JournaledCore:
         return actions
 
     def _written(self, event: events.Event, now: float) -> events.Event:
-        """Write an event to the journal and return it; replace an uncodable event by a `Failed`."""
+        """Write an event to the journal and return it; replace an event that cannot be coded by a
+        `Failed` event.
+        """
         try:
             self._write(event, now)
             return event
@@ -365,7 +383,9 @@ class JournaledCore:
             self._fail(failure)
 
     def _handle_or_reject(self, event: events.Event, now: float) -> list[events.Action]:
-        """Have the core handle an event; reject a worker's event on which the core raises."""
+        """Call the core with an event; reject a worker's event on which the core raises an
+        exception.
+        """
         try:
             return self.core.handle(event, now)
         except Exception as error:
@@ -377,7 +397,9 @@ class JournaledCore:
         return self.core.handle(failed, now)
 
     def begin(self) -> State:
-        """Begin another journal file; return the entries to add to the current state's snapshot."""
+        """Begin a new journal file; return the journal's entries for the snapshot of the core's
+        state.
+        """
         if self.journal is None or not self._writes:
             return {"recovered": self.recovered}
         try:
@@ -389,23 +411,26 @@ class JournaledCore:
         return {"recovered": self.recovered, "journal": number, "soft": soft}
 
     def consistent(self, state: State) -> State:
-        """Return the durable state to save with a new journal file: `state` while the run trains.
+        """Return the core's state to save in the checkpoint that begins a new journal file.
 
-        At its end a run takes a snapshot before every worker has received its last reply, so the
-        core may have handled more events than `state` holds. The new journal file does not hold
-        these events. After the end, the core's current durable state is therefore returned.
+        At the end of a run, the shard takes a snapshot before every worker has received its last
+        reply, so the core may have handled more events than `state` includes. The new journal file
+        does not hold the events that the core has handled since `state`. After the end of the run,
+        the function therefore returns the core's current state, else `state`.
         """
         return self.core.snapshot() if self._writes and self.core.stop_reason else state
 
     def close(self) -> None:
-        """Close the journal and the mark: the next snapshot is the last one of the run."""
+        """Close the journal and the high-water mark, because the next snapshot is the run's
+        last.
+        """
         self._writes = False
         for file in (self.journal, self.high_water):
             if file is not None:
                 file.close()
 
     def summary(self) -> dict[str, Any]:
-        """Return {"journal": figures} for the run's summary; {} if `about` is empty."""
+        """Return {"journal": counts} for the run's summary; {} if `about` is empty."""
         journal = self.journal
         counts = {"events": journal.num_records, "bytes": journal.num_bytes} if journal else {}
         return {"journal": {**self.about, **self.recovered, **counts}} if self.about else {}

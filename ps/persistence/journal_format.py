@@ -1,11 +1,13 @@
 """Records of a journal: the events of a PS shard's core with their times, as checksummed bytes.
 
-A record: length of the body (4 bytes), checksum (4 bytes, CRC-32 of length and body), and the body.
+A journal record consists of the length of its body (4 bytes), a checksum (4 bytes, CRC-32 of length
+and body), and the body.
 
-The body of a record is the time (8 bytes, float64), the kind of the record (1 byte) and the
-record's contents. A push is stored as the shard received it: the Push message, then its payload. A
-push that was reassembled from datagrams is coded in the same way. All other events, and the head of
-a journal file, are JSON. All numbers are little-endian; no value is pickled.
+The body of a journal record consists of the time (8 bytes, float64), the kind of the record (1
+byte) and the record's contents. A journal stores a worker's push as the shard received it: the Push
+message, then its payload. A push that was reassembled from datagrams is coded as a Push message
+with payload, too. A journal stores all events except pushes, and the head of each file, as JSON.
+All binary numbers in a journal are little-endian; no value is pickled.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 
 _FRAME = struct.Struct("<II")
 _BODY = struct.Struct("<dB")
-_PUSH = struct.Struct("<III")  # worker id, bytes of the coded update, bytes of the message
+_PUSH = struct.Struct("<III")  # fields: worker id, bytes of the coded update, bytes of the message
 _HEAD, _EVENT, _PUSH_EVENT = 0, 1, 2
 _KINDS = {
     Kind.GRADIENT: pb.UPDATE_KIND_GRADIENT,
@@ -48,11 +50,11 @@ _DECODING_ERRORS = (
 
 
 class DamagedRecord(ValueError):
-    """A journal record was changed after it was written; the message names the difference."""
+    """Error: a journal record was changed after it was written; the message names the damage."""
 
 
 class TruncatedRecord(DamagedRecord):
-    """The data of a journal file end before the last record does."""
+    """Error: a journal file ends before the end of its last record."""
 
 
 class EventCoder:
@@ -61,13 +63,13 @@ class EventCoder:
     def __init__(
         self, layout: ShardLayout, method: Method, kernels: Kernels, aux_count: int = 0
     ) -> None:
-        """Prepare the decoder of the shard's pushes.
+        """Prepare the coder with the properties of the shard and the run that pushes must fit.
 
         Args:
             layout: Layout of the shard: the slices of the model that the shard holds.
             method: Training method of the run.
             kernels: Implementation of the array operations.
-            aux_count: Number of averaged values (`aux`) that each push carries.
+            aux_count: Number of values in each push that shard 0 averages over the workers (`aux`).
         """
         self._layout = layout
         self._kind = kind = method.kind if method.collective == THROUGH_PS else Kind.VALUES
@@ -82,7 +84,9 @@ class EventCoder:
         self._chooser = IndexChooser()
 
     def code(self, event: events.Event, now: float) -> list[Any]:
-        """Return the bytes, in pieces, of the record of an event that the core handles at `now`."""
+        """Return the byte strings of the journal record of an event that the core handles at
+        `now`.
+        """
         if not isinstance(event, events.Push):
             return framed([_BODY.pack(now, _EVENT), _json(to_plain(event))])
         message, pieces = event.coded or self._coded(event)
@@ -91,7 +95,7 @@ class EventCoder:
         return framed([_BODY.pack(now, _PUSH_EVENT) + described + head, *pieces])
 
     def _coded(self, push: events.Push) -> tuple[pb.Push, list[Any]]:
-        """Return message and payload pieces of a push event that does not hold them as received."""
+        """Code a push event that does not hold its received bytes as message and payload."""
         message = pb.Push(
             incarnation=push.incarnation,
             step=push.step,
@@ -140,8 +144,10 @@ class EventCoder:
         except _DECODING_ERRORS as error:
             raise DamagedRecord(f"{type(error).__name__}: {error}") from error
         except (DecodeError, Malformed, NonFinite) as error:
-            raise DamagedRecord(f"the record holds no push of this shard: {error}") from error
-        raise DamagedRecord(f"the record is of kind {kind}; expected an event")
+            raise DamagedRecord(
+                f"the journal record contains no push for this shard: {error}"
+            ) from error
+        raise DamagedRecord(f"the journal record is of kind {kind}; expected an event")
 
     def _push(self, content: memoryview) -> events.Push:
         worker, num_bytes, head_bytes = _PUSH.unpack_from(content)
@@ -154,12 +160,14 @@ class EventCoder:
 def _event(content: Any) -> events.Event:
     event = from_plain(content)
     if not isinstance(event, events.Event):
-        raise TypeError(f"the record holds a {type(event).__name__}; expected an event")
+        raise TypeError(
+            f"the journal record has an object of type {type(event).__name__}; expected an event"
+        )
     return event
 
 
 def framed(body: Sequence[Any]) -> list[Any]:
-    """Return the pieces of a journal record with this body: length, checksum and body."""
+    """Return the byte strings that form a journal record with this body: length, checksum, body."""
     length = sum(len(piece) for piece in body)
     checksum = zlib.crc32(length.to_bytes(4, "little"))
     for piece in body:
@@ -168,7 +176,7 @@ def framed(body: Sequence[Any]) -> list[Any]:
 
 
 def head(content: dict[str, Any]) -> list[Any]:
-    """Return the pieces of a journal file's head; `content` is plain data without arrays."""
+    """Return the byte strings of a journal file's head (first record) with the given content."""
     return framed([_BODY.pack(0.0, _HEAD), _json(content)])
 
 
@@ -176,15 +184,15 @@ def content_of_head(body: memoryview) -> dict[str, Any]:
     """Return the content of a journal file's head (first record), as passed to `head`.
 
     Raises:
-        DamagedRecord: The body of the record is not a head.
+        DamagedRecord: The body of the journal record is not the head of a file.
     """
     try:
         _, kind = _BODY.unpack_from(body)
         content = json.loads(bytes(body[_BODY.size :]))
     except (struct.error, ValueError, RecursionError) as error:
-        raise DamagedRecord(f"the first record is no head: {error}") from error
+        raise DamagedRecord(f"the first record of the journal is no head: {error}") from error
     if kind != _HEAD or not isinstance(content, dict):
-        raise DamagedRecord(f"the first record is of kind {kind}; expected a head")
+        raise DamagedRecord(f"the first record of the journal is of kind {kind}; expected a head")
     return content
 
 
@@ -192,23 +200,27 @@ def bodies(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Yield (byte offset of the record's end, body) for each record of a journal file, in order.
 
     Raises:
-        DamagedRecord: A record was changed after it was written. TruncatedRecord: the last record
-            is incomplete.
+        DamagedRecord: A journal record was changed after it was written. The subclass
+            TruncatedRecord means that the last record is incomplete.
     """
     at = 0
     while at < len(data):
         if at + _FRAME.size > len(data):
             raise TruncatedRecord(
-                f"the last record is cut short: the file holds {len(data) - at} bytes of it"
+                f"the last record of the journal is cut short: the file has {len(data) - at} "
+                "bytes of the record"
             )
         length, checksum = _FRAME.unpack_from(data, at)
         body = data[at + _FRAME.size : at + _FRAME.size + length]
         if len(body) < length:
             raise TruncatedRecord(
-                f"the last record is cut short: the file holds {len(body)} of its {length} bytes"
+                f"the last record of the journal is cut short: the file has {len(body)} of the "
+                f"record's {length} bytes"
             )
         if length < _BODY.size or zlib.crc32(body, zlib.crc32(data[at : at + 4])) != checksum:
-            raise DamagedRecord("a record's checksum does not match its bytes")
+            raise DamagedRecord(
+                "the checksum of a journal record does not match the record's bytes"
+            )
         at += _FRAME.size + length
         yield at, body
 

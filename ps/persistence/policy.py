@@ -1,8 +1,8 @@
 """Decides whether a PS shard writes a journal of its events, and replays the previous journal.
 
 ``--journal=auto`` decides by the size of the method's pushes, which is measured before training
-starts. Sparse pushes are small compared with the model and are journaled; dense pushes are not
-journaled.
+starts. With ``--journal=auto``, sparse pushes, which are small compared with the model, are
+journaled, and dense pushes are not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.runtime.run.settings import Run
 
-#: Size of a push as a fraction of the model's size, from which --journal=auto writes no journal.
+#: Smallest size of a push, as a fraction of the model's size, at which --journal=auto writes no
+#: journal.
 LARGEST_FRACTION = 0.1
 #: Largest number of model entries that are coded to measure the size of a push.
 _MOST_ENTRIES = 4_000_000
@@ -37,10 +38,11 @@ class JournalPolicy:
     """Decides at the run's start, from --journal and the method, if a shard writes a journal.
 
     Attributes:
-        about: Entries of the journal in the run's summary, except the counts of events and bytes.
+        about: Entries about the journal in the run's summary, except the counts of events and
+            bytes.
 
     Args:
-        run: Settings of the run.
+        run: Settings of the training run.
         choice: Value of the flag --journal: "auto", "on" or "off".
         saved: Saved files of the shard: checkpoints and journals.
         coder: Coder of the shard's events as journal records.
@@ -56,15 +58,17 @@ class JournalPolicy:
             fraction = push_fraction(run.method, spec)
             self.about |= {"on": fraction < LARGEST_FRACTION, "push_fraction": fraction}
             logging.info(
-                "--journal=auto: %s; a push is %.3g of the model, the limit is %g",
+                "--journal=auto: %s; a push has %.3g times the size of the model, and the limit "
+                "for a journal is %g",
                 *("on" if self.about["on"] else "off", fraction, LARGEST_FRACTION),
             )
 
     def replay(self, make: MakeCore | None) -> None:
-        """Replay the journal on top of the newest snapshot.
+        """Replay the journal's events on the state of the newest snapshot.
 
         Args:
-            make: Function that makes a core; None: continue from the snapshot without a replay.
+            make: Function that makes a shard core from its settings; None: continue from the
+                snapshot without a replay.
         """
         replayed = None if make is None else self._saved.replay(make, self._coder)
         before = self._saved.recovered
@@ -74,12 +78,14 @@ class JournalPolicy:
         }
 
     def begin(self, journaled: JournaledCore, decoder: PushDecoder, lease_seconds: float) -> None:
-        """Count lost updates; start a journal with the next snapshot if --journal allows it.
+        """Count the updates lost before the restart; start a journal with the next snapshot if
+        --journal allows it.
 
         Args:
-            journaled: Core of the shard.
+            journaled: Core of the shard, with the journal of its events.
             decoder: Decoder of the shard's pushes.
-            lease_seconds: Silence after which a worker is expelled, in seconds.
+            lease_seconds: Time in seconds without a message of a worker, after which the worker is
+                expelled.
         """
         self._count_lost(journaled.core)
         self._write_to(journaled, decoder, lease_seconds)
@@ -87,13 +93,15 @@ class JournalPolicy:
     def begin_phase(
         self, before: JournalPolicy, journaled: JournaledCore, decoder: PushDecoder, lease: float
     ) -> None:
-        """Start the journal of a script's next model at the next snapshot, if --journal allows it.
+        """Start the journal of the script's next model at the next snapshot, if --journal allows
+        it.
 
         Args:
-            before: Policy of the script's previous model.
+            before: Journal policy of the training script's previous model.
             journaled: Core of the shard; its journal must be closed.
             decoder: Decoder of the new model's pushes.
-            lease: Silence after which a worker is expelled, in seconds.
+            lease: Time in seconds without a message of a worker, after which the worker is
+                expelled.
         """
         self.recovered = before.recovered
         journaled.journal = None
@@ -115,26 +123,30 @@ class JournalPolicy:
         journaled.write_to(self._saved.new_journal(self._coder, model_bytes), settings)
 
     def _count_lost(self, core: PsCore) -> None:
-        """Count and log the lost updates, which the shard applied before its last restart."""
+        """Count and log the updates that the shard applied before its last restart and lost."""
         reached = self._saved.reached_version
         if reached is None:
             return
         core.counters.note_lost_updates(reached)
         if (lost := reached - core.version) > 0:
             logging.warning(
-                "this shard continues from version %d, but had reached %d: %d updates are lost",
+                "this shard continues from model version %d, but had reached version %d before it "
+                "died: %d updates are lost",
                 *(core.version, reached, lost),
             )
         else:
-            logging.info("this shard continues from version %d: no update is lost", core.version)
+            logging.info(
+                "this shard continues from model version %d: no update is lost", core.version
+            )
 
 
 def push_fraction(method: Method, spec: ModelSpec) -> float:
     """Return the coded size of a push as a fraction of the model's float32 size.
 
-    The function codes random values with the method's codec (after its warm-up) and the wire
-    coding. If a model is large, only some of its tensors are coded. If workers sum gradients among
-    themselves (--collective), they push whole weights, and the fraction is 1.
+    To measure the size of a push, the function codes random values with the method's codec (after
+    its warm-up) and the wire coding. To measure the size of a push of a large model, the function
+    codes only some of the tensors. If workers sum gradients among themselves (--collective), they
+    push whole weights, so a push is as large as the model.
     """
     if method.collective != THROUGH_PS:
         return 1.0
@@ -153,8 +165,8 @@ def push_fraction(method: Method, spec: ModelSpec) -> float:
 def _sample(spec: ModelSpec) -> ModelSpec:
     """Return the model's first tensors that together have at most `_MOST_ENTRIES` entries.
 
-    At least one tensor is returned. A tensor that alone has more entries is cut to the rows that
-    fit.
+    The sample of the model's tensors contains at least one tensor. A sampled tensor with more than
+    `_MOST_ENTRIES` entries is cut to the rows that fit.
     """
     sampled: list[TensorSpec] = []
     num_entries = 0

@@ -1,8 +1,8 @@
 """Restores the state in which a PS shard died: loads a snapshot, replays the journal's events.
 
-The shard's core is deterministic: the same events lead to the same state, bit for bit. Damage of
-the journal ends the replay at the last intact record. An event on which the core raises also ends
-the replay.
+The shard's core is deterministic: equal sequences of events lead to equal states, bit for bit. If
+the journal is damaged, the replay ends after the last intact record. An event on which the core
+raises an exception also ends the replay of the journal.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from thinwire.ps.persistence.journal import JournalPosition
 from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, TruncatedRecord
 
 _LARGEST_HEAD_BYTES = 1 << 20
-#: Makes a core that has handled no event: (settings of the core, lease in seconds) -> core.
+#: Function that makes a core without events: (settings of the core, lease in seconds) -> core.
 MakeCore = Callable[[CoreConfig, float], PsCore]
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplaySettings:
-    """The settings of a shard's core from one restart to the next, as stored in journal heads."""
+    """The settings of a shard's core as stored in the heads (first records) of journal files."""
 
     config: CoreConfig
     lease_seconds: float
 
     def to_plain(self) -> State:
-        """Return the settings as plain data without arrays."""
+        """Return the core's settings as plain data without arrays."""
         return {
             field.name: to_plain(getattr(self, field.name)) for field in dataclasses.fields(self)
         }
 
     @staticmethod
     def of(content: State) -> ReplaySettings:
-        """Return the settings from plain data that `to_plain` returned.
+        """Return a core's settings from plain data that `to_plain` returned.
 
         Raises:
             DamagedRecord: The plain data do not hold settings of a core.
@@ -60,12 +60,13 @@ class Replayed:
     """The result of the replay of a shard's journal.
 
     Attributes:
-        core: Durable state of the core after the replay.
+        core: Durable (checkpointed) state of the core after the replay.
         place: Position in the journal after the last replayed record.
-        num_records: Number of replayed events.
-        generation: Highest generation (number of restarts of the shard) in the state and in the
-            heads of all journal files.
-        damage: Why the replay ended before the journal's end; None if the replay reached the end.
+        num_records: Number of events that were replayed from the journal.
+        generation: Highest generation (number of restarts of the shard) in the snapshot's state and
+            in the heads of all journal files.
+        damage: Why the replay ended before the end of the journal; None if the replay reached the
+            end.
     """
 
     core: State
@@ -76,7 +77,7 @@ class Replayed:
 
 
 class _Unhandled(Exception):
-    """The core raised an exception on an event of the journal."""
+    """Error: the core raised an exception on an event of the journal."""
 
     def __init__(self, num_records: int) -> None:
         super().__init__(num_records)
@@ -89,7 +90,8 @@ class _RecordReader:
     def __init__(self, folder: pathlib.Path, first: int) -> None:
         self._folder = folder
         self.heads: dict[int, _FileHeader] = {}
-        self._broken: dict[int, str] = {}  # number of a file -> why its head cannot be read
+        # Number of a journal file -> why the head of the file cannot be read.
+        self._broken: dict[int, str] = {}
         for number in journal.numbers(folder):
             try:
                 self.heads[number] = _head(folder, number)
@@ -97,20 +99,22 @@ class _RecordReader:
                 continue
             except DamagedRecord as error:
                 self._broken[number] = f"cannot be read ({error})"
-        self.place = JournalPosition(first, 0)  # position at which the last read record ends
+        # Position in the journal at which the last read record ends.
+        self.place = JournalPosition(first, 0)
         self.is_head = False
 
     def records(self) -> Iterator[memoryview]:
-        """Yield the bodies of all records; `place` and `is_head` describe the body yielded last.
+        """Yield the bodies of all journal records; `place` and `is_head` describe the last one.
 
         Raises:
             DamagedRecord: A record of the journal was changed after it was written.
         """
         number = self.place.number
         while True:
-            # Several journal files may continue the same file: after a replay was cut at damage,
-            # the restarted shard began a new file at the cut. Only the newest continuation holds
-            # the acknowledged events. An older continuation holds events that the restart gave up.
+            # Several journal files may continue one file, because after a replay that ended at
+            # damage, the restarted shard began a new file at this position. Only the newest
+            # continuation holds the acknowledged events; an older continuation holds events that
+            # the restart gave up.
             after = {n: head.after for n, head in self.heads.items() if head.after is not None}
             follow = (n for n, place in after.items() if n > number == place.number)
             follows = max(follow, default=None)
@@ -133,7 +137,9 @@ class _RecordReader:
             )
 
     def _check_no_file_after(self, last: int) -> None:
-        """Raise DamagedRecord if a later file does not continue file `last`."""
+        """Raise DamagedRecord if the next journal file does not continue the file with number
+        `last`.
+        """
         for number in sorted(number for number in {*self.heads, *self._broken} if number > last):
             after = self.heads[number].after if number in self.heads else None
             leads = f"continues file {after.number}" if after else "continues no file"
@@ -147,7 +153,8 @@ class _RecordReader:
 class _FileHeader:
     """The head of a journal file, which is the file's first record."""
 
-    after: JournalPosition | None  # position in the file that it continues; None: continues none
+    # Position in the journal file that this file continues; None if it continues no file.
+    after: JournalPosition | None
     settings: ReplaySettings
 
     @staticmethod
@@ -155,7 +162,7 @@ class _FileHeader:
         """Read the head of a journal file from the body of the file's first record.
 
         Raises:
-            DamagedRecord: The body of the record is not a head.
+            DamagedRecord: The body of the journal record is not the head of a file.
         """
         content = journal_format.content_of_head(body)
         try:
@@ -166,17 +173,18 @@ class _FileHeader:
 
 
 def _head(folder: pathlib.Path, number: int) -> _FileHeader:
-    """Return the head (first record) of the journal file with this number.
+    """Return the head (first record) of the journal file with the given number.
 
     Raises:
-        DamagedRecord: The head cannot be read. TruncatedRecord: the file ends within the head.
+        DamagedRecord: The head of the journal file cannot be read. The subclass TruncatedRecord
+            means that the file ends within the head.
     """
     data = journal.contents(journal.path_of(folder, number), 2 * _LARGEST_HEAD_BYTES)
     if (claimed := int.from_bytes(data[:4], "little")) > _LARGEST_HEAD_BYTES:
         raise DamagedRecord(f"the head claims {claimed} bytes, which is too large")
     for _, body in journal_format.bodies(data):
         return _FileHeader.of(body)
-    raise TruncatedRecord("the file has no head")
+    raise TruncatedRecord("the journal file has no head")
 
 
 def replay(
@@ -190,15 +198,16 @@ def replay(
     """Replay the events that a shard wrote to its journal after a snapshot.
 
     Args:
-        folder: Folder of the journal files.
+        folder: Folder that contains the journal files of the shard.
         snapshot: Durable state of the core in the snapshot.
         soft: State of the core in the snapshot that a restart without a journal would lose.
         first: Number of the journal file that the shard began with the snapshot.
         make: Function that makes a core from its settings.
         coder: Coder of the shard's events as journal records.
     """
-    # If the core raises on an event, its state may be half changed. The replay therefore starts
-    # again from the snapshot with a new core, and stops before the event that failed.
+    # If the core raises an exception on an event, the core's state may be half changed. The replay
+    # therefore starts again from the snapshot with a new core, and stops before the event that
+    # failed.
     most, damage = None, None
     while True:
         try:
@@ -228,13 +237,13 @@ def _attempt(
     """Replay all events of a journal; if `most` is not None, replay only the first `most` events.
 
     Raises:
-        _Unhandled: The core raised an exception on an event.
+        _Unhandled: The core raised an exception on an event of the journal.
     """
     core: PsCore | None = None
     settings, damage, count = None, None, 0
     # The last read (event, time), which the core has not handled yet. `JournaledCore` writes a
-    # `Failed` record behind an event on which the core raised. So the replay lets the core handle
-    # an event only after the next record has shown that the event did not fail.
+    # `Failed` record behind an event on which the core raised an exception. The replay therefore
+    # calls the core with an event only after the next record has shown that the event did not fail.
     newest: tuple[Any, float] | None = None
     try:
         for body in files.records():
@@ -263,17 +272,19 @@ def _attempt(
 def _handle(
     handle: Callable[[Any, float], object] | None, newest: tuple[Any, float] | None, count: int
 ) -> None:
-    """Have the core handle a replayed event; drop the resulting actions.
+    """Call the core with a replayed event; drop the resulting actions (such as replies).
 
-    The dead process has performed these actions, or no worker needs them after the restart.
+    The dead process has performed the actions that replayed events result in, or no worker needs
+    these actions after the restart.
 
     Args:
         handle: Method `handle` of the core; None if no head of a journal file has been read yet.
-        newest: (event, time at which the dead process handled it); None if there is no event.
+        newest: Replayed event, and the time at which the dead process handled the event; None if
+            there is no event.
         count: Number of replayed events up to and including this event.
 
     Raises:
-        _Unhandled: The core raised an exception on the event.
+        _Unhandled: The core raised an exception on the replayed event.
     """
     if handle is None or newest is None:
         return
@@ -286,14 +297,15 @@ def _handle(
 def _core_for(
     core: PsCore | None, settings: ReplaySettings, start: tuple[State, State], make: MakeCore
 ) -> PsCore:
-    """Return the core for a journal file's events: `core`, or a new one if the shard restarted."""
+    """Return the core for a journal file's events: `core`, or a new core if the shard restarted."""
     if core is not None and core.config.generation == settings.config.generation:
         return core
     fresh = make(settings.config, settings.lease_seconds)
     if core is None:
-        durable, soft = copy.deepcopy(start)  # a second attempt needs `start` unchanged
+        # A second attempt at the replay needs `start` unchanged.
+        durable, soft = copy.deepcopy(start)
         fresh.load_state_dict(durable)
         fresh.load_state_dict(soft, soft=True)
-    else:  # at this record the shard restarted, from the state that the earlier records lead to
+    else:  # here the shard restarted from the state after the earlier records of the journal
         fresh.load_state_dict(core.state_dict())
     return fresh

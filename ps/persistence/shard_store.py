@@ -1,7 +1,8 @@
 """Reads and writes the files of a PS shard: checkpoints, journals, and the high-water mark.
 
-A separate thread (`Saver`) writes each snapshot of the shard as a checkpoint. While the thread is
-busy, only the newest snapshot waits. A journal file that no checkpoint needs is removed.
+A separate thread (`Saver`) writes each snapshot of the shard as a checkpoint. While the thread
+writes a checkpoint, only the newest snapshot waits to be written. The shard removes each journal
+file that no checkpoint needs.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from thinwire.runtime.run.lock import LockOwner
 from thinwire.runtime.run.resuming import OtherRun, first_setting, programs_of, refusal
 from thinwire.runtime.run.settings import SCRIPT_FAILURES, Run, is_finished, limit_of
 
-#: Number of the format of a shard's checkpoint. Increase this number and the number in the
-#: journal's magic with every change of the names or the meaning of the contents. Earlier formats: 1
-#: stored attributes of the core and parts without names; in 2 a block spans one slot; in 3 learning
-#: rate schedules count examples.
+#: Number of the format of a shard's checkpoint. Increase this number, and the format number in the
+#: journal's first bytes, with every change of the names or the meaning of the contents. Earlier
+#: formats: 1 stored attributes of the core and parts without names; in 2 a block spans one slot; in
+#: 3 learning rate schedules count examples.
 FORMAT = 4
 _JOURNALS_OF = "journals.id"
 _NB_PS, _OPTIMIZER = "nb_ps", "server_optimizer"
 
 
 def _compiled(offer: Offer) -> list[object]:
-    """Return the properties of an offer (description of a model) that determine its steps."""
+    """Return the properties of a model's description (offer) that determine its training steps."""
     fresh = [dataclasses.replace(optimizer, iterations=0) for optimizer in offer.optimizers]
     return [fresh, offer.fingerprint()]
 
@@ -51,8 +52,8 @@ def _compiled(offer: Offer) -> list[object]:
 class Saver:
     """Writes the checkpoints of a shard in a background thread, one checkpoint after the other.
 
-    The thread exists only while a checkpoint is being written. A process that has served many
-    shards therefore holds no idle threads, and no arrays that idle threads would refer to.
+    The background thread exists only while a checkpoint is being written. A process that has served
+    many shards therefore holds no idle threads, and no arrays that idle threads would refer to.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class Saver:
         """Create a saver that has no snapshot to write yet.
 
         Args:
-            checkpoints: Store that the checkpoints are written to.
-            on_saved: Function called with each state after the state is in the store.
-            on_fenced: Function called when a successor process has taken over the store.
+            checkpoints: Storage (folder or remote) that the checkpoints are written to.
+            on_saved: Function called with each state after the state is stored as a checkpoint.
+            on_fenced: Function called when a successor process has taken over the checkpoints.
         """
         self._checkpoints, self._on_saved = checkpoints, on_saved
         self._on_fenced = on_fenced
@@ -76,7 +77,9 @@ class Saver:
         self.failure: Exception | None = None
 
     def put(self, version: int, state: State) -> None:
-        """Write a snapshot soon, instead of any snapshot that still waits; never block."""
+        """Write a snapshot as a checkpoint soon, instead of any snapshot that waits; never
+        block.
+        """
         with self._changed:
             self._next = (version, state)
             if not self._is_writing:
@@ -87,7 +90,7 @@ class Saver:
         """Wait until no snapshot is being written or waits to be written.
 
         Raises:
-            Exception: Writing the newest snapshot failed.
+            Exception: The newest snapshot could not be written.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._is_writing)
@@ -106,11 +109,13 @@ class Saver:
                 self._on_fenced(error)
             except Exception as error:  # noqa: BLE001 - flush() raises it
                 self.failure = error
-                logging.error("cannot write the checkpoint of version %d: %s", version, error)
+                logging.error(
+                    "cannot write the shard's checkpoint of model version %d: %s", version, error
+                )
 
     def _take(self) -> tuple[int, State] | None:
         """Return the snapshot to write next; None if no snapshot waits, which ends the thread."""
-        # `_is_writing` is cleared under the same lock under which `put` reads it. A snapshot that
+        # The saver clears `_is_writing` under the lock under which `put` reads it. A snapshot that
         # arrives later therefore starts a new thread. Without the lock, that snapshot could wait
         # forever.
         with self._changed:
@@ -125,8 +130,9 @@ class SavedShard:
     """The saved files of one shard of a run: the core's state, and the run's identity.
 
     Args:
-        run: Settings of the run.
-        name: Name of the PS node, which is also its folder's name in the run directory.
+        run: Settings of the training run.
+        name: Name of the PS node, for example ``ps-0``, which is also its folder's name in the run
+            directory.
 
     Raises:
         ConfigurationError: All checkpoints of the shard are damaged, or the newest checkpoint has a
@@ -135,7 +141,7 @@ class SavedShard:
 
     def __init__(self, run: Run, name: str) -> None:
         self._run = run
-        self._spec = ModelSpec(())  # `check` sets the spec of the run's model
+        self._spec = ModelSpec(())  # the method `check` sets the specification of the run's model
         self._offer: Offer | None = None
         self._name = name
         self.folder = checkpoints_of(run.run_dir, name)
@@ -155,15 +161,15 @@ class SavedShard:
 
     @property
     def offer(self) -> str | None:
-        """JSON text of the saved offer (a worker's description of its model); None if not saved."""
+        """JSON text of the saved offer (a worker's description of its model); None without one."""
         return self._found.get("offer") if self._found else None
 
     def check(self, spec: ModelSpec, offer: Offer | None = None) -> None:
-        """Compare the saved run with this run, and take over the checkpoints for writing.
+        """Check that the saved run fits this run, and take over the checkpoints for writing.
 
         Args:
             spec: Names, shapes and dtypes of the whole model's variables.
-            offer: Description of the model from a worker; None if the model comes from flags.
+            offer: Description of the model that a worker has sent; None if flags select the model.
 
         Raises:
             ConfigurationError: The run directory holds a run with other settings or another model.
@@ -198,7 +204,7 @@ class SavedShard:
         """Return whether the saved state has other settings or another model than this run.
 
         Args:
-            offer: Description of the model from a worker; None if the model comes from flags.
+            offer: Description of the model that a worker has sent; None if flags select the model.
         """
         if self._found is None:
             return False
@@ -209,7 +215,9 @@ class SavedShard:
         return not is_same or bool(first_setting(self.settings, resumed_settings(self._run)))
 
     def has_optimizers_of(self, offer: Offer | None) -> bool:
-        """Return whether the saved model has optimizers of the same classes as `offer`'s model."""
+        """Return whether the classes of the saved model's optimizers are those of `offer`'s
+        model.
+        """
         if self.offer is None or offer is None:
             now = {_OPTIMIZER: resumed_settings(self._run)[_OPTIMIZER]}
             return first_setting(self.settings, now) is None
@@ -221,7 +229,7 @@ class SavedShard:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Settings that the run was trained with; {} without a checkpoint."""
+        """Settings with which the saved run was trained; {} without a checkpoint."""
         settings = self._found["settings"] if self._found else {}
         return {str(name): str(value) for name, value in settings.items()}
 
@@ -238,29 +246,33 @@ class SavedShard:
 
     @property
     def phase(self) -> int:
-        """Phase of the script that trains the saved model; 0 without a checkpoint."""
+        """Number of the script's phase (model) that trains the saved model; 0 without a
+        checkpoint.
+        """
         return int(self._found["phase"]) if self._found else 0
 
     @property
     def since(self) -> int:
-        """First phase of the script that trained the same variables; 0 without a checkpoint."""
+        """Number of the script's first phase (model) that trained the saved model's variables; 0
+        without a checkpoint.
+        """
         return int(self._found["since"]) if self._found else 0
 
     def begin_phase(self, spec: ModelSpec, offer: Offer | None, phase: int, since: int) -> None:
-        """Save the model of the script's next phase from now on, with a new journal.
+        """From now on, save the model of the script's next phase, with a new journal.
 
         Args:
             spec: Names, shapes and dtypes of the whole model's variables.
-            offer: Description of the model from a worker; None if the model comes from flags.
-            phase: Number of the script's phase, which trains this model.
-            since: Number of the script's first phase that trained the same variables.
+            offer: Description of the model that a worker has sent; None if flags select the model.
+            phase: Number of the script's phase in which this model is trained.
+            since: Number of the script's first phase that trained the variables of this model.
         """
         self._spec, self._offer, self._phase, self._since = spec, offer, phase, since
         self._replayed = None
 
     @property
     def core(self) -> State | None:
-        """Durable state of the core in the newest checkpoint; None without a checkpoint."""
+        """State of the shard's core in the newest checkpoint; None without a checkpoint."""
         return self._found["core"] if self._found else None
 
     @property
@@ -270,10 +282,10 @@ class SavedShard:
 
     @property
     def finished(self) -> str | None:
-        """Stop reason of a saved run that is finished; None if the shard must serve the run.
+        """Stop reason of a saved run that is finished; None if the shard must still serve the run.
 
-        If the run's end is only in the journal and not in a checkpoint, the shard serves the run
-        again, because workers may not have received the end.
+        If the end of a run is only in the journal and not in a checkpoint, the shard serves the run
+        again, because workers may not have been notified of the end.
         """
         if self._found is None or (self._replayed is not None and self._replayed.num_records):
             return None
@@ -282,7 +294,7 @@ class SavedShard:
 
     @property
     def reports(self) -> dict[tuple[int, int], str]:
-        """Newest saved status report of each node: (role, id) -> JSON text."""
+        """Newest saved status report of each node of the run: (role, id) -> JSON text."""
         documents = {}
         for key, text in self._found["reports"].items() if self._found else ():
             role, _, number = key.partition(":")
@@ -302,16 +314,18 @@ class SavedShard:
 
     @property
     def recovered(self) -> State:
-        """Counts of replayed events, and cuts of damaged journals, in the newest checkpoint."""
+        """Counts of replayed events and damaged journals from the newest checkpoint."""
         nothing = {"replayed": 0, "cuts": []}
         return self._found.get("recovered", nothing) if self._found else nothing
 
     @property
     def generation(self) -> int:
-        """Generation (number of restarts) that begins now: above all earlier ones of the shard."""
-        # A skipped checkpoint is damaged, so its generation cannot be read. So one is added for
-        # each skipped checkpoint. If a generation were used twice, the shard would accept a
-        # worker's push for weights that a restart has replaced.
+        """Generation (number of restarts) that begins now, higher than all earlier generations of
+        the shard.
+        """
+        # A skipped checkpoint is damaged, so its generation (restart number) cannot be read, and
+        # one is added for each skipped checkpoint. If a generation were used twice, the shard would
+        # accept a worker's push for weights that a restart has replaced.
         before = [self._found["core"]["generation"] if self._found else -1]
         before.append(self._checkpoints.generation_before)
         if self._replayed is not None:
@@ -322,22 +336,23 @@ class SavedShard:
 
     @property
     def generations_undone(self) -> int:
-        """Number of restarts since the checkpoint; updates between them may be lost."""
+        """Number of restarts of the shard since the checkpoint; updates since then may be lost."""
         return self.generation - self._found["core"]["generation"] if self._found else 1
 
     @property
     def reached_version(self) -> int | None:
-        """Version that the shard reached before the last restart; None if it is not known.
+        """Version of the weights that the shard reached before its last restart; None if unknown.
 
-        None is also the result if the high-water mark is from an earlier generation than the
-        checkpoint: the checkpoint already counts the lost updates of that generation.
+        The version is also None if the high-water mark is from an earlier generation (before an
+        earlier restart) than the checkpoint, which already counts the updates lost in that
+        generation.
         """
         generation = self._found["core"]["generation"] if self._found else 0
         mark = self._mark if self._found else None
         return mark.version if mark is not None and mark.generation >= generation else None
 
     def replay(self, make: MakeCore, coder: EventCoder) -> Replayed | None:
-        """Replay the journal on the newest checkpoint; return None if there is no journal.
+        """Replay the journal on the state of the newest checkpoint; return None without a journal.
 
         Args:
             make: Function that makes a core from its settings.
@@ -347,20 +362,25 @@ class SavedShard:
             return None
         if self._found.get("journals_of") != self._journals_of():
             logging.warning(
-                "the journal behind the newest checkpoint lies on another machine: its updates are "
-                "lost, and this shard continues from the checkpoint"
+                "the journal of events after the newest checkpoint is on another machine: the "
+                "updates in this journal are lost, and the shard continues from the checkpoint"
             )
             return None
         saved = self._found
         replayed = replay(self.folder, saved["core"], saved["soft"], saved["journal"], make, coder)
         saved["core"], self._replayed = replayed.core, replayed
-        logging.info("the journal restored %d events", replayed.num_records)
+        logging.info(
+            "the shard's journal restored %d events after the newest checkpoint",
+            replayed.num_records,
+        )
         if replayed.damage:
-            logging.warning("the journal was cut: %s", replayed.damage)
+            logging.warning(
+                "the end of the shard's journal is damaged and was cut off: %s", replayed.damage
+            )
         return replayed
 
     def open(self) -> None:
-        """Create the saver, so that `put` can write checkpoints."""
+        """Create the saver of checkpoints, so that `put` can write checkpoints."""
         self._saver = Saver(
             self._checkpoints, self._remove_unneeded, lambda error: self.on_fenced(error)
         )
@@ -373,15 +393,16 @@ class SavedShard:
     def _remove_unneeded(self, state: State) -> None:
         """Remove the journal files that no checkpoint on disk needs.
 
-        The function considers every checkpoint, not only the newest. If the newest checkpoint is
-        damaged, a restart loads an older checkpoint and replays all journal files that follow it.
+        A journal file is removed only if no checkpoint needs it, not only the newest checkpoint. If
+        the newest checkpoint is damaged, a restart loads an older checkpoint and replays all
+        journal files that follow it.
         """
         self._needed = [*self._needed, state.get("journal")][-self._run.keep_checkpoints :]
         needed = [number for number in self._needed if number is not None]
         try:
             journal.remove_before(self.folder, min(needed, default=1 << 62))
         except OSError as error:
-            logging.warning("cannot remove an old journal: %s", error)
+            logging.warning("cannot delete an old journal of this shard: %s", error)
 
     def put(
         self,
@@ -396,13 +417,15 @@ class SavedShard:
         """Write the shard's state as a checkpoint soon; never block.
 
         Args:
-            version: Version of the weights in the state.
-            core: Snapshot of the core; the caller must not change the snapshot afterwards.
-            run_id: Identity of the run.
+            version: Version of the weights in the state (number of updates).
+            core: Snapshot of the shard core's state; the caller must not change the snapshot
+                afterwards.
+            run_id: Random identifier of the training run.
             bytes_down: Worker id -> number of bytes that the shard has sent to the worker.
             reports: Newest status report of each node: (role, id) -> JSON text.
             datagrams: Counts of the datagrams that the shard has received.
-            begun: Result of `JournaledCore.begin` for this state; None if `begin` was not called.
+            begun: Journal entries that `JournaledCore.begin` returned for this state; None if no
+                new journal file was begun.
         """
         self._saver.put(
             version,
@@ -440,11 +463,13 @@ class SavedShard:
                 remedy = "make that storage reachable and writable"
             raise ConfigurationError(
                 f"cannot write a checkpoint into {self.where}: {error.strerror or error}. The "
-                f"checkpoints before it are intact: {remedy}, and start the same command again."
+                f"earlier checkpoints are intact: {remedy}, and start the same command again."
             ) from error
 
     def ended_models(self) -> CheckpointStore:
-        """Return the store of models from the script's earlier phases, claimed for this process."""
+        """Return the storage of models from the script's earlier phases, for writing by this
+        process.
+        """
         name = f"{self._name}-ended"
         store = self._checkpoints_of(name, self.folder / "ended", self._run.keep_checkpoints)
         store.take_over(self._owner)
@@ -455,24 +480,26 @@ class SavedShard:
 
     @property
     def _is_elsewhere(self) -> bool:
-        """True if checkpoints and journal are stored in different places (--checkpoint_dir)."""
+        """True if the checkpoints are stored in another folder than the journal
+        (--checkpoint_dir).
+        """
         return self._run.checkpoint_dir is not None
 
     @property
     def place(self) -> str:
-        """Flag and value that name the place of the checkpoints, for messages: "--run_dir=..."."""
+        """Flag and value that name the folder of the checkpoints, for messages: "--run_dir=..."."""
         return "--{}={}".format(*self._place)
 
     @property
     def _place(self) -> tuple[str, str]:
-        """Return (name, value) of the flag that names the place of the checkpoints."""
+        """Return name and value of the flag that names the folder or address of the checkpoints."""
         if self._run.checkpoint_dir is not None:
             return CHECKPOINTS, self._run.checkpoint_dir
         return "run_dir", str(self._run.run_dir)
 
     @property
     def where(self) -> str:
-        """Folder or address of the shard's checkpoints, for messages to the user."""
+        """Folder or address of the PS shard's checkpoints, for messages to the user."""
         if self._run.checkpoint_dir is not None:
             return f"{self._run.checkpoint_dir.rstrip('/')}/{self._name}"
         return str(self.folder)
@@ -484,10 +511,11 @@ class SavedShard:
         return str(LockOwner.here("PS", number, addresses[number] if addresses else ""))
 
     def _journals_of(self) -> str | None:
-        """Return the random id of this folder's journals, which remote checkpoints also store.
+        """Return the random id of the run directory's journals, which remote checkpoints also hold.
 
         Journal files of different machines have the same names, and a shard must not replay the
-        journal of another machine. None: checkpoints and journals are in the same place.
+        journal of another machine. The id is None if checkpoints and journals are in the same
+        folder.
         """
         if not self._is_elsewhere:
             return None
@@ -510,17 +538,17 @@ class SavedShard:
         if (saved_format := state.get("format", 1)) != FORMAT:
             flag, place = self._place
             raise ConfigurationError(
-                f"--{flag}={place} holds checkpoints of format {saved_format}, and this version "
-                f"of Thinwire reads format {FORMAT}: continue with the version "
-                f"that wrote them, or give this run another --{flag}, or --overwrite the old run."
+                f"--{flag}={place} contains checkpoints of format {saved_format}, but this "
+                f"version of Thinwire reads format {FORMAT}. Continue with the version that wrote "
+                f"the checkpoints, or give this run another --{flag}, or --overwrite the old run."
             )
         return state
 
     def _fails_with(self, version: int, core: State) -> bool:
         """Return whether the run's training script failed after it had trained.
 
-        If the script fails before its first update (for example on a missing module), the result
-        is the value in the newest checkpoint.
+        If the training script fails before its first update (for example on a missing module), the
+        function returns the value in the newest checkpoint.
         """
         if self._found and version <= self.version:
             return self.script_failed

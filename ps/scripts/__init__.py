@@ -1,7 +1,7 @@
-"""The part of a shard that serves Keras scripts: receives their model, synchronizes their fits.
+"""The part of a PS shard that serves Keras scripts: receives their model, synchronizes their fits.
 
-`offering` receives the model of a worker's script, and `initial_model` builds the shard's state
-from that model. `barriers` makes the scripts of all workers wait for each other. `phases` replaces
-the shard's model when a script compiles another model. `evaluations` and `run_control` serve the
-script that evaluates, and end the run.
+The module `offering` receives the model of a worker's script, and the module `initial_model` builds
+the shard's state from that model. The module `barriers` makes the scripts of all workers wait for
+each other. The module `phases` replaces the shard's model when a script compiles another model.
+The modules `evaluations` and `run_control` serve the script of the evaluator, and end the run.
 """

@@ -1,21 +1,23 @@
-"""Barriers between the workers' scripts, and the end of the run; a plain object without threads.
+"""Barriers between the workers' training scripts, and the end of the run; no threads.
 
-A script waits at a barrier before its first training step, at the beginning and the end of each
-call of fit, and when it saves files after a fit. At the first barrier a script also waits for the
-run's first evaluator (`first_evaluator`). If a script has another model at the beginning or end of
-a fit, a new phase (model) of the run begins for all scripts. A script also reports its own end.
+A worker's script waits at a barrier before its first training step, at the beginning and the end of
+each call of fit, and when it saves files after a fit. At the first barrier a worker's script also
+waits for the start of the run's first evaluator (`first_evaluator`). If a script has another model
+at the beginning or end of a fit, a new phase (model) of the run begins for all scripts. A worker's
+script also reports its own end to shard 0.
 
 A barrier opens when every script in the run has reached that barrier or a later one. A script is in
 the run until its worker finishes, is lost (its stream has been closed for the time of a lease), or
 is absent (it has never connected within a time limit). An opened barrier stays open, so that a
 worker that starts late or restarts can catch up.
 
-One script may stop a fit early for all scripts. Only the script of the chief writes files. The
-chief is the worker with the lowest id that is not lost; a worker that has finished can still be the
-chief.
+One script may stop a fit early for all scripts. Only the script of the chief (one of the workers)
+writes files. The chief is the worker with the lowest id that is not lost. A worker that has
+finished can still be the chief.
 
-The state is not saved. After a restart of the shard the scripts report again at which barrier they
-wait, which barriers they have passed, and whether they have finished.
+The shard does not save the state of the barriers. After a restart of the shard, the workers'
+scripts report again at which barrier they wait, which barriers they have passed, and whether they
+have finished.
 """
 
 from __future__ import annotations
@@ -37,27 +39,27 @@ OF_FIT = (
     *("left", "left-offered", "left-joined", "loop", "saved"),
 )
 AT_END = OF_FIT.index("end")
-#: Names of the barrier before a script's first step. A script uses the second name if the run has a
-#: Supervisor: then scripts wait for an evaluator that the Supervisor may start without having
-#: reported the start yet.
+#: The two names of the barrier before a script's first step. A script uses the second name if the
+#: run has a Supervisor, because scripts then wait for an evaluator that the Supervisor may start
+#: without having reported the start yet.
 START, START_WITH_SUPERVISOR = STARTS = ("start", "start-with-supervisor")
 _CHANGING = {"begin": 0, "left": 1}
-#: Barrier names that contain the number of a fit. A name without this form sorts after all
-#: barriers.
+#: Pattern of barrier names that contain the number of a call of fit. A name without this form sorts
+#: after all barriers.
 _NAMED = re.compile(rf"fit-(\d{{1,9}})-({'|'.join(OF_FIT)})(?:-(\d{{1,9}}))?")
 _LAST, _FIRST = (math.inf, 0, 0), (0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class BarrierArrival:
-    """Report of a script that it has reached a barrier, or that it has reconnected.
+    """Report of a worker's script that it has reached a barrier or has reconnected.
 
     Attributes:
-        name: Name of the reached barrier; empty if the script only reports the barriers it has
-            passed.
-        passed: Names of the barriers that the script has passed before.
+        name: Name of the barrier that the script has reached; empty if the script only reports the
+            barriers it has passed.
+        passed: Names of the barriers that the script has passed before this report.
         changes: True if the script's model has changed since the script's previous barrier.
-        changed: Names of the barriers in `passed` at which a phase (model) has begun.
+        changed: Names of the barriers in `passed` at which a phase (another model) has begun.
     """
 
     name: str
@@ -72,7 +74,7 @@ class BarrierOpening:
 
     Attributes:
         worker: Worker id of the script that may pass.
-        name: Name of the barrier.
+        name: Name of the barrier that the script may pass.
         changes: True if a phase begins at this barrier because the model of a script has changed.
         offers: True if this script must offer its model; the other scripts then use that model.
     """
@@ -87,7 +89,7 @@ class BarrierOpening:
 class ScriptsEnd:
     """End of the run for all scripts.
 
-    `message` explains the end to users; empty after a normal end.
+    The `message` explains the end of the run to users; it is empty after a normal end.
     """
 
     cause: str
@@ -96,24 +98,26 @@ class ScriptsEnd:
 
 @dataclasses.dataclass(frozen=True)
 class FitStop:
-    """Request to a script to end a call of fit early."""
+    """Request to a worker's script to end a call of fit early."""
 
     worker: int
     fit: int
-    epochs: int  # number of epochs after which the fit ends; 0 ends the fit immediately
+    epochs: int  # number of epochs after which the call of fit ends; 0 ends it immediately
 
 
 @dataclasses.dataclass(frozen=True)
 class ChiefNamed:
-    """Notice to a script about which worker is the chief. Only the chief's script writes files."""
+    """Notice to a worker's script about which worker is the chief. Only the script of the chief (a
+    worker) writes files.
+    """
 
     worker: int
     chief: int
 
 
 Outcome = BarrierOpening | ScriptsEnd | FitStop | ChiefNamed
-#: Place of a barrier: number of the fit, index of the barrier in `OF_FIT`, and number of the saved
-#: file.
+#: Sort key of a barrier: number of the call of fit, index of the barrier in `OF_FIT`, and number of
+#: the saved file.
 _Position = tuple[float, int, int]
 
 
@@ -148,7 +152,7 @@ class _Script:
     """State of one incarnation (process start) of a worker's script.
 
     Attributes:
-        incarnation: Random number that identifies this start of the script.
+        incarnation: Random number that identifies one start of the script's process.
         seen_at: Time of the last message from the script, in seconds of the shard's clock.
         waits_at: Name of the barrier at which the script waits; None if the script does not wait.
         fit: Number of the newest fit that the script has begun; the first call of fit is 1.
@@ -166,16 +170,16 @@ class Barriers:
     """Barrier state of the scripts of all workers, kept by shard 0.
 
     Attributes:
-        ended: Cause of the run's end; None while the run continues.
-        first_evaluator: Start of the run's first evaluator. Scripts wait for that start before
-            their first training step.
+        ended: Cause of the end of the run; None while the run continues.
+        first_evaluator: Start of the run's first evaluator, for which the scripts wait before their
+            first training step.
         phase: Number of the newest phase (model) of the run that shard 0 knows of; the first is 0.
 
     Args:
         nb_workers: Number of workers of the run; worker ids are 1 to `nb_workers`.
         lease_seconds: Time without a message after which a script counts as lost, in seconds.
-        patience_seconds: Time after the connection of the first script, in seconds. A script that
-            has never connected counts as absent after this time.
+        patience_seconds: Time in seconds, from the connection of the first script, after which a
+            script that has never connected counts as absent.
     """
 
     def __init__(self, nb_workers: int, lease_seconds: float, patience_seconds: float) -> None:
@@ -187,7 +191,7 @@ class Barriers:
         # names of the barriers at which a script's model has changed
         self._changes: set[str] = set()
         self.phase = 0
-        # number of a fit -> number of epochs after which the fit ends
+        # number of a call of fit -> number of epochs after which the call ends
         self._stopped: dict[int, int] = {}
         self._chief = 1
         # time at which scripts that have never connected count as absent
@@ -201,7 +205,7 @@ class Barriers:
     def begin(self, worker: int, incarnation: int, now: float) -> list[Outcome]:
         """Register the stream of a worker's script.
 
-        A new incarnation (process start) of the script begins with empty state.
+        A new incarnation (process) of a worker's script begins with empty state.
         """
         self._absent_at = min(self._absent_at, now + self._patience_seconds)
         self.first_evaluator.script_came(now)
@@ -210,7 +214,7 @@ class Barriers:
         if is_new:
             self._scripts[worker] = _Script(incarnation, now)
         outcomes = self._seen(worker, now)
-        # a new incarnation is behind the other scripts: it must end a stopped fit immediately
+        # a restarted script is behind the other scripts and must end a stopped fit immediately
         stops = [
             FitStop(worker, fit, 0 if is_new else epochs)
             for fit, epochs in sorted(self._stopped.items())
@@ -218,11 +222,12 @@ class Barriers:
         return [ChiefNamed(worker, self._chief), *stops, *outcomes]
 
     def arrive(self, worker: int, arrival: BarrierArrival, now: float) -> list[Outcome]:
-        """Record that a script has reached a barrier. A repeated report changes nothing.
+        """Record that a worker's script has reached a barrier. A repeated report of a script at a
+        barrier changes nothing.
 
         Args:
             worker: Worker id of the script that has reached the barrier.
-            arrival: Report that the script has sent.
+            arrival: Report about the reached barrier that the script has sent.
             now: Current time in seconds of the shard's clock.
         """
         script, name, passed = self._scripts[worker], arrival.name, arrival.passed
@@ -242,12 +247,13 @@ class Barriers:
         return self._seen(worker, now)
 
     def stop_fit(self, worker: int, fit: int, epochs: int, now: float) -> list[Outcome]:
-        """Record that a script ends its current fit early, and end this fit in all other scripts.
+        """Record that a script ends its current call of fit early; end this fit in all other
+        scripts.
 
         Args:
             worker: Worker id of the script that ends the fit.
-            fit: Number of the fit; the first call of fit is 1.
-            epochs: Number of epochs after which the fit ends; 0 ends the fit immediately.
+            fit: Number of the script's call of fit; the first call is 1.
+            epochs: Number of epochs after which the call of fit ends; 0 ends it immediately.
             now: Current time in seconds of the shard's clock.
         """
         stops: list[Outcome] = []
@@ -258,7 +264,9 @@ class Barriers:
         return [*stops, *self._seen(worker, now)]
 
     def finish(self, worker: int, failed: bool, message: str, now: float) -> list[Outcome]:
-        """Record that a script has ended. A script that has failed ends the run for all scripts."""
+        """Record that a worker's script has ended. A worker's script that has failed ends the run
+        for all scripts.
+        """
         script = self._scripts[worker]
         script.has_finished, script.waits_at = True, None
         if failed:
@@ -270,20 +278,24 @@ class Barriers:
         return self._seen(worker, now)
 
     def lost(self, worker: int, incarnation: int, now: float) -> None:
-        """Record that a script's stream has ended. The script may reconnect within a lease."""
+        """Record that the control stream of a worker's script has ended. A script whose stream has
+        ended may reconnect within a lease.
+        """
         script = self._scripts.get(worker)
         if script is not None and script.incarnation == incarnation:
             script.seen_at = now
 
     def excuse(self, seconds: float) -> None:
-        """Extend all deadlines by `seconds`: the time in which this process was stalled."""
+        """Extend all deadlines of scripts by `seconds`, for which the shard's process was
+        stalled.
+        """
         for script in self._scripts.values():
             script.seen_at += seconds
         self._absent_at += seconds
         self.first_evaluator.excuse(seconds)
 
     def present(self, now: float) -> list[int]:
-        """Return the ids of the workers whose scripts are in the run, in ascending order."""
+        """Return the ids of the workers whose scripts take part in the run, in ascending order."""
         return [w for w in range(1, self._nb_workers + 1) if now < self._gone_at(w)]
 
     def is_running(self, worker: int, now: float) -> bool:
@@ -291,11 +303,11 @@ class Barriers:
         return worker in self._scripts and now < self._gone_at(worker)
 
     def tick(self, now: float) -> list[Outcome]:
-        """Return the messages to scripts that result from deadlines that have passed."""
+        """Return the messages to workers' scripts that result from deadlines that have passed."""
         return self._settle(now)
 
     def next_deadline(self, now: float) -> float | None:
-        """Return the next time at which `tick` must be called; None without a deadline."""
+        """Return the next time at which `tick` must be called; None if no deadline is set."""
         if self.ended is not None or not self._scripts:
             return None
         moments = [self._gone_at(worker) for worker in range(1, self._nb_workers + 1)]
@@ -342,7 +354,7 @@ class Barriers:
         self.phase = max(self.phase, phase_of(name))
 
     def _name_chief(self, now: float) -> list[Outcome]:
-        """Notify all scripts if another worker becomes the chief, which writes the files."""
+        """Notify all scripts if another worker becomes the chief, whose script writes the files."""
         scripts = self._scripts
         ended = {worker for worker, script in scripts.items() if script.has_finished}
         workers = range(1, self._nb_workers + 1)
@@ -361,7 +373,8 @@ class Barriers:
     def _position(self, worker: int) -> _Position:
         """Return the sort key of the barrier at which a worker's script waits.
 
-        A later barrier cannot open yet. The key is before all barriers if the script does not wait.
+        A barrier cannot open before all scripts with smaller keys have reached it. The sort key of
+        a script that waits at no barrier is before the keys of all barriers.
         """
         script = self._scripts.get(worker)
         if script is None or script.waits_at is None:
@@ -369,14 +382,16 @@ class Barriers:
         return position_of(script.waits_at)
 
     def _gone_at(self, worker: int) -> float:
-        """Return the time at which a silent script is lost or absent; -inf if it has finished."""
+        """Return the time at which a silent script counts as lost or absent; -inf if it has
+        finished.
+        """
         script = self._scripts.get(worker)
         if script is None:
             return self._absent_at
         return -math.inf if script.has_finished else script.seen_at + self._lease_seconds
 
     def _returned_early(self) -> str | None:
-        """Return an error text if a script ended although another script is in a later fit.
+        """Return an error text if a script ended although another script is in a later call of fit.
 
         Returns:
             The error text, or None if no script ended early.

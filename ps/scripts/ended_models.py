@@ -1,8 +1,8 @@
-"""Final models of ended phases of the run, for an evaluator or worker that reaches a phase late.
+"""Final models of ended phases (periods with one model), for late evaluators and workers.
 
-A phase is a period in which the run trains one model. An evaluator or a late worker gets the values
-of variables that the run does not train now from these models: for example the variables of a layer
-that is frozen in a later phase, or the variables of a replaced model.
+A phase is a period in which the run trains one model. From the models of ended phases, an evaluator
+or a late worker gets the values of variables that the run does not train now, for example the
+variables of a layer that is frozen in a later phase.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from thinwire.ps.core import events
 from thinwire.ps.core.serialization import from_plain, to_plain
 from thinwire.runtime.persistence.checkpoint import CheckpointStore
 
-#: Number of newest ended models that are always stored, and size limit in bytes of all stored
-#: models.
+#: Number of the newest models of ended phases that are always stored, and size limit in bytes of
+#: all stored models.
 _LEAST_MODELS, _MOST_BYTES = 2, 256 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class EndedModel:
-    """Final state of consecutive phases of the run that trained the same variables of one model.
+    """Final state of a model whose variables the run trained in one or more consecutive phases.
 
     Attributes:
-        first: Number of the first phase that trained this model's variables.
-        last: Number of the last phase that trained this model's variables.
+        first: Number of the run's first phase that trained this model's variables.
+        last: Number of the run's last phase that trained this model's variables.
         layout: Shard layout of this model: the slices of variables that the shard holds.
-        generation: Number of restarts of the shard before the phase `last` ended.
+        generation: Number of restarts of the shard before the end of the last phase that trained
+            this model.
         reply: Reply message with the final weights of the whole model.
     """
 
@@ -40,13 +41,15 @@ class EndedModel:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the ended model's weights and averaged statistics, in bytes."""
+        """Size of an ended model's weights and averaged statistics, in bytes."""
         update, aux = self.reply.update, self.reply.aux
         weights = update.values.nbytes if isinstance(update, Update) else 0
         return weights + (0 if aux is None else aux.nbytes)
 
     def to_plain(self) -> State:
-        """Return this ended model as plain data for a checkpoint; arrays are not copied."""
+        """Return the model of an ended phase as plain data for a checkpoint; arrays are not
+        copied.
+        """
         return {
             "first": self.first,
             "last": self.last,
@@ -60,7 +63,7 @@ class EndedModel:
 
     @classmethod
     def from_plain(cls, found: State) -> EndedModel:
-        """Build an ended model from the plain data that `to_plain` returns."""
+        """Build the model of an ended phase from the plain data that `to_plain` returns."""
         reply = {name: from_plain(value) for name, value in found["reply"].items()}
         return cls(
             found["first"],
@@ -72,14 +75,13 @@ class EndedModel:
 
 
 class EndedModels:
-    """The newest ended models of the run, found by phase number (writer thread).
+    """The newest models of ended phases of the run, by phase number (writer thread).
 
     Attributes:
-        since: Number of the first phase that trained the current model's variables.
+        since: Number of the run's first phase that trained the current model's variables.
 
     Args:
-        checkpoints: Store that saves the ended models for a restart of the shard; None to save
-            nothing.
+        checkpoints: Storage of the ended models for a restart of the shard; None to save nothing.
     """
 
     def __init__(self, checkpoints: CheckpointStore | None = None) -> None:
@@ -88,10 +90,11 @@ class EndedModels:
         self._kept: collections.deque[EndedModel] = collections.deque()
 
     def restore(self, since: int) -> None:
-        """Load the saved ended models of phases before the current model's first phase.
+        """Load the saved models of the phases before the current model's first phase.
 
         Args:
-            since: Value of the attribute `since` in the shard's checkpoint.
+            since: Number of the first phase that trained the current model's variables, from the
+                shard's checkpoint.
         """
         self.since = since
         states = [] if self._checkpoints is None else self._checkpoints.load_all()
@@ -99,7 +102,7 @@ class EndedModels:
         self._kept.extend(model for model in models if model.last < since)
 
     def add(self, ended: EndedModel, phase: int) -> None:
-        """Store and save the current model, because another model is trained from `phase` on.
+        """Store and save the current model, because the run trains another model from `phase` on.
 
         Raises:
             OSError: The checkpoint of the ended model cannot be written.
@@ -113,5 +116,7 @@ class EndedModels:
             self._checkpoints.save(ended.first, ended.to_plain())
 
     def find(self, phase: int) -> EndedModel | None:
-        """Return the final model of a phase; None if that phase's model is not stored."""
+        """Return the final model of a phase of the run; None if that phase's model is not
+        stored.
+        """
         return next((model for model in self._kept if model.first <= phase <= model.last), None)

@@ -1,23 +1,25 @@
-"""Meetings (synchronization points) of the workers' scripts after each epoch; has no threads.
+"""Meetings (synchronization points) of the workers' scripts after each epoch; no threads.
 
-A script meets the other scripts twice at the end of each epoch. The first meeting comes after the
-script's steps: the script sends the state of its training metrics and gets the sum over all
-scripts. The second meeting comes after the script's callbacks: the script reports whether a
-callback has set ``stop_training`` and gets the number of epochs after which the fit ends for all
-scripts.
+A worker's script meets the other workers' scripts twice at the end of each epoch. The first meeting
+of an epoch follows the script's training steps: the script sends the state of its training metrics
+and receives the sum over all scripts. The second meeting of an epoch follows the script's
+callbacks: the script reports whether a callback has set ``stop_training`` and receives the number
+of epochs after which the fit ends for all scripts.
 
-There are two kinds of meetings. Workers that step together in rounds wait: the shard answers when
-every script of the run has arrived, so all scripts get the same values. Workers that step without
-rounds do not wait: the answer is the sum of the newest reports of all scripts, and an early end of
-the fit takes effect after the current epoch of the fastest script.
+A meeting of scripts either waits for all scripts or does not wait. If workers step together in
+rounds, their meeting waits: the shard answers when every script of the run has arrived, so all
+scripts receive the same values. If workers step without rounds, their meeting does not wait: the
+answer is the sum of the newest reports of all scripts, and an early end of the fit takes effect
+after the current epoch of the fastest script.
 
-A meeting does not wait for a script that is lost, for a script that is behind by a whole epoch
-(after a restart), or for a script whose worker waits in a round for the push of another worker.
-That push may never come, because the script of the other worker may wait at this meeting. A meeting
-has no time limit: an epoch may take an hour longer on a slow device.
+A meeting of scripts does not wait for a script that is lost, for a script that is behind by a whole
+epoch (after a restart), or for a script whose worker waits in a round for the push of another
+worker. The push of another worker may never come, because the script of that worker may wait at the
+meeting. A meeting of scripts has no time limit, because an epoch may take an hour longer on a slow
+device.
 
-The state is not saved. After a restart of the shard the scripts report again at which meeting they
-wait, and the newest answer that they have received.
+The shard does not save the state of the epoch meetings. After a restart of the shard, the workers'
+scripts report again at which meeting they wait, and the newest answer that they have received.
 """
 
 from __future__ import annotations
@@ -35,23 +37,24 @@ from thinwire.ps.scripts.barriers import AT_END, position_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Place of a script: number of the fit, number of the epoch, and 0 after the epoch's steps or 1
-#: after its callbacks. The epoch number is -1 before the first epoch ends, and infinite after the
-#: end of the fit.
+#: Place of a script in its training: number of the call of fit, number of the epoch, and 0 after
+#: the epoch's steps or 1 after its callbacks. The epoch number is -1 before the first epoch ends,
+#: and infinite after the end of the fit.
 Place = tuple[float, float, int]
 
-#: Seconds without an update after which a meeting does not wait for a script whose worker waits in
-#: a round. Without this limit that worker and a script at the meeting could wait for each other
-#: forever. The value is longer than the time that one update takes.
+#: Seconds without an update after which a meeting at an epoch's end does not wait for a script
+#: whose worker waits in a round. Without this limit that worker and a script at the meeting could
+#: wait for each other forever. The value is longer than the time that one update takes.
 HELD_SECONDS = 0.5
-#: Number of meeting answers that are stored for late scripts; one answer may have up to 1 MiB.
+#: Number of answers of epoch meetings that are stored for late scripts; one answer may have up to 1
+#: MiB.
 _MOST_ANSWERS = 4
 _NOWHERE: Place = (0, -1, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class MeetingAnswer:
-    """Answer of an epoch meeting to one script."""
+    """Answer of a meeting at an epoch's end to one script."""
 
     worker: int
     meeting: pb.EpochMeeting
@@ -59,7 +62,9 @@ class MeetingAnswer:
 
 @dataclasses.dataclass(frozen=True)
 class FitEndsEarly:
-    """End of a fit for all scripts after `epochs` epochs, requested by the script of `worker`."""
+    """End of a call of fit for all scripts after `epochs` epochs, requested by one worker's
+    script.
+    """
 
     worker: int
     fit: int
@@ -74,13 +79,13 @@ class _MeetingScript:
     """State of one incarnation (process start) of a worker's script at the epoch meetings.
 
     Attributes:
-        incarnation: Random number that identifies this start of the script.
-        place: The farthest place (fit, epoch, stage) that the script has reached; None if this
-            shard does not know it.
+        incarnation: Random number that identifies one start of the script's process.
+        place: The latest point (fit, epoch, stage) that the script has reached in its training;
+            None if the shard does not know the point.
         newest: The script's newest report of metrics after an epoch; None before the first report.
-        waits_with: The report with which the script waits at a meeting; None if the script does not
-            wait.
-        since: Time at which the script began to wait, in seconds of the shard's clock.
+        waits_with: The report that the script has sent at the meeting where it waits; None if the
+            script does not wait.
+        since: Time at which the script began to wait at a meeting, in seconds of the shard's clock.
     """
 
     incarnation: int
@@ -94,9 +99,10 @@ class EpochMeetings:
     """The epoch meetings of all scripts of a run, kept by shard 0.
 
     Args:
-        present: Called with a time of the shard's clock; returns the ids of the workers whose
-            scripts are in the run at that time.
-        held: Returns the ids of the workers that wait in a round for other workers' pushes.
+        present: Function that returns the ids of the workers whose scripts are in the run at a
+            given time of the shard's clock.
+        held: Function that returns the ids of the workers that wait in a round for other workers'
+            pushes.
     """
 
     def __init__(
@@ -107,14 +113,14 @@ class EpochMeetings:
         self._present, self._held = present, held
         self._scripts: dict[int, _MeetingScript] = {}
         self._answers: dict[Place, pb.EpochMeeting] = {}
-        # number of a fit -> epochs after which the fit ends early; 0 ends the fit immediately
+        # number of a call of fit -> number of epochs after which it ends early; 0: immediately
         self._ends: dict[int, int] = {}
         self._version, self._moved_at = -1, -math.inf
 
     def begin(self, worker: int, incarnation: int, now: float) -> list[MeetingOutcome]:
         """Register the stream of a worker's script.
 
-        A new incarnation (process start) of the script begins with empty state.
+        A new incarnation (process) of a worker's script begins with empty state.
         """
         known = self._scripts.get(worker)
         if known is None:
@@ -124,22 +130,24 @@ class EpochMeetings:
         return self._settle(now)
 
     def arrive(self, worker: int, barrier: str, now: float) -> list[MeetingOutcome]:
-        """Record that a script has reached a barrier, for example the barrier after a fit."""
+        """Record that a worker's script has reached a barrier, for example the barrier after a
+        fit.
+        """
         fit, stage, _ = position_of(barrier)
         if math.isfinite(fit):
             self._advance(worker, (fit, math.inf if stage >= AT_END else -1, 0))
         return self._settle(now)
 
     def end_fit(self, fit: int, epochs: int) -> None:
-        """Record that a fit ends for all scripts after `epochs` epochs; 0 ends it immediately."""
+        """Record that a call of fit ends for all scripts after `epochs` epochs; 0: immediately."""
         self._ends.setdefault(fit, epochs)
 
     def meet(self, worker: int, meeting: pb.EpochMeeting, now: float) -> list[MeetingOutcome]:
-        """Record that a script has reached a meeting at an epoch's end; a report may be repeated.
+        """Record that a script has reached a meeting at an epoch's end; scripts may repeat reports.
 
         Args:
             worker: Worker id of the script that has reached the meeting.
-            meeting: Report that the script has sent.
+            meeting: Report that the script has sent for the meeting.
             now: Current time in seconds of the shard's clock.
         """
         place = place_of(meeting)
@@ -157,7 +165,7 @@ class EpochMeetings:
         outcomes: list[MeetingOutcome] = []
         if meeting.stops and meeting.fit not in self._ends:
             outcomes.append(self._end(worker, meeting.fit, self._fastest(meeting.fit, worker, now)))
-        # None unless the meeting was answered before this script arrived
+        # None unless the epoch meeting was answered before this script arrived
         answer = self._answers.get(place)
         if answer is None or meeting.after_callbacks:
             answer = self._answer(meeting, list(self._newest(meeting.fit, now)))
@@ -166,13 +174,15 @@ class EpochMeetings:
     # -- deadlines ----------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
-        """Extend all deadlines by `seconds`: the time in which this process was stalled."""
+        """Extend all deadlines of scripts by `seconds`, for which the shard's process was
+        stalled.
+        """
         for script in self._scripts.values():
             script.since += seconds
         self._moved_at += seconds
 
     def tick(self, now: float, version: int) -> list[MeetingOutcome]:
-        """Return the messages to scripts that result from deadlines that have passed.
+        """Return the messages to workers' scripts that result from deadlines that have passed.
 
         Args:
             now: Current time in seconds of the shard's clock.
@@ -200,7 +210,9 @@ class EpochMeetings:
         return script
 
     def _waiting(self) -> list[tuple[int, _MeetingScript]]:
-        """Return (worker id, script) of the scripts that wait, sorted by their place in the run."""
+        """Return (worker id, script) of the scripts that wait at meetings, the earliest epoch
+        first.
+        """
         waiting = [(w, script) for w, script in sorted(self._scripts.items()) if script.waits_with]
         return sorted(waiting, key=lambda pair: place_of(pair[1].waits_with))
 
@@ -230,7 +242,7 @@ class EpochMeetings:
         return outcomes
 
     def _have_come(self, place: Place, script: _MeetingScript, now: float) -> bool:
-        """Return True if the meeting at `place`, where `script` waits, can be answered now."""
+        """Return True if the shard can now answer the meeting at `place`, where `script` waits."""
         quiet = now - max(script.since, self._moved_at)
         held = self._held() if quiet >= HELD_SECONDS else ()
         newest = max(self._answers, default=_NOWHERE)
@@ -255,17 +267,17 @@ class EpochMeetings:
         return answer
 
     def _newest(self, fit: int, now: float) -> Iterator[pb.EpochMeeting]:
-        """Yield each script's newest report in a fit, in ascending order of worker ids."""
+        """Yield each script's newest report in a call of fit, in ascending order of worker ids."""
         present = set(self._present(now))
         for worker, script in sorted(self._scripts.items()):
             if worker in present and script.newest is not None and script.newest.fit == fit:
                 yield script.newest
 
     def _fastest(self, fit: int, worker: int, now: float) -> int:
-        """Return the number of epochs that the fastest script has done after its current epoch.
+        """Return how many epochs of a fit the fastest script has done after its current epoch.
 
         Args:
-            fit: Number of the fit; the first call of fit is 1.
+            fit: Number of the script's call of fit; the first call is 1.
             worker: Worker id of the script that has just completed an epoch.
             now: Current time in seconds of the shard's clock.
         """
@@ -275,7 +287,7 @@ class EpochMeetings:
             in_fit, epoch, stage = (script and script.place) or _NOWHERE
             if script is None or in_fit != fit:
                 continue
-            # stage 1 is after the callbacks, when the next epoch has begun
+            # a script at stage 1 (after its callbacks) has begun the next epoch
             if math.isfinite(epoch):
                 most = max(most, int(epoch) + 1 + (stage if other != worker else 0))
             elif script.newest is not None and script.newest.fit == fit:
@@ -293,14 +305,18 @@ class EpochMeetings:
 
 
 def place_of(meeting: pb.EpochMeeting | None) -> Place:
-    """Return the place (fit, epoch, stage) of a report; for None the place before all fits."""
+    """Return the point (fit, epoch, stage) of a script's report; for None a point before all
+    fits.
+    """
     if meeting is None:
         return _NOWHERE
     return (meeting.fit, meeting.epoch, int(meeting.after_callbacks))
 
 
 def _sums(reports: Sequence[Sequence[pb.MetricState]]) -> Iterator[pb.MetricState]:
-    """Yield the sums of the metrics that all scripts report with the same number of values."""
+    """Yield the sum over scripts of each metric that all scripts report with an equal number of
+    values.
+    """
     states: list[Mapping[str, NDArray[np.float64]]] = [
         {state.name: np.frombuffer(state.values, "<f8") for state in report} for report in reports
     ]

@@ -1,19 +1,19 @@
-"""Evaluations of the model that the workers' scripts request; a plain object without threads.
+"""Evaluations of the model that the workers' scripts request; no threads.
 
-At the end of an epoch a script waits for the evaluation of that epoch. Shard 0 requests an
+At the end of an epoch a worker's script waits for the evaluation of that epoch. Shard 0 requests an
 evaluation from the run's evaluator once, when the leading script reaches the end of that epoch. The
 leading script is the script with the lowest worker id among the scripts that are not behind by a
-whole evaluation. All scripts get the same answer, early or late. If no Supervisor starts an
-evaluator, or the Supervisor has been disconnected for a lease, the answer states that the epoch is
-not evaluated.
+whole evaluation. All scripts get the same evaluation result for an epoch, even if they request it
+at different times. If no Supervisor starts an evaluator, or the Supervisor has been disconnected
+for a lease, the shard answers the scripts that the epoch is not evaluated.
 
-The evaluator runs no callbacks and trains nothing. If an evaluation depends on a script's
-callbacks, or on state other than the weights, a worker's script must make the evaluation: the shard
-appoints the waiting script with the lowest worker id. If the appointed script is lost, the shard
-appoints another script.
+The evaluator process runs no callbacks of the script and trains nothing. If an evaluation depends
+on a script's callbacks, or on state other than the weights, a worker's script must make the
+evaluation. The shard then appoints the waiting script with the lowest worker id. If the script that
+must make an evaluation is lost, the shard appoints another script.
 
-The state is not saved. After a restart of the shard the scripts report again for which evaluation
-they wait, and the answers that they have received.
+The shard does not save the requests for evaluations. After a restart of the shard, the workers'
+scripts report again for which evaluation they wait, and the results that they have received.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.scripts.barriers import AT_END, position_of
 
-#: Place of a script: number of the fit (from 1) and number of the epoch. The epoch number is -1
-#: before the fit and infinite after the fit.
+#: Place of a script in its training: number of the call of fit (from 1) and number of the epoch.
+#: The epoch number is -1 before the fit and infinite after the fit.
 Position = tuple[float, float]
 
 #: Seconds for which a requested evaluation waits until an evaluator connects.
@@ -38,8 +38,8 @@ ANSWER_SECONDS = 3600.0
 #: not reached the end of the epoch. The leading script's worker may wait in a round for a worker
 #: whose script waits for this evaluation.
 STALL_SECONDS = 5.0
-#: Number of evaluation answers, and number of fits, that are stored for scripts and Supervisors
-#: that connect late.
+#: Number of evaluation results, and number of calls of fit, that are stored for scripts and
+#: Supervisors that connect late.
 _MOST_ANSWERS, _MOST_FITS = 10_000, 1000
 _NOWHERE: Position = (0, -1)
 
@@ -74,11 +74,13 @@ class _EvaluatedScript:
     """State of one incarnation (process start) of a worker's script at the evaluations.
 
     Attributes:
-        incarnation: Random number that identifies this start of the script.
-        position: Farthest (fit, epoch) that the script has reported.
+        incarnation: Random number that identifies one start of the script's process.
+        position: Latest (fit, epoch) that the script has reported: numbers of its call of fit and
+            of its epoch.
         waits_for: (fit, epoch) whose evaluation the script waits for; None if the script does not
             wait.
-        since: Time at which the script began to wait, in seconds of the shard's clock.
+        since: Time at which the script began to wait for an evaluation, in seconds of the shard's
+            clock.
         by_script: True if a worker's script, not the evaluator, must make the evaluation.
     """
 
@@ -94,8 +96,8 @@ class Evaluations:
 
     Args:
         lease_seconds: Time without a Supervisor after which epochs are not evaluated, in seconds.
-        present: Called with a time of the shard's clock; returns the ids of the workers whose
-            scripts are in the run at that time.
+        present: Function that returns the ids of the workers whose scripts are in the run at a
+            given time of the shard's clock.
     """
 
     def __init__(self, lease_seconds: float, present: Callable[[float], Sequence[int]]) -> None:
@@ -104,18 +106,19 @@ class Evaluations:
         self._fits: dict[int, pb.FitBegun] = {}
         self._histories: dict[int, pb.FitEnded] = {}
         self._answers: dict[tuple[int, int], pb.Evaluated] = {}
-        self._made: list[pb.Evaluated] = []  # results of all evaluations, in order of arrival
-        # (fit, epoch) -> time of the request; holds only requests that have no answer yet.
+        # Results of all evaluations, in the order of their arrival.
+        self._made: list[pb.Evaluated] = []
+        # (fit, epoch) -> time at which scripts requested this evaluation; only unanswered requests.
         self._requested: dict[tuple[int, int], float] = {}
         # (fit, epoch) -> (worker id, incarnation) of the script that must make this evaluation.
         self._appointed: dict[tuple[int, int], tuple[int, int]] = {}
-        # Fit -> first epoch that a worker's script evaluates; holds only fits that scripts
-        # evaluate.
+        # Number of a call of fit -> first epoch that a worker's script evaluates, for the calls
+        # that scripts evaluate.
         self._of_scripts: dict[int, pb.EpochEnded] = {}
-        # stream numbers of the Supervisors that start evaluators
+        # numbers of the streams of Supervisors that start evaluators
         self._supervisors: set[int] = set()
         self._has_evaluator = False
-        self._given_up = ""  # why the Supervisor starts no evaluator; else empty
+        self._given_up = ""  # reason why the Supervisor starts no evaluator; else empty
         # time since which no Supervisor is connected; None while a Supervisor is connected
         self._alone_since: float | None = None
         self._version, self._moved_at = -1, -math.inf
@@ -125,7 +128,7 @@ class Evaluations:
     def begin(self, worker: int, incarnation: int, now: float) -> list[Notice]:
         """Register the stream of a worker's script.
 
-        A new incarnation (process start) of the script begins with empty state.
+        A new incarnation (process) of a worker's script begins with empty state.
         """
         if self._alone_since is None:
             self._alone_since = now
@@ -135,7 +138,9 @@ class Evaluations:
         return self._settle(now)
 
     def begin_fit(self, worker: int, fit: pb.FitBegun, now: float) -> list[Notice]:
-        """Record that a script has begun a fit; the script may repeat the report."""
+        """Record that a worker's script has begun a call of fit; the script may repeat the
+        report.
+        """
         self._advance(worker, (fit.fit, -1))
         known = self._fits.get(fit.fit)
         if known is not None and (known.validates or not fit.validates):
@@ -146,7 +151,7 @@ class Evaluations:
         return [*self._for_evaluator(message), ForSupervisors(message), *self._settle(now)]
 
     def end_fit(self, fit: pb.FitEnded) -> list[Notice]:
-        """Record the training history that a fit has returned; the first script's report counts."""
+        """Record the training history that a call of fit has returned; the first report counts."""
         if fit.fit in self._histories:
             return []
         self._histories[fit.fit] = fit
@@ -154,7 +159,9 @@ class Evaluations:
         return list(self._for_evaluator(pb.ToClient(fit_ended=fit)))
 
     def arrive(self, worker: int, barrier: str, now: float) -> list[Notice]:
-        """Record that a script has reached a barrier, for example the barrier after a fit."""
+        """Record that a worker's script has reached a barrier, for example the barrier after a
+        fit.
+        """
         fit, stage, _ = position_of(barrier)
         if math.isfinite(fit):
             self._advance(worker, (fit, math.inf if stage >= AT_END else -1))
@@ -163,11 +170,11 @@ class Evaluations:
     def request(
         self, worker: int, fit: int, epoch: int, now: float, by_script: bool = False
     ) -> list[Notice]:
-        """Record that a script waits for the evaluation of an epoch; a report may be repeated.
+        """Record that a script waits for the evaluation of an epoch; scripts may repeat reports.
 
         Args:
-            worker: Worker id of the script that waits.
-            fit: Number of the fit; the first call of fit is 1.
+            worker: Worker id of the script that waits for an evaluation.
+            fit: Number of the script's call of fit; the first call is 1.
             epoch: Number of the epoch, as Keras counts epochs.
             now: Current time in seconds of the shard's clock.
             by_script: True if a worker's script, not the evaluator, must make this evaluation.
@@ -198,7 +205,7 @@ class Evaluations:
     # -- Supervisors and the evaluator ----------------------------------------------------------
 
     def offer(self, supervisor: int, now: float) -> list[pb.ToClient]:
-        """Record that a connected Supervisor starts an evaluator when scripts need one.
+        """Record that a connected Supervisor starts an evaluator process when scripts need one.
 
         Args:
             supervisor: Number that identifies the Supervisor's stream.
@@ -217,8 +224,8 @@ class Evaluations:
 
         Args:
             supervisor: Number that identifies the Supervisor's stream.
-            why: Reason why the Supervisor starts no evaluator; empty if its stream was lost, so
-                that the Supervisor may reconnect.
+            why: Reason why the Supervisor starts no evaluator; empty if the Supervisor's stream was
+                lost, so that it may reconnect.
             now: Current time in seconds of the shard's clock.
         """
         is_known = supervisor in self._supervisors
@@ -228,9 +235,9 @@ class Evaluations:
         return self._settle(now)
 
     def begin_evaluator(self, now: float) -> list[Notice]:
-        """Register the evaluator's stream.
+        """Register the stream of the run's evaluator process.
 
-        The evaluator gets the earlier fits and open requests.
+        The shard sends a new evaluator the earlier fits and the open requests for evaluations.
         """
         self._has_evaluator = True
         messages = [pb.ToClient(fit_begun=fit) for fit in self._fits.values()]
@@ -240,7 +247,9 @@ class Evaluations:
         return [*map(ForEvaluator, messages), *self._settle(now)]
 
     def end_evaluator(self, now: float) -> list[Notice]:
-        """Record that the evaluator's stream has ended. An evaluator may connect again later."""
+        """Record that the evaluator's stream has ended. An evaluator whose stream has ended may
+        connect again later.
+        """
         self._has_evaluator = False
         self._requested = {
             place: since if place in self._appointed else now
@@ -271,7 +280,9 @@ class Evaluations:
     # -- deadlines ----------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
-        """Extend all deadlines by `seconds`: the time in which this process was stalled."""
+        """Extend all deadlines of scripts by `seconds`, for which the shard's process was
+        stalled.
+        """
         for script in self._scripts.values():
             script.since += seconds
         self._requested = {place: since + seconds for place, since in self._requested.items()}
@@ -291,7 +302,7 @@ class Evaluations:
         return self._settle(now)
 
     def next_deadline(self, now: float) -> float | None:
-        """Return the next time at which `tick` must be called; None without a deadline."""
+        """Return the next time at which `tick` must be called; None if no deadline is set."""
         moments = [self._given_up_at(place) for place, _ in self._waiting()]
         moments += [self._stalled_at(script) for _, script in self._waiting()]
         return min((when for when in moments if now < when < math.inf), default=None)
@@ -310,7 +321,9 @@ class Evaluations:
             yield ForEvaluator(message)
 
     def _waiting(self) -> list[tuple[tuple[int, int], _EvaluatedScript]]:
-        """Return ((fit, epoch), script) for each script that waits, the earliest epoch first."""
+        """Return ((fit, epoch), script) of each script that waits for an evaluation, earliest
+        first.
+        """
         waiting = [
             (script.waits_for, script)
             for _, script in sorted(self._scripts.items())
@@ -368,7 +381,8 @@ class Evaluations:
     def _leader_position(self, now: float) -> Position:
         """Return the (fit, epoch) of the leading script, which decides when an evaluation is made.
 
-        A script that is behind by a whole evaluation, for example after its restart, does not lead.
+        A script that is behind by a whole evaluation, for example after its restart, is not the
+        leading script.
         """
         places = [*self._answers, *self._requested]
         newest = max(places, default=_NOWHERE)
@@ -381,7 +395,9 @@ class Evaluations:
         return max(script.since, self._moved_at) + STALL_SECONDS
 
     def _given_up_at(self, place: tuple[int, int]) -> float:
-        """Return the time at which the wait for an evaluation ends; -inf if it has ended."""
+        """Return the time at which scripts stop waiting for an evaluation; -inf if it has
+        passed.
+        """
         if place in self._appointed:
             return self._requested[place] + ANSWER_SECONDS
         if any(script.by_script and script.waits_for == place for script in self._scripts.values()):

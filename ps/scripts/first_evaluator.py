@@ -1,9 +1,10 @@
-"""The start of the run's first evaluator, for which the workers' scripts wait; has no threads.
+"""The start of the run's first evaluator process, for which the workers' scripts wait.
 
-An evaluator runs the same script as the workers, up to the script's call of `distribute`. The
-script may clear a folder before that call. To protect the files of the training, no worker trains
-before the first evaluator has reached `distribute`. The Supervisor reports the start and the end of
-the evaluator's process. The evaluator opens its stream to shard 0 in `distribute`.
+Until the script calls `distribute`, an evaluator runs the workers' script as a worker does. A
+user's script may clear a folder before it calls `distribute`. To protect the files of the training,
+no worker trains before the first evaluator has reached `distribute`. The Supervisor reports the
+start and the end of the evaluator's process. The evaluator opens its stream to shard 0 in
+`distribute`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import math
 
 
 class _Stage(enum.Enum):
-    """Stage of the evaluator's start.
+    """Stage of the start of the run's first evaluator.
 
-    UNKNOWN until a Supervisor reports; STARTING while scripts wait; SETTLED forever once no script
-    has to wait.
+    The stage is UNKNOWN until a Supervisor reports, STARTING while scripts wait for the evaluator,
+    and SETTLED from the time when no script has to wait.
     """
 
     UNKNOWN = enum.auto()
@@ -34,39 +35,42 @@ class FirstEvaluator:
     def __init__(self, lease_seconds: float) -> None:
         self._lease_seconds = lease_seconds
         self._stage = _Stage.UNKNOWN
-        # time at which the first script connected or the Supervisor was lost
+        # time at which the first script connected or the Supervisor's stream was lost
         self._unknown_since = math.inf
 
     def script_came(self, now: float) -> None:
-        """Record that a worker's script has connected, which may have to wait for the evaluator."""
+        """Record that a worker's script has connected; it may have to wait for the evaluator."""
         self._unknown_since = min(self._unknown_since, now)
 
     def report(self, is_starting: bool) -> None:
-        """Record a Supervisor's report.
+        """Record a Supervisor's report about the evaluator process.
 
-        `is_starting` is True if an evaluator's process runs but has not reached `distribute` yet.
+        `is_starting` is True if an evaluator's process runs but its script has not called
+        `distribute` yet.
         """
         if self._stage is not _Stage.SETTLED:
             self._stage = _Stage.STARTING if is_starting else _Stage.SETTLED
 
     def arrive(self) -> None:
-        """Record that an evaluator has reached `distribute`."""
+        """Record that an evaluator's script has called `distribute`."""
         self._stage = _Stage.SETTLED
 
     def lose_supervisor(self, now: float) -> None:
         """Record that a Supervisor's stream has ended.
 
-        The Supervisor may reconnect within a lease.
+        A Supervisor whose stream has ended may reconnect within a lease.
         """
         if self._stage is _Stage.STARTING:
             self._stage, self._unknown_since = _Stage.UNKNOWN, now
 
     def excuse(self, seconds: float) -> None:
-        """Extend the deadline by `seconds`: the time in which this process was stalled."""
+        """Extend the deadline of scripts by `seconds`, for which the shard's process was
+        stalled.
+        """
         self._unknown_since += seconds
 
     def waits_until(self, has_supervisor: bool) -> float:
-        """Return the time until which scripts wait, by the shard's clock; -inf if no script waits.
+        """Return the time of the shard's clock until which scripts wait for the evaluator, or -inf.
 
         Args:
             has_supervisor: True if the run has a Supervisor, even if it has not reported yet.

@@ -1,4 +1,4 @@
-"""A shard's initial model as plain arrays, made from the run's flags or from a worker's offer."""
+"""A PS shard's initial model as arrays, made from the run's flags or a worker's description."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ _MOST_SHARD_BYTES = (1 << 32) - 1
 
 @dataclasses.dataclass(frozen=True)
 class InitialModel:
-    """A shard's model before the first update.
+    """A PS shard's model before the first update.
 
     Attributes:
         spec: Names and shapes of the variables of the whole model.
         layouts: Layouts of all shards (the slices of variables that each shard holds), in the order
             of their ids.
-        weights: [n] float32 weights in the order of this shard's layout.
-        statistics: [m] float32 moving statistics that shard 0 averages; may be empty.
-        method: The run's method with the optimizer that updates this model.
+        weights: Initial weights [n] float32 of this shard, in the order of its layout.
+        statistics: Initial moving statistics [m] float32, which shard 0 averages over the workers;
+            may be empty.
+        method: The run's training method, with the optimizer that updates this model.
         num_examples: Size of the training set; None if the run does not limit the epochs
             (--epochs).
         offer: Description of the model that a worker has sent; None if the flags name the model.
@@ -56,9 +57,10 @@ def model_of_flags(
     """Return a shard's initial model for a run whose flags name the model.
 
     Args:
-        run: The run's settings.
-        id_ps: Id of the shard.
-        shared: The whole model; None to build it from the run's settings.
+        run: Settings of the training run.
+        id_ps: Id of the parameter server shard, from 0.
+        shared: The whole model, of which the function takes the shard's part; None to build the
+            model from the run's settings.
         num_examples: Size of the training set; None to count the examples if --epochs needs their
             number.
 
@@ -69,7 +71,7 @@ def model_of_flags(
     from thinwire.data.loading import num_train
     from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
 
-    has_gpu(run)  # raises ConfigurationError if --device names a missing GPU
+    has_gpu(run)  # the call raises ConfigurationError if --device names a missing GPU
     shared = shared or SharedModel(run.model, run.seed)
     layouts = run.method.place(shared.spec, run.nb_ps)
     if run.epochs is None:
@@ -87,7 +89,7 @@ def model_of_flags(
 
 
 def offered_layouts(run: Run, offer: Offer) -> tuple[ShardLayout, ...]:
-    """Return the layouts of all shards for the model that a worker offers; equal on all nodes.
+    """Return the layouts of all shards for the model that a worker offers; same on all nodes.
 
     Raises:
         ConfigurationError: The model cannot be split over the run's shards.
@@ -96,14 +98,14 @@ def offered_layouts(run: Run, offer: Offer) -> tuple[ShardLayout, ...]:
 
 
 def _method_of(run: Run, offer: Offer) -> Method:
-    """Return the run's method with the optimizer that updates the model that a worker offers."""
+    """Return the run's training method with the optimizer of the model that a worker offers."""
     server = run.method.server
     if offer.optimizers and not server.awaits_offer:
         name = offer.optimizers[0].optimizer.name
         raise ConfigurationError(
-            f"the offer names the optimizer {name}, but this run's PS "
-            f"steps with --server_optimizer={server.optimizer}; give all nodes the same --method "
-            "and --server_optimizer."
+            f"the script's optimizer is {name}, but the PS of this run has "
+            f"--server_optimizer={server.optimizer}; give all nodes the same --method and "
+            "--server_optimizer."
         )
     return adopt(run.method, offer)
 
@@ -120,8 +122,8 @@ def offered_bytes(run: Run, id_ps: int, offer: Offer) -> int:
     num_bytes = 4 * (layout.size + num_statistics + num_slots)
     if not layout.size or num_bytes > _MOST_SHARD_BYTES:
         raise ConfigurationError(
-            f"PS {id_ps} would hold {num_bytes:,} bytes of the offered model; expected 4 to "
-            f"{_MOST_SHARD_BYTES:,}. Set another --nb_ps."
+            f"PS shard {id_ps} would store {num_bytes:,} bytes of the script's model; expected 4 "
+            f"to {_MOST_SHARD_BYTES:,} bytes. Set another --nb_ps."
         )
     return num_bytes
 
@@ -130,8 +132,8 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
     """Return a shard's initial model, made from the model that a worker offers.
 
     Args:
-        run: The run's settings.
-        id_ps: Id of the shard.
+        run: Settings of the training run.
+        id_ps: Id of the parameter server shard, from 0.
         offer: Worker's description of its model, from a document that has been checked.
         payload: [n] float32 bytes: weights, then statistics and optimizer slots, `offered_bytes`
             long. None if a checkpoint holds the values.
@@ -158,8 +160,8 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
         method = dataclasses.replace(method, server=method.server.starting_at(initial))
     if bool(offer.statistics) and not run.method.bn_sync:
         raise ConfigurationError(
-            f"the offer has {offer.statistics} moving statistics but this run averages none; give "
-            "all nodes the same --bn_sync."
+            f"the script's model has {offer.statistics} values of moving statistics (BatchNorm), "
+            "but the PS of this run averages no statistics; give all nodes the same --bn_sync."
         )
     if run.epochs is not None and not offer.num_examples:
         raise ConfigurationError(
@@ -193,10 +195,13 @@ def _check_rates(run: Run, method: Method, offer: Offer) -> None:
 
 
 def _check_finite(values: Float32) -> None:
-    """Reject values with NaN or infinity. The check runs piecewise, to need little memory."""
+    """Reject offered weights that contain NaN or infinity. The check for NaN and infinity runs
+    piecewise, to need little memory.
+    """
     for start in range(0, len(values), 1 << 20):
         if not np.isfinite(values[start : start + (1 << 20)]).all():
             raise ConfigurationError(
-                "the offered weights hold NaN or infinity; expected finite numbers. Look at the "
-                "model's initializers, or at the file that its weights are loaded from."
+                "the initial weights of the script's model contain NaN or infinity; expected "
+                "finite numbers. Look at the model's initializers, or at the file that its "
+                "weights are loaded from."
             )

@@ -1,10 +1,10 @@
-"""Port of a shard that has no model yet and accepts the model that a worker offers.
+"""Port of a PS shard that has no model yet and accepts the model that a worker offers (sends).
 
 One worker at a time may offer its model: the worker sends a document that describes the model, and
 the initial weights as payload. The shard holds the streams of the other workers for a few seconds
-and then requests these workers to retry. The shard checks the document of an offer before it
-allocates memory for the payload. The main thread gets the offer from `OfferStage.next_offer` and
-builds the model.
+and then requests these workers to retry. The shard checks the document that describes an offered
+model before it allocates memory for the weights. The shard's main thread gets a worker's offer from
+`OfferStage.next_offer` and builds the model.
 
 Source: design, section 10, "The PS runs no user code".
 """
@@ -44,20 +44,22 @@ from thinwire.runtime.run.settings import Run
 if TYPE_CHECKING:
     from thinwire.proto.security.connection_guard import ConnectionGuard
 
-#: Seconds for which the shard holds the stream of a client that it cannot serve yet. Then the
-#: client must retry, which shows that the client still runs.
+#: Seconds for which the shard holds the stream of a client that it cannot serve yet. After this
+#: time the client must retry, which shows that the client still runs.
 _HELD_SECONDS = 5.0
 #: Shortest time limit, in seconds, for a worker to send its offer or the next chunk of its offer.
 _SILENCE_SECONDS = 10.0
-#: Delay before a client retries, in seconds, sent with REASON_STARTING. The client retries as long
-#: as this PS answers.
+#: Delay in seconds before a client's retry, which the shard sends with REASON_STARTING. The client
+#: retries as long as the PS answers.
 _RETRY_SECONDS = 0.02
 _LOOK_SECONDS = 0.1
 _LONGEST_MESSAGE = 2000
 
 
 class OfferRefused(Exception):
-    """The offer of a worker is invalid. The message is sent to the worker."""
+    """Error: the model that a worker offers is invalid. The message of the error is sent to the
+    worker that offered the model.
+    """
 
 
 class _SentAway(Exception):
@@ -69,10 +71,10 @@ class ReceivedOffer:
     """Model that a worker has offered: its checked description and its payload.
 
     Attributes:
-        offer: Description of the model, from the offer's document.
-        payload: Initial weights of this shard, then moving statistics and slots; has the expected
-            length.
-        worker: Id of the worker that sent the offer.
+        offer: Checked description of the model, from the worker's document.
+        payload: Bytes of the shard's initial weights, then of moving statistics and optimizer
+            slots, of the expected length.
+        worker: Id of the worker that offered the model.
         stream: Stream of the offering worker, which waits for an answer.
         program: Rows that describe the script of the worker; empty if the worker has no script.
     """
@@ -92,15 +94,15 @@ class OfferStage:
 
     Attributes:
         guard: Guard that limits and counts the clients of the port.
-        watch: Object that detects that the shard refuses all workers.
-        listening: The open port; None before `listen` is called.
+        watch: Object that detects that the shard refuses all workers, so that it can end.
+        listening: The open network port of the shard; None before `listen` is called.
         interrupted: True if the shard must end before it has a model.
         phase: Number of the phase (model of the script) for which this stage accepts a model.
 
     Args:
-        run: The run's settings.
-        own: Settings of this shard from its flags.
-        clock: Monotonic clock in seconds; tests replace it.
+        run: Settings of the training run.
+        own: Settings of this PS shard from its command-line flags.
+        clock: Function that returns monotonic time in seconds; tests replace the function.
     """
 
     def __init__(self, run: Run, own: PsFlags, clock: Callable[[], float] = time.monotonic) -> None:
@@ -110,11 +112,12 @@ class OfferStage:
         self.listening: GrpcServer | None = None
         self.interrupted = False
         self._lock = threading.RLock()
-        self._held: dict[ServerStream, float] = {}  # client's stream -> time since which it is held
+        # Client's stream -> time since which the shard holds the stream.
+        self._held: dict[ServerStream, float] = {}
         self._offering: OfferReader | None = None
-        self._is_taken = False  # True while the main thread has an offer
+        self._is_taken = False  # True while the main thread builds an offered model
         self._has_model = False
-        # identity of shard 0's model, on shards 1 and up; else None
+        # identity of shard 0's model, for shards 1 and up; else None
         self._leader: LeaderModel | None = None
         self._closing = threading.Event()
         self._came: queue.SimpleQueue[ReceivedOffer | Exception] = queue.SimpleQueue()
@@ -133,16 +136,16 @@ class OfferStage:
         guard: ConnectionGuard,
         on_offer: Callable[[ReceivedOffer], None],
     ) -> OfferStage:
-        """Return the stage of a shard that serves a model and accepts the next phase's model.
+        """Return the object that accepts the script's next model while the shard serves a model.
 
         Args:
-            run: The run's settings.
-            own: Settings of this shard from its flags.
+            run: Settings of the training run.
+            own: Settings of this PS shard from its command-line flags.
             phase: Number of the phase (model of the script) for which the stage accepts a model.
-            run_id: Random id of the run.
-            guard: Guard of the shard's port.
-            on_offer: Called with each received offer, in the thread that reads the offering
-                worker's stream.
+            run_id: Random identifier of the training run.
+            guard: Guard that limits and counts the clients of the shard's port.
+            on_offer: Function called with each received model offer, in the thread that reads the
+                offering worker's stream.
         """
         stage = cls(run, own)
         stage.phase, stage.guard, stage._on_offer = phase, guard, on_offer
@@ -152,22 +155,22 @@ class OfferStage:
 
     @property
     def num_waiting(self) -> int:
-        """Number of clients whose streams are held."""
+        """Number of clients whose streams the shard holds until a model is offered."""
         return len(self._held)
 
     # -- methods of the main thread ---------------------------------------------------------
 
     def listen(self) -> None:
-        """Open the port. Shards 1 and up also start to wait for shard 0's model.
+        """Open the port. A shard with id 1 or higher also starts to wait for shard 0's model.
 
         Raises:
-            thinwire.proto.grpc.PortInUse: Another process uses the port.
+            thinwire.proto.grpc.PortInUse: Another process already listens at the port.
         """
         run, flags = self.run, self.own
         dscp = dscp_of(run.method.router, run.transport.dgt_dscp)
         self.listening = serve(flags.bind, flags.port, self.read, dscp=dscp, guard=self.guard)
-        logging.info("PS %d listens on %s:%d", flags.id_ps, flags.bind, self.listening.port)
-        logging.info("waiting for a worker that offers the model")
+        logging.info("PS shard %d listens on %s:%d", flags.id_ps, flags.bind, self.listening.port)
+        logging.info("waiting for a worker that sends the model of its script")
         self._begin_looking()
 
     def _begin_looking(self) -> None:
@@ -175,10 +178,11 @@ class OfferStage:
             threading.Thread(target=self._look_for_leader, name="leader", daemon=True).start()
 
     def next_offer(self) -> ReceivedOffer | None:
-        """Wait for a worker's offer; return None if this shard must end before an offer arrives.
+        """Wait for a worker's model offer; return None if the shard must end before an offer
+        arrives.
 
         Raises:
-            Unreachable, RequestRejected: Shard 0 does not answer, or rejects this shard.
+            Unreachable, RequestRejected: Shard 0 does not answer this shard, or rejects it.
             NobodyAdmitted: The shard has refused all clients that connected.
         """
         while not self.interrupted:
@@ -190,7 +194,8 @@ class OfferStage:
                     raise NobodyAdmitted(why) from None
                 continue
             if isinstance(item, Exception):
-                if self._closing.is_set():  # `close` has ended the wait for shard 0's model
+                # The method `close` has ended the wait for shard 0's model.
+                if self._closing.is_set():
                     break
                 raise item
             if not item.stream.lost:
@@ -201,21 +206,21 @@ class OfferStage:
         return None
 
     def taken(self) -> ReceivedOffer | None:
-        """Return the received offer without waiting; None if no worker has sent an offer."""
+        """Return the received offer of a model without waiting; None if no worker has sent one."""
         with contextlib.suppress(queue.Empty):
             item = self._came.get_nowait()
             return item if isinstance(item, ReceivedOffer) else None
         return None
 
     def refuse(self, received: ReceivedOffer, why: str, reason: int = pb.REASON_OFFER) -> None:
-        """Reject a worker's offer, end the worker's stream, and wait for another worker's offer."""
+        """Reject a worker's model, end the worker's stream, and wait for another worker's model."""
         self._is_taken = False
         self.refuse_offer(received.stream, why, reason)
         received.stream.close()
         self.forget(received.stream)
 
     def interrupt(self) -> None:
-        """End the wait for an offer (any thread)."""
+        """End the shard's wait for a worker's model (any thread)."""
         self.interrupted = True
         self._closing.set()
 
@@ -223,7 +228,7 @@ class OfferStage:
         """Refuse all clients that wait, and close the port if the shard has no model.
 
         Args:
-            has_model: True if the shard has a model by now; then the port stays open.
+            has_model: True if the shard has a model by now, so that its port stays open.
         """
         with self._lock:
             self._has_model = True
@@ -237,7 +242,9 @@ class OfferStage:
             self.listening.stop(0.5)
 
     def tick(self) -> None:
-        """Send heartbeats, release held streams, and drop an offering worker that sends nothing."""
+        """Send heartbeats, end streams held too long, and drop an offering worker that sends
+        nothing.
+        """
         now = self.clock()
         with self._lock:
             due = [stream for stream, since in self._held.items() if now - since >= _HELD_SECONDS]
@@ -250,7 +257,10 @@ class OfferStage:
             return
         is_late = now - offering.progress_at > max(_SILENCE_SECONDS, self.run.lease_seconds)
         if is_late and not self._is_taken:
-            text = f"worker {offering.worker} must offer the model but sent nothing for too long"
+            text = (
+                f"worker {offering.worker} must send the model of its script but sent nothing for "
+                "too long"
+            )
             self.guard.record_refusal("silent", offering.stream.peer, text)
             offering.stream.close()
             self.forget(offering.stream)
@@ -261,7 +271,7 @@ class OfferStage:
     # -- methods of the threads that read streams -------------------------------------------
 
     def read(self, stream: ServerStream) -> None:
-        """Read one client's stream until it ends."""
+        """Read one client's stream until the stream ends."""
         OfferReader(self, stream).read()
 
     def claim(self, reader: OfferReader) -> bool:
@@ -275,7 +285,9 @@ class OfferStage:
             return True
 
     def hold(self, stream: ServerStream) -> bool:
-        """Hold a client's stream for some seconds; return False if the shard has its model."""
+        """Let a client wait on its stream for some seconds; return False if the shard has its
+        model.
+        """
         with self._lock:
             if self._has_model:
                 return False
@@ -283,7 +295,7 @@ class OfferStage:
             return True
 
     def check_digest(self, offer: Offer) -> None:
-        """Check that a worker's offer has the same initial weights as shard 0.
+        """Check that the initial weights that a worker offers equal the initial weights of shard 0.
 
         Raises:
             OtherWeights: Shard 0 has got its initial weights from another worker.
@@ -297,14 +309,15 @@ class OfferStage:
             )
 
     def receive(self, received: ReceivedOffer) -> None:
-        """Pass a worker's offer to the main thread."""
+        """Pass a worker's offered model to the shard's main thread."""
         self._is_taken = True
         self._on_offer(received)
 
     def forget(self, stream: ServerStream) -> None:
         """Record that a client's stream has ended.
 
-        If that client was the offering worker, release the held workers.
+        If the client whose stream has ended was the offering worker, the shard requests the held
+        workers to retry.
         """
         with self._lock:
             self._held.pop(stream, None)
@@ -314,7 +327,7 @@ class OfferStage:
         self._let_all_go()
 
     def refuse_offer(self, stream: ServerStream, why: str, reason: int = pb.REASON_OFFER) -> None:
-        """Send a worker the rejection of its offer, and count the rejected offer."""
+        """Send a worker the rejection of its offered model, and count the rejection."""
         _refuse(stream, reason, why)
         self.guard.record_refusal("offer", stream.peer, why)
 
@@ -323,7 +336,7 @@ class OfferStage:
 
         Args:
             stream: Stream of the client that must retry.
-            retry_after_seconds: Delay before the client's retry, in seconds; 0 lets the client
+            retry_after_seconds: Delay in seconds before the client's retry; 0 lets the client
                 choose the delay and the number of retries.
         """
         _refuse(stream, pb.REASON_STARTING, self._why_not_yet(), retry_after_seconds)
@@ -340,20 +353,25 @@ class OfferStage:
 
     def _why_not_yet(self) -> str:
         if self._has_model:
-            return "this PS has its model now; try again."
+            return "this PS has received its model now; try again."
         offering = self._offering
         if offering is not None:
-            return f"this PS takes the model of worker {offering.worker}; try again."
-        return "this PS has no model yet and waits for a worker that offers one; try again."
+            return f"this PS receives the model from worker {offering.worker}; try again."
+        return (
+            "this PS has no model yet and waits for a worker that sends the model of its script; "
+            "try again."
+        )
 
     def _look_for_leader(self) -> None:
-        """Wait for shard 0's digest of the initial weights; then let workers offer a model."""
+        """Wait for shard 0's digest of its initial weights; then let workers offer a model."""
         try:
             leader = find_model(self.run, self.identity, self._closing)
         except Exception as error:  # noqa: BLE001 - the main thread raises the error
             self._came.put(error)
             if self.phase and not self._closing.is_set():
-                logging.error("this shard gets no model of phase %d: %s", self.phase, error)
+                logging.error(
+                    "this shard receives no model for phase %d of the run: %s", self.phase, error
+                )
             return
         with self._lock:
             self._leader = leader
@@ -362,23 +380,28 @@ class OfferStage:
 
 
 class NobodyAdmitted(Exception):
-    """The PS admitted no worker in time, and refused some workers. The exit code is 4."""
+    """Error: the parameter server admitted no worker in time, and refused some workers. The exit
+    code of a parameter server that admitted no worker is 4.
+    """
 
 
 class OtherWeights(Exception):
-    """The offered initial weights differ from shard 0's, which another worker has offered."""
+    """Error: offered initial weights differ from those that another worker has offered to shard
+    0.
+    """
 
 
 class OfferReader:
     """Reader of one client's stream to a shard that waits for its model.
 
     Attributes:
-        stream: Stream of the client.
-        worker: Worker id of the client; 0 before the client's Hello is accepted.
-        progress_at: Time at which the client last made progress, in seconds of the stage's clock.
+        stream: Message stream of the client.
+        worker: Worker id of the client; 0 before the client's Hello message is accepted.
+        progress_at: Time at which the client last sent enough bytes, in seconds of the stage's
+            clock.
 
     Args:
-        stage: Stage of the shard that accepts the model.
+        stage: Object of the shard that accepts the model.
         stream: Stream of the client that this object reads.
     """
 
@@ -386,7 +409,7 @@ class OfferReader:
         self._stage, self.stream = stage, stream
         self.worker = 0
         self.progress_at = stage.clock()
-        self._bytes = 0  # bytes received since the time `progress_at`
+        self._bytes = 0  # bytes received from the client since the time `progress_at`
         self._offer: Offer | None = None
         self._program: Rows = ()
         # message that the client must send next: "hello" or "offer"; "" if it must send nothing
@@ -404,7 +427,7 @@ class OfferReader:
             self.forget()
 
     def receive(self, data: bytes | Arriving) -> bool:
-        """Handle one frame; return True if the client's stream continues."""
+        """Handle one frame of a client's stream; return True if the stream continues."""
         try:
             self._take(data)
             return True
@@ -436,7 +459,9 @@ class OfferReader:
         message, payload = complete
         body = message.WhichOneof("body")
         if body != self._expects:
-            raise Malformed(f"a {body} where {self._expects or 'nothing'} is expected")
+            raise Malformed(
+                f"a client sent the message {body}; expected {self._expects or 'nothing'}"
+            )
         if body == "hello":
             self._hello(message.hello)
             return
@@ -478,17 +503,21 @@ class OfferReader:
         if (full := guard.hello_received(self.stream)) is not None:
             self._reject(full[0], (pb.REASON_FULL, full[1]))
         if hello.role == pb.ROLE_SUPERVISOR and hello.halts:
-            logging.info("%s ends this run, which has no model yet", self.stream.peer)
-            _refuse(self.stream, pb.REASON_ENDS, "this PS had no model yet, and ends.")
+            logging.info("the client %s ends this run, which has no model yet", self.stream.peer)
+            _refuse(self.stream, pb.REASON_ENDS, "this PS has not received a model yet, and ends.")
             stage.interrupt()
             raise _SentAway
         self._expects, self.worker, self._program = "", hello.id, program_of(hello)
         self.progress_at = stage.clock()
         if is_worker and stage.claim(self):
-            logging.info("worker %d is to offer the model", hello.id)
+            logging.info("this shard requests the script's model from worker %d", hello.id)
             self._expects = "offer"
-            _refuse(self.stream, pb.REASON_NO_MODEL, "this PS has no model yet; offer it.")
-        # a client with num_shards 0 only reads the status
+            _refuse(
+                self.stream,
+                pb.REASON_NO_MODEL,
+                "this PS has no model yet; send the model of your script.",
+            )
+        # a Supervisor with num_shards 0 only reads the run's status
         elif not hello.num_shards or not stage.hold(self.stream):
             stage.send_away(self.stream, _RETRY_SECONDS if hello.num_shards else 0.0)
             raise _SentAway
@@ -504,15 +533,17 @@ class OfferReader:
         return refusal
 
     def _limit(self, message: pb.ToServer) -> int:
-        """Check the document of a worker's offer; return the length of its payload in bytes.
+        """Check the document that describes an offered model; return the payload's length in bytes.
 
-        The assembler of the message calls this method before it allocates memory for the payload.
+        The assembler of a worker's messages calls this method before it allocates memory for an
+        offered model.
 
         Raises:
-            OfferRefused, OtherWeights: The document or the length of the payload is invalid.
+            OfferRefused, OtherWeights: The document that describes the model, or the length of the
+                payload, is invalid.
         """
         if self._expects != "offer" or message.WhichOneof("body") != "offer":
-            raise Malformed("a payload where no payload is expected")
+            raise Malformed("a message has a payload, but no payload is expected")
         stage, announced = self._stage, message.offer
         try:
             self._offer = read_offer(announced.document, stage.own.max_model_bytes)
@@ -525,8 +556,8 @@ class OfferReader:
         if expected > most:
             raise OfferRefused(
                 f"the offer has {expected:,} bytes of weights, statistics and slots for this PS; "
-                f"expected at most {most:,}. Give the PS a larger --max_model_bytes if that is "
-                "right."
+                f"expected at most {most:,} bytes. Give the PS a larger --max_model_bytes if this "
+                "size is intended."
             )
         stage.check_digest(self._offer)
         if announced.payload_bytes != expected:
@@ -537,7 +568,9 @@ class OfferReader:
         return expected
 
     def _reject(self, why: str, refusal: tuple[int, str]) -> None:
-        """Send a refusal and end the stream. The guard counts the refusal under the name `why`."""
+        """Send a client a refusal and end the client's stream. The port's guard counts the refusal
+        under the name `why`.
+        """
         _refuse(self.stream, *refusal)
         self._stage.guard.record_refusal(why, self.stream.peer, refusal[1])
         raise _SentAway

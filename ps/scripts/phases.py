@@ -1,10 +1,11 @@
-"""Acceptance of the next phase's model while the shard still serves the current model.
+"""Acceptance of the script's next model while a shard still serves the current model.
 
-A phase is a period in which the run trains one model. A worker whose Hello message names a later
-phase than the shard's phase is passed to an `OfferStage`. All other streams (control streams,
-supervisors, other shards) continue unchanged. The thread that reads a worker's offered model also
-builds the model, so that the writer thread can continue to serve the current model. The writer
-thread then begins the next phase.
+A phase is a period in which the run trains one model. The stream of a worker whose Hello message
+names a later phase (model) than the shard's phase is passed to an `OfferStage`. While a shard waits
+for the script's next model, the streams of scripts, supervisors and other shards continue
+unchanged. The thread that reads a worker's offered model also builds the model, so that the writer
+thread can continue to serve the current model. When the script's next model is built, the shard's
+writer thread begins the phase of this model.
 
 Source: design, section 10, "Life of a model".
 """
@@ -19,12 +20,13 @@ from thinwire.ps.scripts.offering import OfferReader, OfferStage
 
 
 class NextPhase:
-    """Owner of the stage that accepts the next phase's model, while workers wait for that phase.
+    """Owner of the object that accepts the script's next model while workers wait for this model.
 
     Args:
-        make: Creates the stage (`OfferStage`) of a phase.
-        is_agreed: Called with a phase number; returns True if all scripts have agreed on that
-            phase.
+        make: Function of a phase number that creates the `OfferStage`, which accepts the phase's
+            model.
+        is_agreed: Function of a phase number that returns True if all scripts have agreed to begin
+            the phase (another model).
     """
 
     def __init__(self, make: Callable[[int], OfferStage], is_agreed: Callable[[int], bool]) -> None:
@@ -33,7 +35,7 @@ class NextPhase:
         self._lock = threading.Lock()
 
     def reader(self, phase: int, stream: ServerStream) -> OfferReader | None:
-        """Return a reader for the stream of a worker that is in a later phase (reader threads).
+        """Return a reader for the stream of a worker that already has the script's next model.
 
         Returns:
             The reader, or None if the scripts have not agreed on the phase yet; then the worker
@@ -49,13 +51,15 @@ class NextPhase:
             return OfferReader(self._stage, stream)
 
     def tick(self) -> None:
-        """Send heartbeats to held workers, and release workers held too long (writer thread)."""
+        """Send heartbeats to waiting workers; make workers that wait too long retry (writer
+        thread).
+        """
         stage = self._stage
         if stage is not None:
             stage.tick()
 
     def close(self, stage: OfferStage) -> None:
-        """Refuse all workers that wait at a stage whose phase has begun or is obsolete."""
+        """Refuse all workers that wait for a model (phase) that has been replaced or is in use."""
         with self._lock:
             if self._stage is stage:
                 self._stage = None

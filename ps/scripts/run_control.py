@@ -1,7 +1,7 @@
 """The control streams of workers' scripts, of the run's evaluator, and of Supervisors.
 
-`RunControl` passes the messages of these streams to `Barriers`, `EpochMeetings` and `Evaluations`,
-and sends the answers of these objects.
+`RunControl` passes the messages of control streams to `Barriers`, `EpochMeetings` and
+`Evaluations`, and sends the answers of these objects.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ class RunControl:
     """Network interface of a run's scripts (writer thread, except methods marked "any thread").
 
     Args:
-        barriers: State of the barriers between the scripts.
+        barriers: State of the barriers between the workers' scripts.
         lease_seconds: Time after which a disconnected Supervisor counts as lost, in seconds.
-        put: Queues an event for the core.
-        version: Returns the number of updates that the shard has applied so far.
-        held: Returns the ids of the workers that wait in a round for other workers' pushes.
-        publish_status: Sends the run's status to supervisors. It is called before the request for
-            an evaluation is sent, so that a supervisor has the status at the time of the request.
-        clock: Monotonic clock of this shard, in seconds.
+        put: Function that queues an event for the shard's core.
+        version: Function that returns the number of updates that the shard has applied so far.
+        held: Function that returns the ids of the workers that wait in a round for other workers'
+            pushes.
+        publish_status: Function that sends the run's status to supervisors. It is called before the
+            request for an evaluation is sent, so that a supervisor has the status at the time of
+            the request.
+        clock: Function that returns monotonic time in seconds, the clock of this shard.
     """
 
     def __init__(
@@ -77,11 +79,13 @@ class RunControl:
         return self._barriers.is_worker(worker)
 
     def has_begun(self, phase: int) -> bool:
-        """Return True if the scripts have agreed on this phase or a later phase (any thread)."""
+        """Return True if all scripts have agreed to begin the given phase (model) or a later one
+        (any thread).
+        """
         return self._barriers.phase >= phase
 
     def is_running(self, worker: int) -> bool:
-        """Return True if a worker's script has connected and is in the run (any thread)."""
+        """Return True if a worker's script has connected and takes part in the run (any thread)."""
         return self._barriers.is_running(worker, self._clock())
 
     @staticmethod
@@ -90,12 +94,14 @@ class RunControl:
         return f"id: there is no worker {worker}; give all nodes the same --nb_workers."
 
     def why(self, reason: str) -> str:
-        """Return the explanation if scripts ended the run for this reason; else an empty string."""
+        """Return an explanation if scripts ended the run for the given reason; else ""."""
         ended = self._barriers.ended
         return ended.message if ended is not None and ended.cause == reason else ""
 
     def begin(self, connection: Connection) -> None:
-        """Register the stream of a worker's script. An older stream of that script is closed."""
+        """Register the stream of a worker's script. The shard closes an older stream of a script
+        that registers a new stream.
+        """
         old = self._streams.get(connection.id)
         self._streams[connection.id] = connection
         if old is not None:
@@ -119,7 +125,7 @@ class RunControl:
         connection: Connection,
         message: pb.FitBegun | pb.FitEnded | pb.EpochEnded | pb.Evaluated,
     ) -> None:
-        """Record a script's report about its fit, or an evaluation that the script has made."""
+        """Record a script's report about its call of fit, or an evaluation that it has made."""
         if not self._is_current(connection):
             return
         evaluations, worker, now = self._evaluations, connection.id, self._clock()
@@ -135,15 +141,17 @@ class RunControl:
                 self._notify(evaluations.answer_of_script(worker, message, now))
             case pb.Evaluated() if message.answers:
                 self._notify(evaluations.know(worker, message, now))
-            # an evaluation that the script made without a request of the shard
+            # an evaluation that the worker's script made without a request of the shard
             case pb.Evaluated():
                 evaluated = pb.Evaluated(versions=[self._version()], metrics=message.metrics)
                 self._notify(evaluations.answer(evaluated, now))
 
     def stop_fit(self, connection: Connection, fit: int, epochs: int) -> None:
-        """Record that a script ends the current fit early for all scripts."""
+        """Record that a script ends the current call of fit early for all scripts."""
         if self._is_current(connection):
-            logging.info("worker %d stops fit %d", connection.id, fit)
+            logging.info(
+                "the script of worker %d stops its call %d of fit early", connection.id, fit
+            )
             self._meetings.end_fit(fit, epochs)
             self._perform(self._barriers.stop_fit(connection.id, fit, epochs, self._clock()))
 
@@ -181,7 +189,7 @@ class RunControl:
         """Record whether a Supervisor starts an evaluator process when scripts need one.
 
         Args:
-            connection: The Supervisor's connection.
+            connection: Network connection of the Supervisor.
             is_available: True if the Supervisor can start an evaluator.
             why: Reason why the Supervisor starts no evaluator; empty if it starts one.
             is_starting: True if the evaluator's process already runs but has not connected yet.
@@ -198,13 +206,15 @@ class RunControl:
             connection.send(message)
 
     def lose_supervisor(self, connection: Connection) -> None:
-        """Record that the stream of a Supervisor has ended."""
+        """Record that the control stream of a Supervisor has ended."""
         if self._supervisors.pop(id(connection), None) is not None:
             self._barriers.first_evaluator.lose_supervisor(self._clock())
             self._notify(self._evaluations.withdraw(id(connection), "", self._clock()))
 
     def begin_evaluator(self, connection: Connection) -> None:
-        """Register the evaluator's stream. An older stream of an evaluator is closed."""
+        """Register the stream of the run's evaluator process. The shard closes the stream of an
+        older evaluator.
+        """
         old, self._evaluator = self._evaluator, connection
         if old is not None:
             old.stream.close()
@@ -226,7 +236,7 @@ class RunControl:
     # -- deadlines ----------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
-        """Extend the scripts' deadlines by `seconds`, in which this process was stalled."""
+        """Extend the scripts' deadlines by `seconds`, for which the shard's process was stalled."""
         self._barriers.excuse(seconds)
         self._evaluations.excuse(seconds)
         self._meetings.excuse(seconds)
@@ -239,7 +249,7 @@ class RunControl:
         self._conclude(self._meetings.tick(now, self._version()))
 
     def next_deadline(self) -> float | None:
-        """Return the next time at which `tick` must be called; None without a deadline."""
+        """Return the next time at which `tick` must be called; None if no deadline is set."""
         now = self._clock()
         parts = (self._barriers, self._evaluations, self._meetings)
         moments = [part.next_deadline(now) for part in parts]
@@ -270,7 +280,7 @@ class RunControl:
                     self._send(outcome.worker, epoch_meeting=outcome.meeting)
                 case FitEndsEarly():
                     logging.info(
-                        "worker %d ends fit %d after %d epochs",
+                        "the script of worker %d ends its call %d of fit after %d epochs",
                         *(outcome.worker, outcome.fit, outcome.epochs),
                     )
                     stop = self._barriers.stop_fit
@@ -292,7 +302,9 @@ class RunControl:
                     self._send(outcome.worker, chief=pb.Chief(worker=outcome.chief))
                 case ScriptsEnd():
                     if outcome.message:
-                        logging.info("the run ends (%s): %s", outcome.cause, outcome.message)
+                        logging.info(
+                            "the run ends with the cause %s: %s", outcome.cause, outcome.message
+                        )
                     self._put(events.Stop(outcome.cause))
 
     def _send(self, worker: int, **body: Any) -> None:

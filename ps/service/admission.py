@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-#: Refusal reasons of nodes that belong to the run. All other reasons concern clients that do not
+#: Reasons for refusing nodes that belong to the run. All other reasons concern clients that do not
 #: belong to the run.
 _OF_NODES = frozenset({"hello", "identity", "token", "offer", "id_range", "id_taken"})
 
@@ -14,10 +14,10 @@ class AdmissionWatch:
     """Watch over a PS from its start until the first worker is admitted.
 
     Args:
-        patience_seconds: Time, in seconds, in which a user may restart nodes that had wrong
-            settings.
-        refused: Returns reason -> number of streams that the PS has refused so far.
-        clock: Monotonic clock in seconds; tests replace it.
+        patience_seconds: Time in seconds for which the PS waits for a user to restart refused nodes
+            with correct settings.
+        refused: Function that returns reason -> number of streams that the PS has refused so far.
+        clock: Function that returns monotonic time in seconds; tests replace the function.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class AdmissionWatch:
         self._admitted = False
 
     def admitted(self) -> None:
-        """Record that a worker was admitted.
+        """Record that a worker was admitted to the run.
 
-        The run can train now, so refused clients do not end it.
+        After the admission of a worker the run can train, so refused clients do not end the run.
         """
         self._admitted = True
 

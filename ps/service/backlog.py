@@ -1,6 +1,7 @@
 """Limit on the messages that one client has in the writer thread's queue.
 
-At the limit the thread that reads the client's stream waits, so that TCP slows the client down.
+At the limit of queued messages, the thread that reads the client's stream waits, so that TCP slows
+the client down.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ MOST_QUEUED_BYTES = 4 << 20
 #: Limit on one client's unanswered requests for the model's weights. A correct client has at most
 #: one unanswered request.
 MOST_QUEUED_REQUESTS = 2
-#: Bytes that are counted for each queued message in addition to the message's content.
+#: Number of bytes that is counted for each queued message in addition to its content.
 _MESSAGE_BYTES = 1 << 10
-_LOOK_SECONDS = 0.2  # interval between checks that the client's stream is still open
+_LOOK_SECONDS = 0.2  # seconds between two checks that the client's stream is still open
 
 
 class Backlog:
-    """Count of the messages that one stream's reader has queued; used only by that reader's thread.
+    """Count of the messages that one stream's reader has queued; used only by the reader's thread.
 
     Args:
-        put: Queues a function for the writer thread.
-        num_replies: Returns the number of replies that this shard has queued for sending on the
-            stream.
+        put: Function that queues a call for the shard's writer thread.
+        num_replies: Function that returns the number of replies that this shard has queued for
+            sending on the stream.
     """
 
     def __init__(
@@ -33,15 +34,15 @@ class Backlog:
     ) -> None:
         self._put, self._num_replies = put, num_replies
         self._num_bytes = 0
-        self._num_requests = 0  # replies queued so far plus unanswered requests
+        self._num_requests = 0  # number of replies queued so far plus unanswered requests
         self._handled: threading.Event | None = None
 
     def add(self, num_bytes: int, is_request: bool) -> None:
         """Count a message that the stream's reader has decoded and queued.
 
         Args:
-            num_bytes: Bytes of the message that stay in memory until the writer thread handles the
-                message.
+            num_bytes: Size in bytes of the part of the message that stays in memory until the
+                writer thread handles the message.
             is_request: True if the reply to the message contains the model or a part of the model.
         """
         self._num_bytes += _MESSAGE_BYTES + num_bytes
@@ -53,10 +54,11 @@ class Backlog:
             self._put(self._handled.set)
 
     def wait(self, lost: Callable[[], bool]) -> None:
-        """Wait while a limit is exceeded, until the writer thread has handled the queued messages.
+        """Wait while the client's queued messages exceed a limit; the writer thread handles them.
 
         Args:
-            lost: Returns True if the client's stream has ended; then the wait ends, too.
+            lost: Function that returns True if the client's stream has ended, which also ends the
+                wait.
         """
         if self._handled is None:
             return

@@ -1,4 +1,4 @@
-"""Open streams of one shard; replies to workers, reports to supervisors and following shards."""
+"""Open streams of one PS shard; replies to workers, reports to supervisors and other shards."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from thinwire.ps.wire.replies import (
 
 
 class Connection:
-    """Stream of one client after the client's Hello message."""
+    """Stream of one client of a shard after the client's Hello message."""
 
     def __init__(self, stream: ServerStream, hello: pb.Hello, incarnation: int) -> None:
         """Wrap the stream of a client that has sent its Hello.
 
         Args:
-            stream: The client's stream.
-            hello: The client's Hello message.
-            incarnation: Random number that identifies this start of the client; 0 if the client has
-                none.
+            stream: The client's stream of messages.
+            hello: Hello message that the client has sent on the stream.
+            incarnation: Random number that identifies one start of the client's process; 0 if the
+                client has none.
         """
         self.stream = stream
         self.role: int = hello.role
@@ -54,26 +54,28 @@ class Connection:
         self.phase: int = hello.phase
         self.takes_requests = hello.role == pb.ROLE_EVALUATOR and incarnation > 0
         self.left = False
-        self.welcomed = False  # True once the core has admitted this worker on this stream
+        self.welcomed = False  # True if the core has admitted the worker on this stream
 
     def send(self, message: pb.ToClient, counted: bool = False) -> None:
-        """Queue a message without payload.
+        """Queue a message without payload for a client.
 
-        If `counted` is True, the message's bytes count as training traffic.
+        If `counted` is True, the bytes of the queued message count as training traffic.
         """
         self.stream.send((frame(message),), counted=counted)
 
     def send_report(self, report: pb.Report) -> int:
-        """Queue a status report.
+        """Queue a status report for a client.
 
-        A client that reads slowly has older reports in its queue, which are dropped. Return the
-        number of dropped reports.
+        Older status reports in the queue of a client that reads slowly are dropped. Return the
+        number of reports that were dropped.
         """
         return self.stream.send_report(frame(pb.ToClient(report=report)))
 
 
 class ReplySender:
-    """Sender of replies to the pulls and pushes of one batch. Equal updates are encoded once."""
+    """Sends the shard's replies to a batch of pulls and pushes. Equal updates in replies to several
+    workers are encoded once.
+    """
 
     def __init__(
         self,
@@ -82,13 +84,13 @@ class ReplySender:
         members: Callable[[], list[pb.Member]],
         datagrams: DatagramReceiver | None,
     ) -> None:
-        """Start a batch of replies.
+        """Start a batch of replies to workers.
 
         Args:
-            layout: Layout of the shard.
-            generation: Number of times that the shard was restarted.
-            members: Returns the workers that take part in the next round; called at the first
-                reply.
+            layout: Layout of the shard: the slices of variables that it holds.
+            generation: Number of times that the shard has been restarted.
+            members: Function that returns the workers that take part in the next round; called at
+                the first reply.
             datagrams: Receiver of UDP datagrams; None if the method sends no datagrams.
         """
         self._layout, self._generation = layout, generation
@@ -97,9 +99,9 @@ class ReplySender:
         self._shared: dict[int, SharedBlocks] = {}
 
     def send(self, reply: events.Reply, connection: Connection, counted: bool = True) -> None:
-        """Queue one reply to a worker.
+        """Queue one reply of the shard to a worker.
 
-        The thread that sends on the worker's stream encodes the reply.
+        The thread that sends on a worker's stream encodes the reply.
         """
         if self._members is None:
             self._members = self._find_members()
@@ -108,8 +110,9 @@ class ReplySender:
         values: Any = update.values if isinstance(update, Update) else None
         if isinstance(values, FrozenArray):
             coded = WholeShard(values.again(), self._layout)
-            # `coded` has its own reader of the frozen array of weights. The reader in `reply` must
-            # be freed, because the array copies changing values once for every reader that exists.
+            # The object `coded` has its own reader of the frozen (copy-on-write) array of weights.
+            # The reader in `reply` must be freed, because the array copies changing values once for
+            # every existing reader.
             reply = dataclasses.replace(reply, update=())
         else:
             coded = coded_update(update, self._layout, self._shared)
@@ -139,9 +142,9 @@ class Connections:
     """All open connections of a shard: workers by id, observers by a running number.
 
     Attributes:
-        workers: Worker id -> connection of the admitted worker.
-        observers: Running number -> connection of a supervisor, evaluator, script or following
-            shard.
+        workers: Worker id -> network connection of the admitted worker.
+        observers: Running number -> connection of an observer: a supervisor, an evaluator, a script
+            or another shard.
         had_supervisor: True if a supervisor that evaluates has connected.
         was_evaluated: True if a supervisor that evaluates has left with a Leave message.
         had_onlooker: True if any supervisor has connected.
@@ -161,7 +164,9 @@ class Connections:
         self._lock = threading.Lock()
 
     def add_worker(self, connection: Connection) -> None:
-        """Register a worker's stream. An older stream of the same worker is closed."""
+        """Register the stream of an admitted worker. The shard closes an older stream of a worker
+        that registers a new stream.
+        """
         with self._lock:
             old = self.workers.pop(connection.id, None)
             if old is not None:
@@ -205,7 +210,9 @@ class Connections:
             self.was_evaluated |= removed is not None and removed.evaluates and removed.left
 
     def with_role(self, role: int) -> list[Connection]:
-        """Return the observers that have one role, for example the supervisors."""
+        """Return the observers (clients other than workers) of one role, for example the
+        supervisors.
+        """
         with self._lock:
             return [observer for observer in self.observers.values() if observer.role == role]
 
@@ -213,7 +220,8 @@ class Connections:
         """Return the addresses at which the connected workers reach each other.
 
         Args:
-            incarnations: (worker id, incarnation) pair of each worker that has a lease.
+            incarnations: Worker id and incarnation (process number) of each worker that has a
+                lease.
         """
         with self._lock:
             return [
@@ -254,11 +262,11 @@ KEPT_PER_WORKER = 512 << 10
 
 
 class RoundsRelay:
-    """Relay of the workers' reports on their rounds to the Supervisor (writer thread).
+    """Relays the workers' reports on their rounds to the Supervisor (writer thread).
 
-    A worker sends its reports on rounds in batches. The relay stores the newest batches for a
-    Supervisor that connects or reconnects. A Supervisor may get a batch twice and ignores the
-    repetition.
+    A worker sends its reports on rounds in batches. The shard stores the newest batches of round
+    reports for a Supervisor that connects or reconnects. A Supervisor may receive a batch of round
+    reports twice and ignores the repetition.
     """
 
     def __init__(self, kept_per_worker: int = KEPT_PER_WORKER) -> None:
@@ -266,9 +274,10 @@ class RoundsRelay:
         self._kept: dict[int, collections.deque[str]] = {}
 
     def take(self, worker: int, batch: str, listeners: list[Connection]) -> int:
-        """Store a worker's batch of round reports and send it to all listeners.
+        """Store a worker's batch of round reports and send the batch to all listening Supervisors.
 
-        Return the number of reports that were dropped because listeners read too slowly.
+        The function returns the number of reports that were dropped because listeners read too
+        slowly.
         """
         batches = self._kept.setdefault(worker, collections.deque())
         batches.append(batch)
@@ -279,9 +288,9 @@ class RoundsRelay:
         return sum(listener.send_report(report) for listener in listeners)
 
     def repeat(self, listener: Connection) -> None:
-        """Send all stored batches to a new listener.
+        """Send all stored batches of round reports to a new listener.
 
-        The thread that sends on the listener's stream encodes the batches.
+        The thread that sends on a listener's stream encodes the batches of round reports.
         """
         stored = [(worker, batch) for worker, batches in self._kept.items() for batch in batches]
 
@@ -294,12 +303,13 @@ class RoundsRelay:
 
 
 class Observers:
-    """Sender of the run's status, round reports and membership epochs to observers (writer thread).
+    """Sends the run's status, round reports and membership epochs to observers (writer thread).
 
-    A new observer also gets the earlier reports and the epoch that it needs.
+    A new observer also receives the earlier reports and the membership epoch that it needs.
 
     Attributes:
-        on_status: Returns the status document for supervisors; None to send no status.
+        on_status: Function that returns the status document for supervisors; None to send no
+            status.
         num_dropped: Number of reports that were dropped because supervisors did not read them in
             time.
 
@@ -319,7 +329,7 @@ class Observers:
         """Admit an observer that has sent its Hello message.
 
         Args:
-            newcomer: Connection of the new observer.
+            newcomer: Network connection of the new observer.
             welcome: First message to the new observer.
             halt: Message about the end of the run; None if the run has not ended.
         """
@@ -336,13 +346,13 @@ class Observers:
             self._rounds.repeat(newcomer)
         elif status is not None:
             newcomer.send(pb.ToClient(report=pb.Report(document=status)))
-        # An evaluator gets the unanswered evaluation requests first; then the caller sends the halt
-        # message.
+        # An evaluator first gets the unanswered evaluation requests; after that, the caller sends
+        # the message about the run's end.
         if halt is not None and not newcomer.takes_requests:
             newcomer.send(pb.ToClient(halt=halt))
 
     def _replace_supervisor(self, newcomer: Connection) -> None:
-        """Close the stream of an older Supervisor: the older process may have died unnoticed."""
+        """Close the stream of an older Supervisor, whose process may have died unnoticed."""
         for supervisor in self._connections.with_role(pb.ROLE_SUPERVISOR):
             if supervisor is newcomer or not supervisor.evaluates or supervisor.left:
                 continue
@@ -356,7 +366,7 @@ class Observers:
             supervisor.stream.close()
 
     def pass_on_rounds(self, worker: int, batch: str) -> None:
-        """Send a worker's reports on its rounds to the Supervisor."""
+        """Send a worker's reports on its training rounds to the Supervisor."""
         supervisors = self._connections.with_role(pb.ROLE_SUPERVISOR)
         listeners = [supervisor for supervisor in supervisors if supervisor.evaluates]
         self.num_dropped += self._rounds.take(worker, batch, listeners)
@@ -371,7 +381,7 @@ class Observers:
             self.num_dropped += sum(listener.send_report(report) for listener in listeners)
 
     def send_epoch(self, epoch: pb.Membership) -> None:
-        """Send a new membership epoch to every following shard."""
+        """Send a new membership epoch (list of live workers) to every other shard."""
         self._epoch = epoch
         for shard in self._connections.with_role(pb.ROLE_SHARD):
             shard.send(pb.ToClient(membership=epoch))

@@ -1,18 +1,18 @@
 """Isolation of failures in the writer thread: a failed request affects only its client.
 
-The writer thread serves all clients of a shard. The thread does three kinds of work:
+The writer thread serves all clients of a shard, and does three kinds of work:
 
-* Events of the core. An event that fails may leave the core's state inconsistent. If the event came
-  from a worker, `JournaledCore` expels that worker instead; any other failing event ends the
-  process.
-* Work for one client: a welcome, a status, a script's barrier, the sending of a reply. This work
-  only reads the core. If it fails, the client gets a refusal and its stream ends.
-* Regular work for all clients, for example sending the status to all observers. If regular work
-  fails, the thread skips it until it is due again.
+* Events of the core. An event that fails may leave the core's state inconsistent. If an event of a
+  worker fails, `JournaledCore` expels that worker; any other failing event ends the process.
+* Work for one client: a welcome, a status, a script's barrier, the sending of a reply. Work of the
+  writer thread for one client only reads the core. If work for one client fails, the client gets a
+  refusal and its stream ends.
+* Regular work for all clients, for example sending the status to all observers. If regular work of
+  the writer thread fails, the thread skips the work until it is due again.
 
-`Containment` runs the work for one client and the regular work. Each failure is a bug of Thinwire:
-the connection guard counts each failure in `refused_peers` as `internal`, and the first failure of
-each kind is logged with a traceback.
+`Containment` runs the work for one client and the regular work. Each failure of such work is a bug
+of Thinwire. The connection guard counts each failure in `refused_peers` as `internal`, and the
+first failure of each kind is logged with a traceback.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from thinwire.ps.service.connections import Connection
 
 #: Name under which the connection guard counts failures in the writer thread.
 INTERNAL = "internal"
-#: Limit on the characters of an error's text that a refusal quotes.
+#: Limit on the number of characters of an error's text that a refusal quotes.
 _LONGEST_CAUSE = 200
 
 
@@ -40,7 +40,7 @@ class ClientRequest:
     """Work for one client that the client's reader thread queues for the writer thread.
 
     Attributes:
-        connection: Connection of the client that sent the request.
+        connection: Network connection of the client that sent the request.
         what: Name of the request for logs and refusals, for example "a Hello".
         work: Function that serves the request.
     """
@@ -50,17 +50,17 @@ class ClientRequest:
     work: Callable[[], None]
 
 
-#: Queue of the writer thread. An item is an event of the core, work for one client, or a callable
-#: for work of the shard.
+#: Queue of the shard's writer thread. An item is an event of the core, work for one client, or a
+#: callable with work of the shard.
 WriterQueue = queue.SimpleQueue[events.Event | ClientRequest | Callable[[], None]]
 
 
 class Containment:
-    """Runner of work that must not end the writer thread when it fails (used on that thread).
+    """Runs work whose failure must not end the shard's writer thread; used on that thread.
 
     Args:
-        guard: Returns the guard that counts refusals. The server may replace the guard before it
-            listens.
+        guard: Function that returns the guard, which counts refusals. The server may replace the
+            guard before it listens.
     """
 
     def __init__(self, guard: Callable[[], ConnectionGuard]) -> None:
@@ -68,7 +68,9 @@ class Containment:
         self._logged: set[tuple[str, type[Exception]]] = set()
 
     def serve(self, request: ClientRequest) -> None:
-        """Serve a client's request. If that fails, send a refusal and end the client's stream."""
+        """Serve a client's request in the writer thread. If serving the request fails, send the
+        client a refusal and end the client's stream.
+        """
         connection = request.connection
         error = self._failure_of(request.what, connection.stream.peer, request.work)
         if error is None:
@@ -84,7 +86,7 @@ class Containment:
     def run(self, what: str, work: Callable[[], None]) -> None:
         """Do regular work.
 
-        If the work fails, log the failure and skip the work until it is due again.
+        If the regular work fails, log the failure and skip the work until it is due again.
         """
         self._failure_of(what, "regular work", work)
 
@@ -97,8 +99,8 @@ class Containment:
             if kind not in self._logged:
                 self._logged.add(kind)
                 logging.error(
-                    "cannot do this for %s: %s. The run continues without it. This is a bug of "
-                    "Thinwire: please report it with the following traceback.\n%s",
+                    "serving a request of %s failed: %s. The run continues without this request. "
+                    "This is a bug of Thinwire: please report it with the following traceback.\n%s",
                     *(peer, what, printable_traceback(error)),
                 )
             self._guard().record_refusal(INTERNAL, peer, f"{what}: {type(error).__name__}")

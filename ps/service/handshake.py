@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """Identity of a shard: the settings and the model that a client's Hello message must match."""
+    """Identity of a shard: settings and model that a client's Hello message must match."""
 
     run_id: str
     shard: int
     num_shards: int
     generation: int
     fingerprint: list[pb.Setting]
-    model: list[pb.Tensor] | None  # variables of the model; None if a worker must offer the model
-    # settings that must be equal on all shards, in addition to `fingerprint`
+    # Variables of the shard's model; None if a worker must offer the model.
+    model: list[pb.Tensor] | None
+    # settings, in addition to `fingerprint`, that must be equal on all shards
     settings: list[pb.Setting]
     phase: int = 0  # phase (number of the script's current model), as in Hello.phase
 
@@ -44,7 +45,7 @@ def identity(
     settings: list[tuple[str, str]],
     phase: int = 0,
 ) -> Identity:
-    """Return a shard's identity as messages of the wire protocol."""
+    """Return a shard's identity (settings and model) as messages of the wire protocol."""
     return Identity(
         run_id,
         shard,
@@ -60,13 +61,13 @@ def identity(
 def hello_to_leader(mine: Identity, address: str = "") -> pb.Hello:
     """Return the Hello message that a following shard (id 1 and up) sends to shard 0.
 
-    The Hello message proves that the shard belongs to the run. A shard without a model sends a
-    shorter Hello message, which only requests the identity of shard 0's model.
+    The Hello message of a shard proves that the shard belongs to the run. A shard without a model
+    sends a shorter Hello message, which only requests the identity of shard 0's model.
 
     Args:
-        mine: Identity of the following shard.
-        address: ``host:port`` of the following shard; empty if the other nodes know the address
-            already.
+        mine: Identity (settings and model) of the shard that sends the Hello.
+        address: ``host:port`` of the shard that sends the Hello; empty if the other nodes already
+            know this address.
     """
     if mine.model is None:
         return pb.Hello(
@@ -91,13 +92,14 @@ def hello_to_leader(mine: Identity, address: str = "") -> pb.Hello:
     )
 
 
-#: Roles of clients that only control the run, and roles that take no part in updates.
+#: Roles of clients that only control the run, and roles of clients that neither send nor apply
+#: updates.
 _CONTROLLERS = (pb.ROLE_SCRIPT, pb.ROLE_EVALUATOR)
 _OBSERVERS = (pb.ROLE_SUPERVISOR, *_CONTROLLERS)
 
 
 def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
-    """Return the refusal (reason, message) of a Hello that does not match this shard; else None."""
+    """Return (reason, message) to refuse a Hello that does not match this shard; else None."""
     if hello.role not in (*_OBSERVERS, pb.ROLE_WORKER, pb.ROLE_SHARD):
         return pb.REASON_MALFORMED, f"role: unknown value {hello.role}."
     looks_only = hello.role in _OBSERVERS and not hello.model
@@ -136,7 +138,7 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
     rows = [row for row in hello.fingerprint if not row.name.startswith(program.PREFIX)]
     if hello.role == pb.ROLE_SHARD:
         expected += mine.settings
-    if mine.model is None:  # only the offer that follows has the remaining rows
+    if mine.model is None:  # only the worker's offer, which follows, has the remaining rows
         rows = rows[: len(expected)]
     difference = _first_of_offers(expected, rows) or messages.first_difference(expected, rows)
     if difference:
@@ -148,15 +150,15 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
 
 
 def program_of(hello: pb.Hello) -> program.Rows:
-    """Return the rows of a worker's Hello that describe its program; empty without a script."""
+    """Return the rows of a worker's Hello that describe its program (script and versions)."""
     return program.program_rows((row.name, row.value) for row in hello.fingerprint)
 
 
 def _first_of_offers(expected: Sequence[pb.Setting], given: Sequence[pb.Setting]) -> str | None:
-    """Return a text about the first difference if it lies in an offer's rows; else None.
+    """Return a text about the first row that differs if this row describes the model; else None.
 
-    An offer describes the model of a worker's script. Its rows are long JSON documents
-    (`Offer.fingerprint`), so the returned text names only the place of the difference in the
+    An offer describes the model of a worker's script. The rows that describe a model are long JSON
+    documents (`Offer.fingerprint`), so the text about a difference names only its place in the
     document.
     """
     for row, client_row in zip(expected, given, strict=False):
@@ -168,7 +170,7 @@ def _first_of_offers(expected: Sequence[pb.Setting], given: Sequence[pb.Setting]
 
 
 def _other_run(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
-    """Return the refusal of a client that belongs to another run; else None."""
+    """Return the refusal of a client that belongs to another run than the shard; else None."""
     # Shard 0 without a model begins a new run: no client can belong to the new run yet.
     begins = mine.model is None and mine.shard == 0
     if hello.run_id and (begins or mine.run_id) and hello.run_id != mine.run_id:
@@ -180,7 +182,9 @@ def _other_run(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
 
 
 def _other_phase(hello: pb.Hello, mine: Identity, looks_only: bool) -> tuple[int, str] | None:
-    """Return the refusal of a worker or shard in another phase of the script; else None."""
+    """Return the refusal of a worker or shard with another model (phase) of the script; else
+    None.
+    """
     if hello.role == pb.ROLE_WORKER and hello.phase < mine.phase:
         return pb.REASON_PHASE, (
             f"phase: this worker is in phase {hello.phase} of its script, after a restart or a "
@@ -196,7 +200,7 @@ def _other_phase(hello: pb.Hello, mine: Identity, looks_only: bool) -> tuple[int
 
 
 def _looks_for_model(hello: pb.Hello) -> bool:
-    """Return True if a shard without a model only requests the identity of shard 0's model."""
+    """Return True if a Hello is from a shard that only requests the identity of shard 0's model."""
     return hello.role == pb.ROLE_SHARD and not hello.model and not hello.fingerprint
 
 
@@ -208,15 +212,15 @@ _SPARE_STREAMS = 16
 _STREAMS_OF_OTHERS = 64
 #: Requests that the shard answers with the model or a part of the model.
 REQUESTS = ("pull", "push", "slots")
-#: Limits of emulated links: the limits of the flags. A rate is 0 (no limit) or at least the lowest
-#: rate.
+#: Limits of the values of emulated links, equal to the limits of the flags. A rate is 0 (no limit)
+#: or at least the lowest rate.
 _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
 
 
 def guard_of(run: Run) -> ConnectionGuard:
     """Return the guard of a shard's port.
 
-    The guard's limits let all clients of the run share one address.
+    The guard's limits are wide enough for all clients of the run to share one IP address.
     """
     # A worker has three streams: one for training, one to control its script, and one to look up
     # the addresses of shards.
@@ -230,28 +234,32 @@ def unanswered(body: str | None, stream: ServerStream, limits: Limits) -> str | 
 
     Args:
         body: Name of the message's body, for example "pull"; None for a message without a body.
-        stream: The client's stream.
+        stream: The client's stream of messages.
         limits: Limits on the messages and replies of one client.
     """
     waiting = stream.num_waiting
     if body not in REQUESTS or waiting < limits.waiting_replies:
         return None
-    return f"a {body} while {waiting} replies have not been read; expected one request at a time."
+    return (
+        f"the client sent a {body} message before it read {waiting} replies; expected one request "
+        "at a time."
+    )
 
 
 def checked_link(given: pb.EmulatedLink) -> Link:
     """Return the emulated link (rate, delay, loss) that a client has requested.
 
     Raises:
-        Malformed: A value is NaN or outside the limits of the flags.
+        Malformed: A value of the link is NaN or outside the limits of the flags.
     """
     link = Link(given.mbps, given.delay_ms, given.loss)
-    # NaN fails every comparison, so the conditions state which values are allowed.
+    # NaN fails every comparison, so the conditions test for values that are allowed.
     fast_enough = link.mbps == 0 or _SLOWEST_MBPS <= link.mbps <= _FASTEST_MBPS
     short_enough = 0 <= link.delay_ms <= _LONGEST_DELAY_MS
     if not (fast_enough and short_enough and 0 <= link.loss <= _HIGHEST_LOSS):
         raise Malformed(
-            f"{link}: expected 0 (no limit) or {_SLOWEST_MBPS:g} to {_FASTEST_MBPS:g} Mbit/s, a "
-            f"delay up to {_LONGEST_DELAY_MS:g} ms and a loss up to {_HIGHEST_LOSS:g}"
+            f"the emulated link {link} is not valid: expected 0 (no limit) or {_SLOWEST_MBPS:g} "
+            f"to {_FASTEST_MBPS:g} Mbit/s, a delay up to {_LONGEST_DELAY_MS:g} ms and a loss up "
+            f"to {_HIGHEST_LOSS:g}"
         )
     return link

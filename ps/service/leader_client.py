@@ -1,7 +1,7 @@
 """Connection of a following shard (id 1 and up) to shard 0, which leads the run.
 
-The following shard gets the run id, the membership epochs and the end of the run from shard 0. The
-following shard sends reports with its metrics to shard 0.
+A shard with id 1 or higher receives the run id, the membership epochs and the end of the run from
+shard 0. A shard with id 1 or higher sends reports with its counters to shard 0.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PHASE = "phase"
 
 @dataclasses.dataclass(frozen=True)
 class LeaderModel:
-    """Identity of shard 0's model, sent to a following shard without a model."""
+    """Identity of shard 0's model, sent to another shard without a model."""
 
     run_id: str
     weights_digest: str
@@ -59,13 +59,14 @@ def find_model(run: Run, mine: Identity, closing: threading.Event) -> LeaderMode
     """Wait until shard 0 has a model that a worker has offered; return that model's identity.
 
     Args:
-        run: The run's settings.
-        mine: Identity of this shard without a model. Its phase is the phase of the wanted model.
+        run: Settings of the training run.
+        mine: Identity (settings) of this shard, which has no model, with the phase number of the
+            wanted model.
         closing: Event that ends the wait when it is set.
 
     Raises:
-        Unreachable: Shard 0 did not answer in time.
-        RequestRejected: Shard 0 rejected this shard.
+        Unreachable: Shard 0 did not answer within the time limit.
+        RequestRejected: Shard 0 rejected the Hello of this shard.
         ConfigurationError: Shard 0 has got its model from its flags, not from a worker.
     """
     address, hello = run.addresses[0], hello_to_leader(mine)
@@ -85,8 +86,8 @@ def find_model(run: Run, mine: Identity, closing: threading.Event) -> LeaderMode
     digest = document.get(WEIGHTS_DIGEST)
     if digest is None:
         raise ConfigurationError(
-            f"shard 0 at {address} has its model from its flags; give all shards the same "
-            "--model_from."
+            f"shard 0 at {address} has its model from its flags, but this shard expects a "
+            "worker's model; give all shards the same --model_from."
         )
     return LeaderModel(welcome.run_id, str(digest))
 
@@ -113,19 +114,20 @@ class LeaderClient:
 
         Args:
             address: ``host:port`` of shard 0.
-            hello: Hello message of this shard.
+            hello: Hello message of this shard for shard 0.
             layout: Layout of this shard: the slices of variables that it holds.
-            put: Queues an event for the core of this shard.
-            report: Returns this shard's metrics document as JSON.
-            credentials: Credentials of this shard.
-            is_wanted: Returns True if workers are connected to this shard.
+            put: Function that queues an event for the core of this shard.
+            report: Function that returns this shard's counters as JSON text.
+            credentials: Certificates and token with which this shard authenticates to shard 0.
+            is_wanted: Function that returns True if workers are connected to this shard.
         """
         self._is_wanted = is_wanted
         self._hello, self._put, self._report = hello, put, report
         self._session: ClientSession | None = None
         self._closing, self._hurry = threading.Event(), threading.Event()
         self._has_reported_end, self._lease_seconds = False, 0.0
-        self._comes_again = False  # True after `begin_phase` has closed the stream to reconnect
+        # True after `begin_phase` has closed the stream to shard 0 in order to reconnect.
+        self._comes_again = False
         limit, arrivals = payload_limit(layout), rhythm()
         self._dialler = Dialler(
             f"shard 0 at {address}",
@@ -143,14 +145,14 @@ class LeaderClient:
         """Connect to shard 0 within a time limit; return its Welcome message.
 
         Raises:
-            Unreachable: Shard 0 did not answer in time.
-            RequestRejected: Shard 0 rejected this shard.
+            Unreachable: Shard 0 did not answer within the time limit.
+            RequestRejected: Shard 0 rejected the Hello of this shard.
         """
         session, welcome = self._dialler.dial(timeout_seconds)
         self._session = session
         self._hello.run_id, self._lease_seconds = welcome.run_id, welcome.lease_seconds
         if self._requested_end is not None:
-            # the earlier stream may have lost the request to end the run
+            # the earlier stream to shard 0 may have lost the request to end the run
             self.request_end(self._requested_end)
         return welcome
 
@@ -162,7 +164,7 @@ class LeaderClient:
         threading.Thread(target=self._report_regularly, name="leader-report", daemon=True).start()
 
     def begin_phase(self, hello: pb.Hello) -> None:
-        """Reconnect to shard 0 with the next model, like a shard restarted with that model.
+        """Reconnect to shard 0 with the next model, as a restarted shard would with that model.
 
         Args:
             hello: Hello message of this shard for the next model.
@@ -176,7 +178,7 @@ class LeaderClient:
     def request_end(self, cause: str) -> None:
         """Request shard 0 to end the run (any thread).
 
-        The request is repeated after a reconnection.
+        The shard repeats its request to end the run after a reconnection to shard 0.
         """
         self._requested_end = cause
         session = self._session
@@ -184,7 +186,7 @@ class LeaderClient:
             session.send_control(pb.ToServer(halt=pb.Halt(cause=cause)))
 
     def report_unreachable(self, silent: events.WorkersUnreachable) -> None:
-        """Notify shard 0 of workers from which this shard receives no messages."""
+        """Report to shard 0 the workers from which this shard receives no messages."""
         session = self._session
         if session is not None:
             members = [
@@ -211,13 +213,13 @@ class LeaderClient:
                 if self._closing.is_set() or self.halted:
                     return
                 if not self._comes_again:
-                    logging.warning("lost shard 0: %s", error)
+                    logging.warning("this shard lost its connection to shard 0: %s", error)
                 self._comes_again = False
                 if not self._return(reconnect_seconds):
                     return
 
     def _return(self, reconnect_seconds: float) -> bool:
-        """Reconnect to shard 0; repeat failed attempts while workers are connected to this shard.
+        """Reconnect to shard 0; retry while workers are connected to this shard.
 
         Connected workers show that the run continues and that only the network path to shard 0
         failed.
@@ -253,11 +255,12 @@ class LeaderClient:
     def _end_in_time(self, stop: events.Stop) -> None:
         """End this shard.
 
-        If the run's limit of updates or epochs is reached, first receive pending pushes.
+        If the run has reached its limit of updates or epochs, the shard first receives pending
+        pushes.
 
-        All pending pushes have arrived when all workers have left, because a worker waits for the
-        reply of every shard. The shard waits at most one lease for the workers to leave, since a
-        worker may be dead or unable to reach this shard.
+        All pending pushes have arrived at a shard when all workers have left, because a worker
+        waits for the reply of every shard. At the end of the run, a shard waits at most one lease
+        for the workers to leave, since a worker may be dead or unable to reach this shard.
         """
         if stop.reason not in _SPENT:
             self._put(stop)
@@ -273,9 +276,9 @@ class LeaderClient:
         self._put(stop)
 
     def report_end(self) -> None:
-        """Make the report thread send a report immediately; later calls do nothing.
+        """Make the report thread send a report to shard 0 immediately; later calls do nothing.
 
-        `close` sends the last report.
+        The method `close` sends the last report to shard 0.
         """
         if not self._has_reported_end:
             self._has_reported_end = True
@@ -291,18 +294,18 @@ class LeaderClient:
 
 
 #: Seconds for which shard 0 waits for the last reports of the following shards after the end of the
-#: run. The wait is short because users wait for the end. A shard that reports too late loses the
-#: figures of about one second.
+#: run. The wait is short because users wait for the end. If a shard reports too late, its counters
+#: of about the last second are lost.
 _PATIENCE_SECONDS = 2.0
 
 
 def figures_are_final(server: ShardServer) -> bool:
-    """Return True if the metrics of this following shard cannot change until its process ends."""
+    """Return True if the counters of this shard cannot change any more until its process ends."""
     return server.core.stop_reason is not None and not server.connections.workers
 
 
 def figures_are_awaited(server: ShardServer) -> bool:
-    """Return True if shard 0 should still wait for the last metrics of connected shards."""
+    """Return True if shard 0 should still wait for the last counters of connected shards."""
     ended_at = server.core.ended_at
     if ended_at is None or time.monotonic() - ended_at >= _PATIENCE_SECONDS:
         return False

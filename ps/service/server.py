@@ -1,4 +1,4 @@
-"""Network server of a shard: reader threads queue messages, and one writer thread runs the core."""
+"""Network server of a PS shard: reader threads queue messages, one writer thread runs the core."""
 
 from __future__ import annotations
 
@@ -54,13 +54,14 @@ _SCRIPTS_SECONDS = 0.25
 #: Seconds after which one iteration of the writer thread's loop shows that the process was stopped
 #: or got no CPU time.
 _STALL_SECONDS = 1.0
-#: Seconds for which a shard counts as behind its workers' messages after its queue was not empty.
+#: Seconds for which a shard counts as behind its workers' messages after its queue has last been
+#: non-empty.
 _BEHIND_SECONDS = 0.05
 #: Rejection reasons after which a worker gives up a push. The shard then drops the push's late
 #: datagrams.
 _GIVEN_UP = ("OUTLIER", "STALE_GENERATION")
-#: Rejection reason of a push from before a change of the members. The worker repeats the push; this
-#: rejection is normal.
+#: Rejection reason of a push from before a change of the members. Such a rejection is normal, and
+#: the worker repeats the push.
 _OF_ANY_CHANGE = "STALE_EPOCH"
 #: Rejection reasons that the core counts. The connection guard counts all other refusals.
 _COUNTED_BY_CORE = ("NON_FINITE", *_GIVEN_UP)
@@ -70,9 +71,9 @@ def dscp_of(router: Router, marks: str) -> int | None:
     """Return the DSCP value (packet priority) of a shard's streams; None for the system's default.
 
     Args:
-        router: Routing policy of the method.
-        marks: Value of the flag that selects how packets get priorities if the router has datagram
-            channels.
+        router: Routing policy of the training method, which may use UDP datagrams.
+        marks: Value of the flag that selects how IP packets get priorities (DSCP) if the router has
+            datagram channels.
     """
     return stream_dscp(marks, router.channels) if router.channels else None
 
@@ -81,16 +82,18 @@ class ShardServer:
     """Network server of one shard of the parameter server.
 
     Args:
-        core: State machine of the shard.
+        core: State machine of the PS shard.
         layout: Layout of this shard: the slices of variables that it holds.
-        share: Fraction of the model's values that this shard holds (0 to 1); used by emulated
-            links.
-        save: Called with (version, state) of a snapshot to save it as a checkpoint; must not block.
-        lease_seconds: Time without a message after which a worker is expelled, in seconds; sent to
-            the workers.
-        bounds: Limits of the numbers that workers may report; None for the limits of the method.
-        groups: For each optimizer of the script, the slices of the shard that the optimizer steps;
-            empty if one optimizer steps all slices.
+        share: Fraction of the model's values that this shard holds (0 to 1), for the rate of
+            emulated links.
+        save: Function called with (version, state) of a snapshot to save the snapshot as a
+            checkpoint; must not block.
+        lease_seconds: Time in seconds without a message of a worker, after which the worker is
+            expelled; sent to the workers.
+        bounds: Limits of the numbers that workers may report in messages; None for the limits of
+            the training method.
+        groups: For each optimizer of the script, the slices of the shard's variables that the
+            optimizer updates; empty if one optimizer updates all slices.
     """
 
     def __init__(
@@ -114,9 +117,10 @@ class ShardServer:
         self.ended_models = EndedModels()
         self.programs = Programs()
         self.connections = Connections()
-        self.identity: Identity | None = None  # None before the shard can accept a client's Hello
+        # Identity of the shard; None before the shard can accept a client's Hello.
+        self.identity: Identity | None = None
         self.directory = ShardDirectory(1)  # addresses of all shards; filled on shard 0 only
-        # JSON of the run's settings, sent to supervisors and shards in their Welcome message
+        # JSON text of the run's settings in the Welcome message to supervisors and shards
         self.document = "{}"
         # (role, id) of a node -> newest JSON document that the node sent
         self.reports: dict[tuple[int, int], str] = {}
@@ -138,17 +142,19 @@ class ShardServer:
         self.on_draws: Callable[[Sequence[Draw]], None] | None = None
         self.on_unreachable: Callable[[events.WorkersUnreachable], None] | None = None
         self._num_epochs = 0  # number of the newest membership epoch that was logged
-        # worker's incarnation -> connection on which its Hello arrived
+        # worker's incarnation -> connection on which the worker's Hello arrived
         self._welcomes: dict[int, Connection] = {}
-        # Encoded optimizer state that was sent last: ((version, includes weights), document,
-        # arrays).
+        # Encoded optimizer state that was last sent to a script: ((version, includes weights),
+        # document, arrays).
         self._slots: tuple[tuple[int, bool], str, list[memoryview]] | None = None
         self.watch: AdmissionWatch | None = None
         self._due = dict.fromkeys(("status", "beat", "scripts"), time.monotonic())
         self.server: GrpcServer | None = None
 
     def wait_in(self, spill: Spill) -> None:
-        """Store received payloads, and copies of weights for slow clients, in files."""
+        """Store received payloads, and copies of weights for slow clients, in files to save
+        memory.
+        """
         self.payloads, self.copied = spill.buffer, spill.copied
 
     def _take_model(
@@ -158,7 +164,7 @@ class ShardServer:
         bounds: ClaimBounds,
         groups: Sequence[Collection[int]],
     ) -> None:
-        """Prepare the push decoder and the datagram port for the core's current model."""
+        """Prepare the push decoder and the UDP datagram port for the core's current model."""
         core, model = self.core, self.core.model
         model.freezer.turn_on(lambda values: self.copied(values))
         self.layout, self.share, self.bounds = layout, share, bounds
@@ -179,17 +185,18 @@ class ShardServer:
         bounds: ClaimBounds,
         groups: Sequence[Collection[int]],
     ) -> None:
-        """Serve the next model, which the core has already loaded (writer thread).
+        """Serve the script's next model, which the core has already loaded (writer thread).
 
-        The shard admits no client until `open_for` is called. Workers and supervisors that evaluate
-        must connect again.
+        During the change of the model, the shard admits no client until `open_for` is called.
+        After a change of the model, workers and supervisors that evaluate must connect again.
 
         Args:
-            layout: Layout of this shard for the next model.
+            layout: Layout of this shard for the next model: the slices of variables that it holds.
             share: Fraction of the next model's values that this shard holds (0 to 1).
-            bounds: Limits of the numbers that workers may report.
-            groups: For each optimizer of the script, the slices of the shard that the optimizer
-                steps; empty if one optimizer steps all slices.
+            bounds: Limits of the numbers that workers may report in messages, for example batch
+                sizes.
+            groups: For each optimizer of the script, the slices of the shard's variables that the
+                optimizer updates; empty if one optimizer updates all slices.
         """
         self.identity = None
         if self.datagrams is not None:
@@ -202,13 +209,13 @@ class ShardServer:
         """Open the port and start to accept clients; return the port number.
 
         Args:
-            bind: Address to listen on.
-            port: Port number; 0 to use any free port.
-            marks: Value of the flag that selects how packets get priorities if the router has
-                datagram channels.
+            bind: IP address of this machine to listen on.
+            port: TCP port number to listen on; 0 to use any free port.
+            marks: Value of the flag that selects how IP packets get priorities (DSCP) if the router
+                has datagram channels.
 
         Raises:
-            thinwire.proto.grpc.PortInUse: Another process uses the port.
+            thinwire.proto.grpc.PortInUse: Another process already listens at the port.
         """
         dscp = dscp_of(self.core.model.method.router, marks)
         self.server = serve(bind, port, self._read, dscp=dscp, guard=self.guard)
@@ -226,7 +233,9 @@ class ShardServer:
         return self.core.version
 
     def open_for(self, identity: Identity, document: str) -> None:
-        """Begin to accept the Hello messages of clients that match this identity."""
+        """Begin to accept the Hello messages of clients that match the given identity of the
+        shard.
+        """
         self.document = document
         if self.identity is None and not identity.shard and not self.directory.addresses:
             self.directory = ShardDirectory(identity.num_shards)
@@ -238,14 +247,15 @@ class ShardServer:
         StreamReader(self, self.decoder, stream).read()
 
     def expect(self, incarnation: int, connection: Connection) -> None:
-        """Store a Hello's stream until the core admits or rejects its worker (reader threads)."""
+        """Store a worker's stream until the core admits or rejects the worker (reader threads)."""
         self._welcomes[incarnation] = connection
 
     def lose(self, connection: Connection) -> None:
         """Record that a worker's stream has ended (reader threads).
 
-        The loss of the stream is queued behind the stream's Hello message. A loss handled first
-        would find no worker, and the Hello message would then register a stream that has ended.
+        The loss of the stream is queued behind the stream's Hello message. If the loss of a stream
+        were handled before its Hello message, the Hello message would register a stream that has
+        ended.
         """
 
         def lose() -> None:
@@ -256,7 +266,7 @@ class ShardServer:
         self.queue.put(lose)
 
     def welcome_observer(self, connection: Connection) -> None:
-        """Admit a supervisor, evaluator or following shard (reader threads)."""
+        """Admit a supervisor, an evaluator or another shard (called on reader threads)."""
 
         def welcome() -> None:
             halt = self._halt()
@@ -269,12 +279,14 @@ class ShardServer:
         self.queue.put(ClientRequest(connection, "a Hello", welcome))
 
     def observe(self, connection: Connection, number: int) -> None:
-        """Send an observer the whole model, or an evaluator its phase's model (writer thread)."""
+        """Send an observer the whole model, or an evaluator the model that it evaluates (writer
+        thread).
+        """
         phase = connection.phase
         if connection.role != pb.ROLE_EVALUATOR or phase >= self.ended_models.since:
-            # The request is not handled as an event of the core. A failing event means that the
-            # core's state may be inconsistent, but a failure to send the model concerns only this
-            # observer.
+            # The observer's request is not an event of the core, because after an event that fails,
+            # the core's state may be inconsistent, but a failure to send the model concerns only
+            # this observer.
             self._dispatch([events.EvaluationReply(number, self.core.whole())])
         elif (ended := self.ended_models.find(phase)) is not None:
             sender = ReplySender(ended.layout, ended.generation, self._members, None)
@@ -287,8 +299,8 @@ class ShardServer:
     def welcome_script(self, connection: Connection) -> None:
         """Admit the control stream of a worker's script (writer thread).
 
-        A script without an incarnation only requests the optimizer's state and takes no part in
-        barriers.
+        A script that connects without an incarnation (process number) only requests the optimizer's
+        state and waits at no barriers.
         """
         connection.send(self._welcome_message(connection))
         if not connection.incarnation:
@@ -298,13 +310,13 @@ class ShardServer:
         self.scripts.begin(connection)
 
     def send_slots(self, connection: Connection, weights: bool) -> None:
-        """Send a script the optimizer's state between two updates (writer thread).
+        """Send a worker's script the optimizer's state between two updates (writer thread).
 
-        All scripts request the state after the same update, so they all get the same encoded
+        All scripts request the optimizer's state after one update, so they all get the same encoded
         arrays.
 
         Args:
-            connection: Connection of the script.
+            connection: Network connection of the worker's script.
             weights: True if the script also requests the weights and the averaged statistics.
         """
         key = (self.core.version, weights)
@@ -364,7 +376,7 @@ class ShardServer:
             self.datagrams.poll()
         if now >= self._due["scripts"]:
             self.contained.run("look after scripts", self.scripts.tick)
-            latest = now + _SCRIPTS_SECONDS  # a message may set an earlier deadline meanwhile
+            latest = now + _SCRIPTS_SECONDS  # meanwhile, a message may set an earlier deadline
             self._due["scripts"] = min(latest, self.scripts.next_deadline() or latest)
         if self.phases is not None:
             self.contained.run("look after offers", self.phases.tick)
@@ -428,7 +440,7 @@ class ShardServer:
             connection.send(self._welcome_message(connection, action))
 
         self.contained.serve(ClientRequest(connection, "a Hello", welcome))
-        logging.info("worker %d joined (%s)", action.worker, connection.stream.peer)
+        logging.info("worker %d joined the run (%s)", action.worker, connection.stream.peer)
 
     def _welcome_message(
         self, connection: Connection, action: events.Welcome | None = None
@@ -489,11 +501,14 @@ class ShardServer:
     def _new_epoch(self, action: events.NewEpoch) -> None:
         epoch = action.epoch
         if self.datagrams is not None:
-            # Queued instead of called here: if one batch of actions holds several epochs, the
-            # sessions of workers that have left must end only after all epochs of the batch.
+            # The end of the sessions is queued instead of called here: if one batch of actions
+            # holds several epochs, the sessions of workers that have left must end only after all
+            # epochs of the batch.
             self.queue.put(self.datagrams.end_sessions)
         if self.core.stop_reason is None and epoch.number != self._num_epochs:
-            logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
+            logging.info(
+                "membership epoch %d: the live workers are %s", epoch.number, list(epoch.live)
+            )
         self._num_epochs = epoch.number  # an action that only adds draws repeats the epoch's number
         if epoch.draws and self.on_draws is not None:
             self.on_draws(epoch.draws)
@@ -501,12 +516,14 @@ class ShardServer:
 
     def _report_unreachable(self, action: events.WorkersUnreachable) -> None:
         workers = [member.worker for member in action.members]
-        logging.info("no message for %g s from workers %s", self.lease_seconds, workers)
+        logging.info(
+            "no message has arrived for %g s from the workers %s", self.lease_seconds, workers
+        )
         if self.on_unreachable is not None:
             self.on_unreachable(action)
 
     def _groups_changed(self, action: events.GroupsChanged) -> None:
-        logging.info("groups by speed: %s", format_groups(action.groups))
+        logging.info("new worker groups by speed: %s", format_groups(action.groups))
         if warning := uneven(action.groups):
             logging.warning("%s", warning)
         if self.on_groups is not None:
@@ -516,12 +533,12 @@ class ShardServer:
         self.save(action.version, action.state)
 
     def _halt(self) -> pb.Halt | None:
-        """Return the message about the end of the run; None while the run continues."""
+        """Return the message to clients about the end of the run; None while the run continues."""
         reason = self.core.stop_reason
         return pb.Halt(cause=reason, message=self.scripts.why(reason)) if reason else None
 
     def _ended(self, action: events.RunEnded) -> None:
-        logging.info("run ended at version %d: %s", self.core.version, action.reason)
+        logging.info("the run ended at model version %d: %s", self.core.version, action.reason)
         self._publish_status()
         for connection in self.connections.everyone():
             connection.send(pb.ToClient(halt=self._halt()))

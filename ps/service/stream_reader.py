@@ -1,4 +1,4 @@
-"""Reader thread of one client's stream: checks its Hello, decodes messages and queues them."""
+"""Reader thread of one client's stream: checks the Hello message, decodes and queues messages."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ MAX_DOCUMENT_BYTES = 256 << 10
 #: Limit on the characters of a refusal's message, which may quote a long message of a client.
 _LONGEST_MESSAGE = 2000
 _RENEWALS_PER_LEASE = 10
-#: Limits on the number of barriers in one message of a script, and on the characters of a barrier's
-#: name.
+#: Limits on the number of barriers in one message of a script, and on the length of a barrier's
+#: name in characters.
 _MOST_BARRIERS, _LONGEST_BARRIER = 20_000, 100
-#: Upper limit for the numbers of fits and epochs in a script's messages.
+#: Upper limit for the numbers of calls of fit and of epochs in a script's messages.
 _MOST_COUNTED = 1 << 31
-#: Limits on the metrics and values of one evaluation, and on the characters of a fit's training
-#: history.
+#: Limits on the number of metrics and values of one evaluation, and on the characters of the
+#: training history of one call of fit.
 _MOST_METRICS, _MOST_VALUES, _LONGEST_HISTORY = 1000, 100_000, 900_000
 #: Bytes of one value (float64) of a metric's state.
 _STATE_BYTES = 8
@@ -85,31 +85,33 @@ class OfferingStream(Protocol):
         """Handle an authenticated worker's Hello message; return True to continue reading."""
 
     def receive(self, data: bytes | Arriving) -> bool:
-        """Handle one frame of the stream; return True to continue reading the stream."""
+        """Handle one frame of a client's stream; return True to continue reading the stream."""
 
     def forget(self) -> None:
-        """Record that the worker's stream has ended."""
+        """Record that the stream of an offering worker has ended."""
 
 
 class PhaseGate(Protocol):
-    """Interface to the script's next phase (next model), as stream readers use it."""
+    """Interface through which stream readers reach a script's next phase (next model)."""
 
     def reader(self, phase: int, stream: ServerStream) -> OfferingStream | None:
-        """Return a reader for the stream of a worker that is in a later phase of its script.
+        """Return a reader for the stream of a worker that already has the script's next model.
 
-        Return None if the scripts have not agreed on that phase yet.
+        The reader is None if the scripts have not agreed on the worker's model yet.
         """
 
     def tick(self) -> None:
-        """Send heartbeats to held workers, and release workers held too long (writer thread)."""
+        """Send heartbeats to waiting workers; make workers that wait too long retry (writer
+        thread).
+        """
 
 
 class StreamOwner(Protocol):
-    """Interface to the shard's server, as the reader of a client's stream uses it.
+    """Interface through which the reader of a client's stream uses the shard's server.
 
     Attributes:
         reports: (role, id) of a node -> newest JSON document that the node sent.
-        payloads: Returns an array for a payload of the given number of bytes.
+        payloads: Function that returns an array for a payload of the given number of bytes.
     """
 
     reports: dict[tuple[int, int], str]
@@ -133,31 +135,33 @@ class StreamOwner(Protocol):
 
     @property
     def lease_seconds(self) -> float:
-        """Time without a message after which the shard expels a worker, in seconds."""
+        """Time in seconds without a message of a worker, after which the shard expels the
+        worker.
+        """
 
     @property
     def bounds(self) -> ClaimBounds:
-        """Limits of the numbers that workers may report."""
+        """Limits of the numbers that workers may report in messages, for example batch sizes."""
 
     @property
     def queue(self) -> WriterQueue:
-        """Queue of the shard's writer thread."""
+        """Queue of work for the shard's writer thread."""
 
     @property
     def datagrams(self) -> DatagramPort | None:
-        """Port that receives UDP datagrams; None if the method sends no datagrams."""
+        """Port of the shard that receives UDP datagrams; None if the method sends no datagrams."""
 
     @property
     def connections(self) -> Connections:
-        """All open connections of the shard."""
+        """All open client connections of the PS shard."""
 
     @property
     def observers(self) -> Observers:
-        """Sender of reports to the shard's supervisors and to following shards."""
+        """Object that sends reports to supervisors, and membership epochs to the other shards."""
 
     @property
     def directory(self) -> ShardDirectory:
-        """Addresses of the other shards."""
+        """Network addresses of the other shards of the run."""
 
     @property
     def programs(self) -> Programs:
@@ -169,33 +173,39 @@ class StreamOwner(Protocol):
 
     @property
     def phases(self) -> PhaseGate | None:
-        """Gate for workers that offer the next phase's model; None if the model cannot change."""
+        """Object that accepts the script's next model from workers; None if the model cannot
+        change.
+        """
 
     def expect(self, incarnation: int, connection: Connection) -> None:
         """Store the stream of a worker's Hello until the core admits or rejects the worker."""
 
     def lose(self, connection: Connection) -> None:
-        """Record that a worker's stream has ended."""
+        """Record that a worker's stream to the shard has ended."""
 
     @property
     def scripts(self) -> RunControl:
-        """The control streams of the workers' scripts."""
+        """The control streams between the shard and the workers' scripts."""
 
     def welcome_observer(self, connection: Connection) -> None:
-        """Admit a supervisor, evaluator or following shard."""
+        """Admit a supervisor, an evaluator or another shard."""
 
     def observe(self, connection: Connection, number: int) -> None:
-        """Send an observer the whole model, or an evaluator its phase's model (writer thread)."""
+        """Send an observer the whole model, or an evaluator the model that it evaluates (writer
+        thread).
+        """
 
     def welcome_script(self, connection: Connection) -> None:
         """Admit the control stream of a worker's script (writer thread)."""
 
     def send_slots(self, connection: Connection, weights: bool) -> None:
-        """Send the optimizer's state and, if `weights` is True, the weights (writer thread)."""
+        """Send a script the optimizer's state and, if `weights` is True, the weights (writer
+        thread).
+        """
 
 
 class StreamReader:
-    """Reader of one client's stream, which runs in its own thread.
+    """Reader of one client's stream, which runs in a thread of its own.
 
     Invalid input from a client raises at most Malformed, which ends only that client's stream. The
     reader accepts a worker's messages only after the core has welcomed this stream as that worker's
@@ -203,10 +213,11 @@ class StreamReader:
     """
 
     def __init__(self, server: StreamOwner, decoder: PushDecoder, stream: ServerStream) -> None:
-        """Prepare to read the client's `stream` for `server`."""
+        """Prepare to read a client's `stream` for the shard's `server`."""
         self.server, self.decoder, self.stream = server, decoder, stream
         self.connection: Connection | None = None
-        self.number = 0  # running number of the observer in `Connections`; 0 for a worker
+        # Running number of the observer (such as a supervisor) in `Connections`; 0 for a worker.
+        self.number = 0
         self._offers: OfferingStream | None = None
         self.rate = MessageRate(server.guard.limits)
         self._renewed_at = 0.0
@@ -217,7 +228,7 @@ class StreamReader:
         self.assembler = MessageAssembler(pb.ToServer, lambda message: limit, server.payloads)
 
     def read(self) -> None:
-        """Handle the stream's frames until the stream ends; then notify the server of the end."""
+        """Handle the frames of a client's stream until the stream ends; then notify the server."""
         try:
             for frame in self.stream.incoming():
                 if not self.receive(frame):
@@ -264,7 +275,7 @@ class StreamReader:
             raise Malformed(f"{body} before hello")
         handler = self._handlers.get((connection.role if connection else 0, body))
         if handler is None:
-            raise Malformed(f"a {body} message is not allowed here")
+            raise Malformed(f"a {body} message is not allowed from a client of this role")
         content: Any = getattr(message, str(body))
         num_decoded = handler(self, content, payload) or 0
         is_request = body in REQUESTS and not getattr(content, "more", False)
@@ -290,8 +301,8 @@ class StreamReader:
             self._offer(hello, self.server.phases)
             return
         refusal = self._other_program(hello) or check_hello(hello, identity)
-        # A worker whose script is behind the run's phase is not counted as an error: the worker
-        # retries at a later fit.
+        # A worker whose script is behind the run's phase (model) does not count as an error,
+        # because the worker retries at a later call of fit.
         if refusal is not None and refusal[0] == pb.REASON_PHASE:
             self._refuse(*refusal)
             raise _EndOfStream
@@ -313,7 +324,7 @@ class StreamReader:
             self.server.welcome_observer(self.connection)
 
     def _other_program(self, hello: pb.Hello) -> tuple[int, str] | None:
-        """Return the refusal of a worker of this run if its program has changed; else None."""
+        """Return the refusal of a worker whose program (script) has changed; else None."""
         identity, programs = self.server.identity, self.server.programs
         is_of_run = identity is not None and hello.run_id in ("", identity.run_id)
         if hello.role != pb.ROLE_WORKER or not is_of_run:
@@ -322,7 +333,9 @@ class StreamReader:
         return None if text is None else (pb.REASON_OTHER_PROGRAM, text)
 
     def _offer(self, hello: pb.Hello, phases: PhaseGate) -> None:
-        """Pass the stream of a worker in a later phase to the reader of that phase's offers."""
+        """Pass the stream of a worker with the script's next model to the reader that accepts this
+        model.
+        """
         offers = phases.reader(hello.phase, self.stream)
         if offers is None:
             self._refuse(
@@ -334,7 +347,7 @@ class StreamReader:
         self._offers = offers
 
     def _announce(self, hello: pb.Hello) -> None:
-        """Record the address of a following shard that has its model and takes part in the run."""
+        """Record the address of a following shard (id 1 and up) that has its model."""
         if hello.role == pb.ROLE_SHARD and hello.model:
             directory = self.server.directory
             conflict = directory.announce(hello.id, hello.generation, hello.peer_address)
@@ -373,7 +386,9 @@ class StreamReader:
         )
 
     def _push(self, push: pb.Push, payload: memoryview) -> int:
-        """Decode and queue a worker's push; return the decoded bytes beyond the payload."""
+        """Decode and queue a worker's push; return the size of the decoded data in addition to the
+        payload.
+        """
         worker, port = self._worker.id, self.server.datagrams
         try:
             if port is None:
@@ -392,7 +407,9 @@ class StreamReader:
     def _datagrams(self, datagrams: pb.Datagrams, payload: memoryview) -> None:
         port = self.server.datagrams
         if port is None or not datagrams.size:
-            raise Malformed("datagrams in a run without datagrams, or of size 0")
+            raise Malformed(
+                "a client sent datagrams in a run without datagrams, or datagrams of size 0"
+            )
         port.receiver.receive_from_stream(memoryview(datagrams.data), datagrams.size)
 
     def _query(self, query: pb.Query, payload: memoryview) -> None:
@@ -404,10 +421,10 @@ class StreamReader:
         )
 
     def _heartbeat(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
-        """Do nothing: each received chunk of the stream already renews the worker's lease."""
+        """Do nothing, because each received chunk of a stream already renews the worker's lease."""
 
     def _shard_heartbeat(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
-        """Queue the ids of workers from which a following shard receives no messages."""
+        """Queue the ids of the workers that another shard reports as silent."""
         for member in heartbeat.unreachable:
             silent = events.WorkerIncarnation(member.worker, member.incarnation)
             self.server.queue.put(events.WorkerUnreachable(silent))
@@ -415,7 +432,9 @@ class StreamReader:
     def _leave(self, leave: pb.Leave, payload: memoryview) -> None:
         worker = self._worker
         if len(leave.cause) > _LONGEST_CAUSE:
-            raise Malformed(f"a cause of {len(leave.cause)} characters; expected a word")
+            raise Malformed(
+                f"a worker leaves with a cause of {len(leave.cause)} characters; expected one word"
+            )
         worker.left = True
         self.server.queue.put(events.Leave(worker.id, worker.incarnation, leave.cause))
 
@@ -423,9 +442,11 @@ class StreamReader:
         self._worker.left = True
 
     def _report(self, report: pb.Report, payload: memoryview) -> None:
-        """Store the metrics that a node reports, which become a part of the run's documents."""
+        """Store the counters that a node reports; the run's status and summary contain them."""
         if len(report.document.encode()) > MAX_DOCUMENT_BYTES:
-            raise Malformed(f"a report of {len(report.document)} characters")
+            raise Malformed(
+                f"a client sent a report of {len(report.document)} characters, which is too long"
+            )
         if report.rounds:
             self._take_rounds(report.rounds)
             return
@@ -439,9 +460,12 @@ class StreamReader:
 
     def _take_rounds(self, batch: str) -> None:
         if self._worker.role != pb.ROLE_WORKER:
-            raise Malformed("rounds from a client that is not a worker")
+            raise Malformed("a client that is not a worker sent measured rounds")
         if len(batch.encode()) > MAX_DOCUMENT_BYTES:
-            raise Malformed(f"rounds of {len(batch)} characters")
+            raise Malformed(
+                f"a worker sent a document of measured rounds of {len(batch)} characters, which "
+                "is too long"
+            )
         self._serve("rounds", self.server.observers.pass_on_rounds, self._worker.id, batch)
 
     # -- observers: supervisors, evaluators, following shards -------------------------------
@@ -452,7 +476,10 @@ class StreamReader:
     def _halt(self, halt: pb.Halt, payload: memoryview) -> None:
         known = _SHARD_HALT_CAUSES if self._worker.role == pb.ROLE_SHARD else _HALT_CAUSES
         if halt.cause not in known:
-            raise Malformed(f"halt for {halt.cause!r:.80}; known: {known}")
+            raise Malformed(
+                f"a client requests the end of the run with the unknown cause {halt.cause!r:.80}; "
+                f"known causes: {known}"
+            )
         self.server.queue.put(events.Stop(halt.cause))
 
     # -- the workers' scripts ---------------------------------------------------------------
@@ -460,9 +487,12 @@ class StreamReader:
     def _arrive(self, barrier: pb.Barrier, payload: memoryview) -> None:
         names = [*barrier.passed, *barrier.changed, barrier.name]
         if len(names) > _MOST_BARRIERS or max(map(len, names)) > _LONGEST_BARRIER:
-            raise Malformed(f"{len(names)} barriers, or names longer than {_LONGEST_BARRIER}")
+            raise Malformed(
+                f"the message has {len(names)} barriers, or barrier names longer than "
+                f"{_LONGEST_BARRIER} characters; expected fewer or shorter names"
+            )
         if not all(name.isascii() and name.isprintable() for name in names):
-            raise Malformed("a barrier whose name is not printable ASCII")
+            raise Malformed("the message has a barrier whose name is not printable ASCII")
         arrival = BarrierArrival(
             barrier.name, tuple(barrier.passed), barrier.changes, tuple(barrier.changed)
         )
@@ -492,7 +522,10 @@ class StreamReader:
     def _fit_ended(self, fit: pb.FitEnded, payload: memoryview) -> None:
         _check_place(fit.fit, 0)
         if len(fit.history) > _LONGEST_HISTORY:
-            raise Malformed(f"a history of {len(fit.history)} characters")
+            raise Malformed(
+                f"the message has a training history of {len(fit.history)} characters, which is "
+                "too long"
+            )
         self._of_script(fit)
 
     def _script_knows(self, evaluated: pb.Evaluated, payload: memoryview) -> None:
@@ -523,20 +556,22 @@ class StreamReader:
         self._serve("a heartbeat", self.server.scripts.alive, self._worker)
 
     def _serve(self, what: str, work: Callable[..., None], *arguments: Any) -> None:
-        """Queue work for this client. If the work fails, `Containment` refuses only this client."""
+        """Queue work for this stream's client in the writer thread. If work for a client fails,
+        `Containment` refuses only this client.
+        """
         request = ClientRequest(self._worker, what, functools.partial(work, *arguments))
         self.server.queue.put(request)
 
     @property
     def _worker(self) -> Connection:
         if self.connection is None:
-            raise Malformed("no hello was received")
+            raise Malformed("the client has sent no Hello message yet")
         return self.connection
 
     def _check_current(self, connection: Connection) -> None:
-        """Raise Malformed or end the stream if it is not the worker's current, welcomed stream."""
+        """Raise Malformed or end the stream if it is not the worker's current, admitted stream."""
         if not connection.welcomed:
-            raise Malformed("a message before the hello was welcomed")
+            raise Malformed("the client sent a message before the PS had accepted its Hello")
         if self.server.connections.workers.get(connection.id) is not connection:
             self.server.guard.count_refusal("replaced")
             raise _EndOfStream
@@ -556,13 +591,17 @@ class StreamReader:
         self.stream.send((framing.frame(pb.ToClient(refusal=refusal)),), counted=False)
 
     def _reject_stream(self, why: str, refusal: tuple[int, str]) -> None:
-        """Send a refusal and end the stream. The guard counts the refusal under the name `why`."""
+        """Send the client a refusal and end the client's stream. The port's guard counts the
+        refusal under the name `why`.
+        """
         self._refuse(*refusal)
         self.server.guard.record_refusal(why, self.stream.peer, refusal[1])
         raise _EndOfStream
 
     def forget(self) -> None:
-        """Notify the server that this stream has ended; called once, after its last frame."""
+        """Notify the server that this client's stream has ended; called once, after the last
+        frame.
+        """
         connection = self.connection
         if self._offers is not None:
             self._offers.forget()
@@ -621,7 +660,9 @@ class StreamReader:
 
 def _check_place(fit: int, epoch: int) -> None:
     if not (0 < fit < _MOST_COUNTED and epoch < _MOST_COUNTED):
-        raise Malformed(f"epoch {epoch} of fit {fit}: a number is out of range")
+        raise Malformed(
+            f"the message names epoch {epoch} of fit {fit}; expected numbers within their range"
+        )
 
 
 def _check_meeting(meeting: pb.EpochMeeting) -> None:
@@ -631,12 +672,15 @@ def _check_meeting(meeting: pb.EpochMeeting) -> None:
     names = {state.name for state in meeting.states}
     if not len(names) == len(meeting.states) <= _MOST_METRICS:
         raise Malformed(
-            f"{len(meeting.states)} metrics with {len(names)} different names: too many metrics, "
-            "or a repeated name"
+            f"the message has {len(meeting.states)} metrics with {len(names)} different names: "
+            "too many metrics, or a repeated name"
         )
     for state in meeting.states:
         if len(state.values) % _STATE_BYTES or len(state.name) > _LONGEST_MESSAGE:
-            raise Malformed(f"metric {state.name!r:.80} with {len(state.values)} bytes of state")
+            raise Malformed(
+                f"the message has a metric {state.name!r:.80} with {len(state.values)} bytes of "
+                "state, which is too long"
+            )
 
 
 def check_address(address: str) -> None:
@@ -647,8 +691,8 @@ def check_address(address: str) -> None:
     """
     if len(address) > _LONGEST_ADDRESS or not address.isprintable():
         raise Malformed(
-            f"peer_address of {len(address)} characters; expected at most {_LONGEST_ADDRESS} "
-            "printable ones"
+            f"the message has a peer_address of {len(address)} characters; expected at most "
+            f"{_LONGEST_ADDRESS} printable ones"
         )
 
 
@@ -656,8 +700,8 @@ def _check_relayed(message: Any) -> None:
     """Reject a message that is too long to be relayed in a message to another client."""
     if message.ByteSize() > _MOST_RELAYED_BYTES:
         raise Malformed(
-            f"a message of {message.ByteSize()} bytes for other nodes; expected at most "
-            f"{_MOST_RELAYED_BYTES}"
+            f"a message of {message.ByteSize()} bytes is to be sent to other nodes; expected at "
+            f"most {_MOST_RELAYED_BYTES} bytes"
         )
 
 
@@ -665,8 +709,8 @@ def _check_evaluated(evaluated: pb.Evaluated, names_versions: bool = True) -> No
     """Reject the result of an evaluation that no evaluator can have made.
 
     The metrics of an evaluation become lines of metrics.jsonl and of the summary, tags of
-    TensorBoard and labels of Prometheus. A metric's value may be NaN or infinite; it is written as
-    null.
+    TensorBoard and labels of Prometheus. The value of an evaluation's metric may be NaN or infinite
+    and is then written as null.
 
     Args:
         evaluated: Message with the result of the evaluation.
@@ -677,22 +721,31 @@ def _check_evaluated(evaluated: pb.Evaluated, names_versions: bool = True) -> No
     _check_relayed(evaluated)
     versions = evaluated.versions
     if names_versions and evaluated.metrics and not versions:
-        raise Malformed("an evaluation without versions")
+        raise Malformed(
+            "the message has an evaluation without model versions; expected at least one version"
+        )
     if len(versions) > _MOST_METRICS or max(versions, default=0) > MOST_COUNTED:
-        raise Malformed(f"{len(versions)} versions up to {max(versions)}; expected {MOST_COUNTED}")
+        raise Malformed(
+            f"the evaluation has {len(versions)} model versions up to {max(versions)}; expected "
+            f"few versions up to {MOST_COUNTED}"
+        )
     if not evaluated.nobody.isprintable():
-        raise Malformed("an evaluation whose explanation is not printable")
+        raise Malformed("the message has an evaluation whose explanation is not printable")
     if len(evaluated.metrics) > _MOST_METRICS or len(evaluated.nobody) > _LONGEST_MESSAGE:
-        raise Malformed(f"{len(evaluated.metrics)} metrics")
+        raise Malformed(
+            f"the evaluation has {len(evaluated.metrics)} metrics, or a long explanation; "
+            "expected fewer"
+        )
     if sum(len(metric.values) for metric in evaluated.metrics) > _MOST_VALUES:
-        raise Malformed("the metrics have too many values")
+        raise Malformed("the metrics of an evaluation have too many values")
     for metric in evaluated.metrics:
         if math.prod(metric.shape) != len(metric.values):
             raise Malformed(
-                f"metric {metric.name!a:.80}: the number of values does not fit the shape"
+                f"metric {metric.name!a:.80} of an evaluation: the number of values does not fit "
+                "the shape"
             )
         if not (metric.name.isprintable() and 0 < len(metric.name) <= _LONGEST_METRIC):
             raise Malformed(
-                f"a metric named {metric.name!a:.80}; expected 1 to {_LONGEST_METRIC} printable "
-                "characters"
+                f"the evaluation has a metric named {metric.name!a:.80}; expected 1 to "
+                f"{_LONGEST_METRIC} printable characters"
             )

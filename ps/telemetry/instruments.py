@@ -20,24 +20,28 @@ if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer
     from thinwire.ps.telemetry.status import StatusReporter
 
-#: Seconds within which all scrapes of the metrics port return the same figures, so that frequent
+#: Seconds within which all scrapes of the metrics port return equal values, so that frequent
 #: scrapes do not load the writer thread.
 _FRESH_SECONDS = 1.0
-#: Seconds for which a scrape waits for the writer thread; then the scrape returns the last figures.
+#: Seconds for which a scrape of the metrics port waits for the writer thread, before it returns the
+#: last values.
 _PATIENCE_SECONDS = 2.0
 
 
 class ShardInstruments:
-    """Exporter of a shard's metrics. The writer thread collects the metrics and never waits.
+    """Exporter of a PS shard's metrics (for Prometheus). The shard's writer thread collects the
+    metrics and never waits for a scrape.
 
-    Only the writer thread may read the core. Therefore a scrape of the metrics port queues a
-    request for the writer thread, and the scraping thread waits for the collected metrics.
+    Only the shard's writer thread may read the core's counters. Therefore a scrape of the metrics
+    port queues a request for the writer thread, and the scraping thread waits for the collected
+    metrics.
 
     Args:
         server: Network server of the shard.
-        reporter: Source of the shard's status figures.
-        received: Returns the counts of received datagrams; None if the method sends no datagrams.
-        clock: Returns monotonic time in seconds; tests replace it.
+        reporter: Object that returns the shard's status counters.
+        received: Function that returns the counts of received datagrams, or None if the method
+            sends no datagrams.
+        clock: Function that returns monotonic time in seconds; tests replace the function.
     """
 
     def __init__(
@@ -58,7 +62,9 @@ class ShardInstruments:
         return metrics_server.open_port(run, node, self.collect)
 
     def collect(self) -> list[Instrument]:
-        """Return fresh metrics, or the metrics collected last if the writer thread is busy."""
+        """Return fresh metrics, or the last collected metrics if the shard's writer thread is
+        busy.
+        """
         with self._lock:
             request = self._requested
             if request is None and self._clock() - self._latest_at >= _FRESH_SECONDS:
@@ -75,7 +81,7 @@ class ShardInstruments:
     def _refresh(self) -> None:
         """Collect the shard's metrics (writer thread).
 
-        An error is logged and does not end the run.
+        An error during the collection of metrics is logged and does not end the run.
         """
         try:
             self._latest = self._read()
@@ -109,9 +115,19 @@ class ShardInstruments:
                 "Updates applied to this shard's weights since the run began.",
                 core.version,
             ),
-            counter("updates", "Updates applied by this process.", core.version),
-            counter("pushes", "Pushes of workers merged into these updates.", pushes),
-            counter("samples", "Training examples behind these updates.", core.samples),
+            counter(
+                "updates",
+                "Updates that this process has applied to the shard's weights.",
+                core.version,
+            ),
+            counter(
+                "pushes", "Pushes of workers that this process has merged into updates.", pushes
+            ),
+            counter(
+                "samples",
+                "Training examples from which the updates of this process were computed.",
+                core.samples,
+            ),
             counter(
                 "rejected_pushes",
                 "Pushes that were rejected and never reached the model.",
@@ -181,7 +197,10 @@ def _server_instruments(server: ShardServer) -> list[Instrument]:
     streams = {"workers": workers, "others": len(everyone) - workers}
     return [
         counter(
-            "bytes_sent", "Training bytes sent on the wire, framing included.", sent, "direction"
+            "bytes_sent",
+            "Training bytes that this shard sent on the network, framing included.",
+            sent,
+            "direction",
         ),
         gauge(
             "queue_length",
@@ -207,14 +226,17 @@ def _server_instruments(server: ShardServer) -> list[Instrument]:
 def _journal_instruments(server: ShardServer) -> list[Instrument]:
     journaled = server.journaled
     is_on = journaled.journal is not None
-    instruments = [gauge("journal_on", "1 if a journal is kept.", is_on)]
+    instruments = [
+        gauge("journal_on", "1 if this shard writes a journal of accepted events, else 0.", is_on)
+    ]
     if (journal := journaled.journal) is not None:
         instruments += [
             counter("journal_events", "Events written to the journal.", journal.num_records),
             counter("journal_bytes", "Bytes written to the journal.", journal.num_bytes),
             gauge(
                 "journal_lag_bytes",
-                "Bytes of the journal since the last snapshot, which a restart would replay.",
+                "Bytes of the journal since the last snapshot, which a restarted shard would "
+                "replay.",
                 journal.bytes_since_snapshot,
             ),
         ]

@@ -1,4 +1,4 @@
-"""The run's status document: counters of shard 0, of the workers and of the following shards."""
+"""The run's status document: counters of shard 0, of all other shards and of the workers."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer
 
 #: Largest size of a status document in a message, in characters. A character takes one byte,
-#: because the JSON is ASCII. The remaining bytes are for the message's other fields.
+#: because the JSON text is ASCII. The remaining bytes of the message are for its other fields.
 _LONGEST_STATUS = MAX_MESSAGE_BYTES - 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class StatusSources:
-    """Functions that return figures of a shard that the shard's core does not have.
+    """Functions that return those counters of a shard that the shard's core does not have.
 
     Attributes:
-        refused_peers: Returns reason -> number of clients that were refused or disconnected.
-        journal: Returns the journal's counters for the run's summary, or {} without a journal.
-        awaits: Returns True if another shard has not sent its last counters yet.
-        runs_script: Returns True if the script of a worker is expected to continue. A worker leaves
-            the training at the end of each `fit` of its script, and joins again at the next `fit`.
+        refused_peers: Function that returns reason -> number of clients that were refused or
+            disconnected.
+        journal: Function that returns the journal's counters for the run's summary, or {} without a
+            journal.
+        awaits: Function that returns True if another shard has not sent its last counters yet.
+        runs_script: Function that returns True if the script of a worker is expected to continue. A
+            worker leaves the training at the end of each `fit` of its script, and joins again at
+            the next `fit`.
     """
 
     refused_peers: Callable[[], dict[str, int]] = dict
@@ -57,16 +60,16 @@ class StatusReporter:
         received: Callable[[], DatagramCounts | None] = lambda: None,
         sources: StatusSources | None = None,
     ) -> None:
-        """Store the sources of the figures.
+        """Store the functions and objects that the status documents are made from.
 
-        The writer thread reads the current values of the sources for each document.
+        For each status document, the writer thread reads the current values of the counters.
         """
         self._run, self._spec, self._core, self._server = run, spec, core, server
         self._received, self._sources = received, sources or StatusSources()
         self._ledger = PrivacyLedger(run.method.privacy, run.dp_delta)
 
     def begin_phase(self, spec: ModelSpec) -> None:
-        """Report the model `spec` in all later documents."""
+        """Report the model `spec` in all later status documents."""
         self._spec = spec
 
     def about(self) -> dict[str, Any]:
@@ -81,10 +84,10 @@ class StatusReporter:
         }
 
     def shard_document(self, is_last: bool = False) -> str:
-        """Return a following shard's counters as JSON, which the shard sends to shard 0.
+        """Return the counters of a shard other than 0 as JSON, which the shard sends to shard 0.
 
         Args:
-            is_last: True if the shard sends no later report.
+            is_last: True if this is the last report of the shard.
         """
         core, model = self._core, self._core.model
         figures = {
@@ -106,8 +109,8 @@ class StatusReporter:
     def document(self) -> str:
         """Return the run's status as JSON that fits into one message.
 
-        If the status is too long, the document omits the label counts of the workers' data, because
-        they take most of the space and rarely change.
+        If the status document is too long, it omits the label counts of the workers' data, which
+        take most of the space and rarely change.
         """
         status = self.status()
         text = status.to_json()
@@ -159,7 +162,7 @@ class StatusReporter:
         return {worker: self._state(worker, worker in waits) for worker in core.known_workers()}
 
     def guards(self) -> dict[str, Any]:
-        """Return pushes that guards rejected on all shards, and workers in shard 0's quarantine."""
+        """Return the pushes that limits rejected on all shards, and the workers in quarantine."""
         block = self._core.guard_summary()
         if not block:
             return {}
@@ -170,12 +173,13 @@ class StatusReporter:
         return {"guards": block | {"refused": {why: dict(by) for why, by in refused.items()}}}
 
     def privacy(self) -> dict[str, Any]:
-        """Return the privacy figures of the run; {} if the method has no privacy bound.
+        """Return the run's privacy guarantee, such as epsilon; {} if the method has no privacy
+        bound.
 
-        The privacy guarantee covers the worker that took part in the most releases (merged rounds
-        that were sent to workers). The count of releases is an upper bound: a lost worker may have
-        taken part in one more release on another shard, and updates that a crash has undone were
-        released, too.
+        The status states the privacy guarantee for the worker whose updates were merged into the
+        most rounds. The privacy accountant counts an upper bound of a worker's rounds, because a
+        lost worker may have pushed in one more round on another shard, and updates that a crash has
+        undone were sent to workers, too.
         """
         core = self._core
         pushes = [core.counters.worker(worker).pushes for worker in core.known_workers()]
@@ -183,7 +187,7 @@ class StatusReporter:
         return self._ledger.block(most + self._lost_updates())
 
     def _policies(self, workers: list[run_status.WorkerMetrics]) -> dict[str, Any]:
-        """Return the parts of the status that only runs with certain policies have."""
+        """Return the parts of the run's status that only runs with certain policies have."""
         summary = self._core.summary()
         weighting, down = summary.pop("weighting"), summary.pop("down")
         return {
@@ -200,7 +204,7 @@ class StatusReporter:
         }
 
     def _composition(self) -> dict[str, str]:
-        """Return the method's choices (part -> name), as the run's summary names them."""
+        """Return the chosen policies of the training method, by part, as in the run's summary."""
         method = self._run.method
         return {**method.choices, "collective": method.collective}
 
@@ -248,12 +252,16 @@ class StatusReporter:
         return totals
 
     def _over_shards(self, block: str, own: dict[str, int]) -> dict[str, dict[str, int]]:
-        """Return a policy's counters summed over all shards; {} if the policy uses no memory."""
+        """Return a policy's memory counters summed over all shards; {} if the policy uses no
+        memory.
+        """
         total = self._totals(block, own)
         return {block: dict(total)} if total["bytes"] else {}
 
     def _datagrams(self) -> dict[str, Any]:
-        """Return datagram figures of all shards and workers; {} if the method sends none."""
+        """Return the datagram counts of all shards and workers; {} if the method sends no
+        datagrams.
+        """
         received = self._received()
         if received is None:
             return {}
@@ -267,7 +275,7 @@ class StatusReporter:
         return {BLOCK: summary_block([received, *reported], sent, channels)}
 
     def _groups(self, own: dict[str, Any]) -> dict[str, Any]:
-        """Return the worker groups of shard 0, with the histograms of the following shards."""
+        """Return the worker groups of shard 0, with staleness histograms of all other shards."""
         histograms = {
             str(shard): reports.tables(text, "group_staleness")
             for shard, text in self._reports(pb.ROLE_SHARD).items()
@@ -285,20 +293,20 @@ class StatusReporter:
         return self._totals("membership", lost)["lost_updates"]
 
     def _reports(self, role: int) -> dict[int, str]:
-        """Return client id -> newest document, for the clients of one role."""
-        # copy the reports, because reader threads write to `reports` meanwhile
+        """Return client id -> newest status report, for the clients of one role."""
+        # copy the reports of nodes, because reader threads write to `reports` meanwhile
         documents = self._server.reports.copy()
         return {number: text for (client, number), text in documents.items() if client == role}
 
     def _totals(self, block: str, own: Mapping[str, int]) -> collections.Counter[str]:
-        """Return counters summed over all shards; `own` holds shard 0's counters."""
+        """Return counters summed over all shards; `own` contains shard 0's counters."""
         total = collections.Counter(own)
         for text in self._reports(pb.ROLE_SHARD).values():
             total.update(reports.counts(text, block))
         return total
 
     def _all_rejected(self) -> dict[str, int]:
-        """Return reason -> pushes that shards rejected, plus pushes that workers withheld."""
+        """Return reason -> number of pushes that shards rejected or that workers did not send."""
         total = self._totals("rejected", self._core.counters.rejected)
         for worker, text in self._reports(pb.ROLE_WORKER).items():
             if worker in self._core.known_workers():

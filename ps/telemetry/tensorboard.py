@@ -22,20 +22,20 @@ _INTERVAL_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class _Reading:
-    """Values of a shard's counters at one time."""
+    """Values of a PS shard's counters at one time."""
 
-    at: float  # time of reading, in seconds of the monotonic clock
+    at: float  # time at which the counters were read, in seconds of the monotonic clock
     version: int
     pushes: int
-    staleness: int  # sum of the staleness of the `pushes` pushes, in updates
+    staleness: int  # sum of the staleness of all counted pushes, in updates
     # datagram counters summed over all workers; None if the method sends no datagrams
     datagrams: ReassemblyCounters | None
 
 
 class PsScalars:
-    """Writer of a shard's counters every two seconds.
+    """Writes a shard's counters as TensorBoard scalars every two seconds.
 
-    A disk error ends the scalars, but not the run.
+    A disk error ends the writing of TensorBoard scalars, but not the run.
     """
 
     def __init__(
@@ -46,9 +46,10 @@ class PsScalars:
         received: Callable[[], DatagramCounts | None] = lambda: None,
         privacy: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """Store the sources of the scalars.
+        """Store the objects that the TensorBoard scalars are read from.
 
-        The thread that writes scalars reads the sources while the shard's writer thread runs.
+        The thread that writes TensorBoard scalars reads the shard's counters while the shard's
+        writer thread runs.
         """
         self._file = ScalarFile(directory)
         self._core, self._bytes_down, self._received = core, bytes_down, received
@@ -58,19 +59,19 @@ class PsScalars:
         self._thread = threading.Thread(target=self._run, name="scalars", daemon=True)
 
     def start(self) -> None:
-        """Start the background thread that writes the scalars."""
+        """Start the background thread that writes the TensorBoard scalars."""
         self._thread.start()
 
     def close(self) -> None:
-        """Write the scalars one last time, and stop the background thread."""
+        """Write the TensorBoard scalars one last time, and stop the background thread."""
         self._closing.set()
         self._thread.join()
         self._file.close()
 
     def values(self, now: float) -> dict[str, float | None]:
-        """Return the scalars by tag.
+        """Return the TensorBoard scalars by tag.
 
-        Rates and means cover the time since the last call of `values`.
+        Rates and means among the scalars cover the time since the last call of `values`.
         """
         before = self._before
         reading = self._before = self._read(now)
@@ -89,7 +90,7 @@ class PsScalars:
 
     def _read(self, now: float) -> _Reading:
         core = self._core
-        # copy the counts of delays, because the writer thread changes them
+        # copy the counts of delays, because the writer thread changes the counts
         delays = dict(core.counters.staleness)
         weighted = sum(delay * pushes for delay, pushes in delays.items())
         received = self._received()
@@ -102,13 +103,17 @@ class PsScalars:
                 self._file.write(self.values(time.monotonic()), self._core.version)
             self._file.write(self.values(time.monotonic()), self._core.version)
         except OSError as error:
-            logging.warning("cannot write this shard's TensorBoard scalars, stopping: %s", error)
+            logging.warning(
+                "cannot write this shard's TensorBoard scalars; the shard writes no further "
+                "scalars: %s",
+                error,
+            )
 
 
 def _of_datagrams(
     before: ReassemblyCounters | None, now: ReassemblyCounters | None
 ) -> dict[str, float | None]:
-    """Return datagram means over the pushes since `before`, and the number of lost datagrams."""
+    """Return mean datagram counts per push since `before`, and the number of lost datagrams."""
     if before is None or now is None:
         return {}
     new = now.minus(before)

@@ -1,7 +1,8 @@
-"""Wire messages of a PS shard: decodes bytes to checked events, and codes actions as frames.
+"""Wire messages of a PS shard: decodes bytes into checked events; codes replies as frames.
 
-`PushDecoder` (push_decoder) checks and decodes pushes. `ClaimBounds` (claims) checks the numbers
-that workers claim. `epochs` and `reports` handle the messages between shards, and `replies` codes
-the shard's replies to workers. Import the modules by name: they need numpy and protobuf, and
---help does not.
+`PushDecoder` (module push_decoder) checks and decodes the pushes of workers. `ClaimBounds` (module
+claims) checks the numbers that workers report in messages. The modules `epochs` and `reports`
+handle messages between shards, and the module `replies` codes the shard's replies to workers.
+Import the modules of `ps.wire` by name, because they need numpy and protobuf, which --help does not
+load.
 """

@@ -1,9 +1,9 @@
 """Bounds of the numbers that a worker's message may claim, checked while the message is decoded.
 
 Workers count their own steps and examples, and a PS shard cannot repeat the count. A shard rejects
-a number that no worker of the run can have reached. The error names the field, its value and the
-bound. A false number within the bounds affects only the worker that claims the number, and how soon
-a run with --epochs ends.
+a number that no worker of the run can have reached. The error for a rejected number names the
+field, its value and the bound. A false number within its bounds affects only the worker that
+reports it, and how soon a run with --epochs ends.
 """
 
 from __future__ import annotations
@@ -43,41 +43,50 @@ _OF_PACER = " (of a round, by --pacer, --local_steps and --max_local_steps)"
 class ClaimBounds:
     """The largest numbers that a correct worker of a run can claim.
 
-    ======================= =====================================================================
-    step                    1 to 2**53. Step numbers need not be consecutive: each rejected update
-                            uses up a step number, and after a PS restored a snapshot, the workers'
-                            step numbers are ahead of the PS.
-    base_version            0 to 2**53. base_version may exceed the shard's version if a crash has
-                            undone updates; the shard then rejects the push.
-    lag                     0 without --overlap. With --overlap, up to base_version: no update was
-                            computed before version 0, and any number of updates may be applied
-                            between two updates of a slow worker.
-    local_steps             1 to the pacer's longest round: 1, --local_steps, or --max_local_steps;
-                            2**24 if the pacer has no limit.
-    samples                 For each local step at least one example and at most the largest batch:
-                            the size of the training set, if --epochs makes that size known, else
-                            2**24. Never above 2**31 - 1. 0 if the round has one local step and the
-                            worker has no training example left for the step.
-    learning_rate           Finite and not negative; at most 1e6 if the optimizer steps with this
-                            rate.
-    batch_parts             Parts of the script's batches; nb_workers parts are one batch. At most
-                            two batches (at the end of an epoch with a remainder) for each local
-                            step and for each of up to 100 mini-batches skipped before the step.
-    loss_scale              0 if the script has no LossScaleOptimizer, else finite and above 0.
-    overflow                True only if the script scales its loss; the push then has no blocks.
-    changes                 Absent if workers sum among themselves, or if a guard measures updates.
-    ..._seconds             0 to 1e6; not NaN.
-    ======================= =====================================================================
+    The `step` of a push is 1 to 2**53. Step numbers need not be consecutive: each rejected update
+    uses up a step number, and after a PS has restored a snapshot, the workers' step numbers are
+    ahead of the PS.
 
-    A push that only copies the model has no steps and no samples. A push of a round in which the
-    worker had no examples has no steps, no samples and no blocks. `PushDecoder` reports a loss that
-    is not finite as `NonFinite`, not as a false claim. The default bounds are wide enough for all
-    methods. Journals are read with the default bounds, because a shard has checked a journal's
-    events when they arrived.
+    The `base_version` of a push (the version of the worker's weights) is 0 to 2**53. A
+    `base_version` may exceed the shard's version if a crash has undone updates; the shard then
+    rejects the push.
+
+    The `lag` of a push is 0 without --overlap. With --overlap, the `lag` of a push is at most
+    `base_version`: no update was computed before version 0, and a shard may apply any number of
+    updates between two updates of a slow worker.
+
+    The number of `local_steps` of a push is 1 to the length of the pacer's longest round: 1,
+    --local_steps, or --max_local_steps; 2**24 if the pacer has no limit.
+
+    The number of `samples` (examples) of a push is, for each local step, at least one example and
+    at most the largest batch: the size of the training set, if --epochs makes that size known, else
+    2**24. The number of `samples` of a push is never above 2**31 - 1. The number of `samples` is 0
+    if the round has one local step and the worker has no training example left for the step.
+
+    The `learning_rate` of a push is finite and not negative, and at most 1e6 if the optimizer steps
+    with this rate.
+
+    The `batch_parts` of a push count parts of the script's batches; nb_workers parts are one batch.
+    The `batch_parts` of a push are at most two batches (at the end of an epoch with a remainder)
+    for each local step and for each of up to 100 mini-batches skipped before the step.
+
+    The `loss_scale` of a push is 0 if the script has no LossScaleOptimizer, else finite and above
+    0. The field `overflow` of a push is True only if the script scales its loss; the push then has
+    no blocks.
+
+    The `changes` of a push (the script's own changes of weights) are absent if workers sum among
+    themselves, or if a guard measures updates. Durations in a worker's messages (`..._seconds`) are
+    0 to 1e6 and not NaN.
+
+    A push that only copies the model to the shard has no steps and no samples. If a worker had no
+    examples in a round, its push has 0 steps, 0 samples and no blocks. `PushDecoder` reports a loss
+    that is not finite as `NonFinite`, not as a false claim. The default bounds of the reported
+    numbers are wide enough for all training methods. A shard reads its journal with the default
+    bounds, because it has checked the journal's events when they arrived.
 
     Attributes:
-        most_local_steps: Largest number of local steps that one push may cover.
-        largest_batch: Largest number of examples of one local step.
+        most_local_steps: Largest number of local optimizer steps that one push may cover.
+        largest_batch: Largest number of training examples of one local step.
         lags: True if a push may be computed at an older version than the worker holds (--overlap).
         scales_loss: True if a training script of the run has a LossScaleOptimizer.
         takes_changes: True if a training script may change weights outside its optimizer.
@@ -105,7 +114,7 @@ class ClaimBounds:
             method: Training method of the run.
             num_train: Number of examples in the training set; None if it is not known.
             scales_loss: True if a training script of the run has a LossScaleOptimizer.
-            measures: True if the run's guards compare the norms of updates with a limit.
+            measures: True if the run compares the norms of updates with a limit.
             nb_workers: Number of workers in the run.
         """
         most_local_steps = method.pacer.longest_round or _MOST_LOCAL_STEPS
@@ -127,7 +136,8 @@ class ClaimBounds:
         _check("lag", push.lag, 0, push.base_version if self.lags else 0, why)
         if not 0 <= push.learning_rate < float("inf"):
             raise Malformed(
-                f"learning_rate {push.learning_rate}: expected a finite rate, not negative"
+                f"the push has learning_rate {push.learning_rate}: expected a finite rate, not "
+                "negative"
             )
         if push.sets_rate:
             _check("learning_rate", push.learning_rate, 0, _LARGEST_RATE)
@@ -135,17 +145,18 @@ class ClaimBounds:
         self._check_parts(push)
         if push.changes and not self.takes_changes:
             raise Malformed(
-                "changes: the script set weights outside its optimizer, and this run measures "
-                "updates (--max_update_norm, --update_norm_factor), or its workers sum among "
-                "themselves (--collective); expected no changes. Leave these flags out."
+                "the push has changes of weights that the script set outside its optimizer, but "
+                "this run measures updates (--max_update_norm, --update_norm_factor), or its "
+                "workers sum updates among themselves (--collective); expected no such changes. "
+                "Leave these flags out."
             )
         if push.kind == pb.UPDATE_KIND_VALUES and push.samples == push.local_steps == 0:
             return
         if push.kind == pb.UPDATE_KIND_DELTA and push.samples == push.local_steps == 0:
             if push.blocks or push.more:
                 raise Malformed(
-                    f"step {push.step}: an update of no examples with blocks; expected no blocks, "
-                    "because the worker had no examples in this round"
+                    f"the push of step {push.step}: an update from 0 examples has blocks; "
+                    "expected no blocks, because the worker had no examples in this round"
                 )
             return
         _check("local_steps", push.local_steps, 1, self.most_local_steps, _OF_PACER)
@@ -166,7 +177,10 @@ class ClaimBounds:
             why = "" if self.scales_loss else " (no script of this run has a LossScaleOptimizer)"
             _check("loss_scale", push.loss_scale, least, most, why)
         if push.overflow and (push.blocks or push.more or push.HasField("manifest")):
-            raise Malformed(f"step {push.step}: an overflow with an update; expected no blocks")
+            raise Malformed(
+                f"the push of step {push.step}: an overflow of the loss scale is reported "
+                "together with an update; expected no blocks"
+            )
 
     def check_query(self, query: pb.Query) -> None:
         """Check all numbers that a query (a worker's report to the pacer) claims.
@@ -189,8 +203,8 @@ class ClaimBounds:
 
 
 def _check(name: str, value: float, least: float, most: float, why: str = "") -> None:
-    if not least <= value <= most:  # the comparison also rejects a NaN
+    if not least <= value <= most:  # this comparison also rejects a value that is NaN
         raise Malformed(
-            f"{name} {value}: expected {least} to {most}{why}. Install the same Thinwire on all "
-            "nodes, and give them the same flags."
+            f"the received message has {name} {value}: expected {least} to {most}{why}. Install "
+            "the same Thinwire on all nodes, and give them the same flags."
         )

@@ -1,4 +1,4 @@
-"""Codes membership epochs as wire messages, which shard 0 sends to all other shards."""
+"""Codes membership epochs (lists of live workers) as messages from shard 0 to other shards."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
     """Return the membership epoch that a wire message describes.
 
     Raises:
-        Malformed: A group, a draw of workers or a set of joining workers lists more or fewer steps
-            (or incarnations) than workers.
+        Malformed: In a group, a draw or a set of joining workers, the number of steps or
+            incarnations differs from the number of workers.
     """
     incarnations: dict[int, int] = {}
-    for group in message.groups:  # incarnation 0: shard 0 does not send the incarnation
+    # Incarnation 0 means that shard 0 does not send the worker's incarnation.
+    for group in message.groups:
         listed = group.incarnations or [0] * len(group.workers)
         if len(listed) != len(group.workers):
             raise Malformed(
-                f"epoch {message.epoch}: a group does not list one incarnation for each worker"
+                f"membership epoch {message.epoch}: a worker group does not list one incarnation "
+                "for each of its workers"
             )
         incarnations |= zip(group.workers, listed, strict=True)
     live = tuple(sorted(incarnations))
@@ -51,11 +53,13 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
     for draw in message.draws:
         if len(draw.after) != len(draw.workers) or len(draw.steps) not in (0, len(draw.workers)):
             raise Malformed(
-                f"epoch {message.epoch}: a draw does not list one step for each of its workers"
+                f"membership epoch {message.epoch}: a draw of workers does not list one step for "
+                "each of its workers"
             )
     if any(len(entry.after) != len(entry.members) for entry in message.joiners):
         raise Malformed(
-            f"epoch {message.epoch}: joiners do not list one step for each of their members"
+            f"membership epoch {message.epoch}: an entry of joining workers does not list one "
+            "step for each of its members"
         )
     joiners = tuple(
         Joiners(tuple(entry.workers), entry.has_entered, tuple(entry.members), tuple(entry.after))
@@ -76,7 +80,8 @@ def _formed_of(message: pb.Membership) -> events.GroupAssignment | None:
         return None
     if any(len(group.workers) != len(group.steps) for group in message.formed):
         raise Malformed(
-            f"epoch {message.epoch}: a group does not list one step for each of its workers"
+            f"membership epoch {message.epoch}: a worker group does not list one step for each of "
+            "its workers"
         )
     after = {
         worker: step - 1
@@ -91,8 +96,8 @@ def _formed_of(message: pb.Membership) -> events.GroupAssignment | None:
 def _group_of(group: tuple[int, ...], formed: events.GroupAssignment) -> pb.Group:
     """Return the wire message of one formed group of workers.
 
-    The message carries each worker's last step plus one, and 0 for a live worker that has not
-    pushed yet.
+    The wire message of a worker group contains each worker's last step plus one, and 0 for a live
+    worker that has not pushed yet.
     """
     steps = [formed.after[worker] + 1 if worker in formed.after else 0 for worker in group]
     return pb.Group(workers=group, steps=steps)

@@ -1,4 +1,4 @@
-"""Decodes a worker's Push message into a checked update in the coordinates of the PS shard."""
+"""Decodes a worker's Push message into a checked update of the PS shard's weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KINDS = {
 
 
 class NonFinite(Exception):
-    """A worker's push or its loss holds NaN or infinity."""
+    """Error: a worker's push, or the loss in it, is NaN or infinite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +40,14 @@ class DecodedPush:
     """The decoded contents of one Push message, checked except that values may be NaN or infinite.
 
     Attributes:
-        blocks: Decoded blocks of the update, in the shard's coordinates.
+        blocks: Decoded blocks (parts) of the update, with indices into the shard's weights.
         aux: [n] float32 values that shard 0 averages over workers; None if the push has none.
-        num_bytes: Size of the coded blocks with their payload, in bytes.
-        plain: View of the payload as an update, if the payload is the whole shard as float32; else
-            None.
+        num_bytes: Size of the push's coded blocks with their payload, in bytes.
+        plain: View of the push's payload as an update, if the payload is the whole shard as
+            float32; else None.
         change: Change that the script made to the weights outside its optimizer; None if the script
             made no change.
-        coded: Coded blocks as received, if the decoder keeps coded blocks; else ().
+        coded: The push's coded blocks as received, if the decoder stores coded blocks; else ().
     """
 
     blocks: list[Block]
@@ -59,14 +59,14 @@ class DecodedPush:
 
 
 class PushDecoder:
-    """Decodes the pushes of workers for one PS shard.
+    """Decodes the Push messages that workers send to one PS shard.
 
     Attributes:
-        keeps_coded: True if a push event keeps the message that it was decoded from, because the
+        keeps_coded: True if a push event contains the message that it was decoded from, because the
             journal writes that message.
-        spares_updates: True if merging may overwrite a dense update, because no journal keeps
-            push events or their messages.
-        aux_count: Number of averaged values (`aux`) that each push must carry.
+        spares_updates: True if merging may overwrite a dense update, because no journal needs push
+            events or their messages.
+        aux_count: Number of values (`aux`) in each push that shard 0 averages over the workers.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class PushDecoder:
             layout: Layout of the shard: the slices of the model that the shard holds.
             kind: Kind of the run's updates: gradients, weight deltas, or whole weights.
             kernels: Implementation of the array operations.
-            aux_count: Number of averaged values (`aux`) that each push must carry.
-            bounds: Bounds of the numbers that workers may claim; None: bounds that fit every run.
-            groups: For each optimizer of the script, the numbers of the slices that it steps.
-                Empty: one optimizer steps all slices. None: the slices of the optimizers are not
-                known and not checked.
-            keeps_blocks: True if push events keep the coded blocks of updates, so that the shard
+            aux_count: Number of values (`aux`) in each push that shard 0 averages over the workers.
+            bounds: Bounds of the numbers that workers may report; None: bounds that fit every run.
+            groups: For each optimizer of the script, the numbers of the slices of variables that it
+                updates. Empty: one optimizer updates all slices. None: the slices of the optimizers
+                are not known and not checked.
+            keeps_blocks: True if push events contain the coded blocks of updates, so that the shard
                 can relay the blocks to other workers.
         """
         self.keeps_coded = self.spares_updates = False
@@ -102,18 +102,23 @@ class PushDecoder:
         self._sizes = [piece.size for piece in layout.slices]
 
     def decode(self, worker: int, push: pb.Push, payload: memoryview) -> events.Push:
-        """Check and decode one push.
+        """Check and decode one worker's push.
 
         Raises:
-            Malformed: The push does not fit the run, the shard or the bounds of its numbers.
-            NonFinite: A value of the push, or its loss, is NaN or infinite.
+            Malformed: The push does not fit the run or the shard, or one of its numbers is out of
+                bounds.
+            NonFinite: A value of the push, or the loss in it, is NaN or infinite.
         """
         if push.more or push.HasField("manifest"):
-            raise Malformed(f"step {push.step}: a part of an update; this run expects whole ones")
+            raise Malformed(
+                f"the push of step {push.step} has only a part of an update; this run expects "
+                "whole updates"
+            )
         contents = self.read(push, payload)
         coded = None
         if self.keeps_coded:
-            push.ClearField("payload")  # the tuple `coded` holds the payload separately
+            # The tuple `coded` contains the payload separately from the message.
+            push.ClearField("payload")
             coded = push, (payload,)
         return self.whole_event(worker, push, contents, contents.num_bytes, coded)
 
@@ -129,13 +134,13 @@ class PushDecoder:
 
         Args:
             worker: Id of the worker that pushes.
-            push: Push message of the worker.
-            contents: Contents that `read` returned for the message.
+            push: Push message that the worker has sent.
+            contents: Decoded contents that `read` returned for the push message.
             num_bytes: Size of the push's coded blocks, in bytes.
             coded: Push message and payload, if the event is to keep the received bytes; else None.
 
         Raises:
-            NonFinite: A value of the push, or its loss, is NaN or infinite.
+            NonFinite: A value of the push, or the loss in it, is NaN or infinite.
         """
         update = contents.plain or self.flatten(contents.blocks)
         keeps = self._keeps_blocks and contents.plain is None
@@ -147,17 +152,18 @@ class PushDecoder:
         """Check and decode one Push message; do not check that its values are finite.
 
         Args:
-            push: Push message of a worker.
+            push: Push message that a worker has sent.
             payload: Payload bytes that arrived with the message.
-            parts: True if the message may hold only a part of an update.
+            parts: True if the push message may hold only a part of an update.
 
         Raises:
-            Malformed: The message does not fit the run, the shard or the bounds.
+            Malformed: The push message does not fit the run or the shard, or one of its numbers is
+                out of bounds.
         """
         if _KINDS.get(push.kind) is not self._kind:
             raise Malformed(
-                f"kind: updates of this run are of kind {self._kind.value}, the push is of "
-                f"{push.kind}"
+                f"the push has updates of kind {push.kind}, but the updates of this run are of "
+                f"kind {self._kind.value}"
             )
         self._bounds.check_push(push)
         self._check_group(push)
@@ -167,7 +173,8 @@ class PushDecoder:
         blocks = messages.blocks_from_message(push.blocks, payload, self._sizes, parts)
         plain = None
         if self._is_plain(push.blocks):
-            values = np.frombuffer(payload, "<f4")  # `values` is a view of the payload, not a copy
+            # The array `values` is a view of the push's payload, not a copy.
+            values = np.frombuffer(payload, "<f4")
             is_spare = self.spares_updates and values.flags.writeable
             plain = (SpareUpdate if is_spare else Update)(None, values)
         # An update that is the whole shard is not relayed to other workers.
@@ -179,16 +186,17 @@ class PushDecoder:
         """Split the script's changes of the weights off the end of a push's payload.
 
         Raises:
-            Malformed: The changes do not fit the shard, or this is not the push's last message.
+            Malformed: The script's changes do not fit the shard, or this is not the push's last
+                message.
         """
         if not push.changes and not push.change_bytes:
             return payload, None
         start = len(payload) - push.change_bytes
         if start < 0 or push.more:
             raise Malformed(
-                f"{push.change_bytes} bytes of changes in a payload of {len(payload)} bytes; "
-                "expected no more than the payload, and no changes before the last message of a "
-                "push"
+                f"the push has {push.change_bytes} bytes of changes in a payload of "
+                f"{len(payload)} bytes; expected no more than the payload, and no changes before "
+                "the last message of a push"
             )
         blocks = messages.blocks_from_message(push.changes, payload[start:], self._sizes)
         return payload[:start], self.flatten(blocks)
@@ -204,7 +212,7 @@ class PushDecoder:
         blocks: tuple[WireBlock, ...] | None = None,
         coded: tuple[Any, Sequence[Any]] | None = None,
     ) -> events.Push:
-        """Return a whole update as a Push event; each argument sets the event's field of that name.
+        """Return a whole update as a Push event; each argument sets the event field of its name.
 
         Raises:
             NonFinite: A value of the update, or its loss, is NaN or infinite.
@@ -246,27 +254,27 @@ class PushDecoder:
         )
 
     def _check_group(self, push: pb.Push) -> None:
-        """Check that a push holds only slices that its optimizer steps.
+        """Check that a push holds only slices of variables that its optimizer updates.
 
         Raises:
-            Malformed: The optimizer does not exist, or does not step one of the slices.
+            Malformed: The push's optimizer does not exist, or does not update one of the slices.
         """
         if self._groups is None:
             return
         most = max(1, len(self._groups))
         if push.optimizer >= most:
-            raise Malformed(f"optimizer {push.optimizer}: expected 0 to {most - 1}")
+            raise Malformed(f"the push is for optimizer {push.optimizer}: expected 0 to {most - 1}")
         if not self._groups:
             return
         for block in push.blocks:
             if not self._groups[push.optimizer].issuperset(messages.spanned(block)):
                 raise Malformed(
-                    f"slot {block.slot} is not stepped by optimizer {push.optimizer}; expected "
-                    "only slots that this optimizer steps"
+                    f"the push has a block for tensor slot {block.slot}, which optimizer "
+                    f"{push.optimizer} does not update; expected only slots of this optimizer"
                 )
 
     def _is_plain(self, described: Sequence[pb.Block]) -> bool:
-        """Return whether the payload of valid blocks is the whole shard, uncoded, as float32."""
+        """Return whether a push's payload is all weights of the shard as plain float32 values."""
         return len(described) == len(self._sizes) and all(
             block.coding == pb.INDEX_CODING_DENSE
             and block.value_dtype == pb.VALUE_DTYPE_FLOAT32

@@ -1,4 +1,4 @@
-"""Codes replies of a PS shard's core as frames; replies with the same update share its coding."""
+"""Codes replies of a PS shard as frames; an update in several replies is coded once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from thinwire.ps.core import events
 class SharedBlocks:
     """The coded blocks of one update, which a PS shard sends to several workers.
 
-    The first sending thread that needs the coded blocks codes them. The threads that send the same
-    update to other workers reuse the result.
+    The first sending thread that needs the coded blocks of an update codes these blocks. The
+    threads that send the same update to other workers reuse the coded blocks.
     """
 
     def __init__(self, update: Update | tuple[Block, ...], layout: ShardLayout) -> None:
-        """Store the update without coding; the first `write` codes the update."""
+        """Store the update without coding; the first call of `write` codes the update."""
         self._update, self._layout = update, layout
         self._lock = threading.Lock()
         self._coded: list[WireBlock] | None = None
@@ -39,23 +39,23 @@ class SharedBlocks:
 
 
 class WholeShard:
-    """All weights of the shard as a frozen array, sent to one worker without coding."""
+    """All weights of a shard as a read-only array, sent to one worker without coding."""
 
     def __init__(self, weights: FrozenArray, layout: ShardLayout) -> None:
-        """Store the array `weights`, which no other object reads."""
+        """Store the array `weights` of the shard, which no other object reads."""
         self._weights, self._layout = weights, layout
 
     def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
-        """Add the shard's slices to a Reply message; return the weights as its payload."""
+        """Add the shard's slices of variables to a Reply message; return the weights as payload."""
         messages.dense_to_message([piece.size for piece in self._layout.slices], message.blocks)
         return [self._weights]
 
 
 class PassedOn:
-    """Rounds relayed to one worker: coded updates of other workers, as the shard received them."""
+    """Updates relayed to one worker: coded updates of other workers, as the shard received them."""
 
     def __init__(self, rounds: RelayedRounds) -> None:
-        """Store the rounds whose updates the shard relays."""
+        """Store the rounds whose updates the shard relays to a worker."""
         self._rounds = rounds
 
     def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
@@ -74,10 +74,10 @@ def coded_update(
     """Return the object that writes a reply's update into the wire message.
 
     Args:
-        update: Update that the reply carries.
+        update: Update of the weights in the reply to a worker.
         layout: Layout of the shard: the slices of the model that the shard holds.
-        shared: `id` of an update -> writer of that update. Replies with the same update share one
-            writer.
+        shared: Python `id` of an update -> object that writes that update. Replies with the same
+            update share one such object.
     """
     if isinstance(update, RelayedRounds):
         return PassedOn(update)
@@ -98,18 +98,20 @@ def reply_frames(
     chunk_bytes: int | Callable[[], int],
     reception: pb.DatagramOutcome | None = None,
 ) -> Iterable[Frame]:
-    """Return the wire frames of one reply to a worker. A sending thread calls this function.
+    """Return the wire frames of one reply to a worker. The thread that sends to a worker calls this
+    function to code the reply.
 
     Args:
         reply: Reply that the core returned as an action.
-        generation: Generation of the shard (number of its restarts).
+        generation: Generation of the shard (number of restarts).
         members: Workers that sum together in the next round, if workers sum among themselves; else
             empty.
-        update: Object that writes the reply's update.
+        update: Object that writes the reply's update into the wire message.
         chooser: Object that chooses the coding of indices for the worker's stream.
         chunk_bytes: Size of the largest frame for the worker's link, in bytes, or a function that
             returns this size.
-        reception: Counts of the push's datagrams that arrived; None if the push had no datagrams.
+        reception: Counts of the arrived UDP datagrams of the worker's push; None if the push had no
+            datagrams.
     """
     message = pb.ToClient()
     body = message.reply

@@ -1,8 +1,8 @@
 """Checks and reads the status reports that workers and other shards send, as untrusted input.
 
 `check_worker` and `check_shard` reject an ill-formed report when it arrives. The functions that
-read a report still return an empty result for an ill-formed report, because a checkpoint of an
-earlier version of Thinwire may hold an ill-formed report.
+read a status report return an empty result for an ill-formed report, because a checkpoint of an
+earlier version of Thinwire may hold such a report.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def check_worker(text: str) -> None:
     """Reject a status report that no correct worker sends.
 
     Raises:
-        Malformed: The report is ill-formed; the error names the field, its value and the bounds.
+        Malformed: The status report is ill-formed; the error names the field, its value and the
+            bounds.
     """
     try:
         report = run_status.WorkerMetrics.from_json(text)
@@ -49,19 +50,23 @@ def check_worker(text: str) -> None:
         value = getattr(report, name)
         values = value.values() if isinstance(value, dict) else [value]
         if any(not 0 <= number <= MOST_COUNTED for number in values):
-            raise Malformed(f"report: {name} is {max(values)}; expected 0 to {MOST_COUNTED}")
+            raise Malformed(
+                f"report of a worker: the count {name} is {max(values)}; expected 0 to "
+                f"{MOST_COUNTED}"
+            )
 
 
 def check_shard(text: str) -> None:
     """Reject a status report that no correct following shard (a shard other than 0) sends.
 
     Raises:
-        Malformed: The report is ill-formed; the error names the field, its value and the bounds.
+        Malformed: The status report is ill-formed; the error names the field, its value and the
+            bounds.
     """
     try:
         document = parse_json(text)
         if not isinstance(document, dict):
-            raise ValueError(f"the document is {document!a:.80}; expected a JSON object")
+            raise ValueError(f"the report's document is {document!a:.80}; expected a JSON object")
         check_plain(document, "report")
         _check_counts(document, "report")
         DatagramCounts.from_dict(document.get("datagrams", {}))
@@ -78,11 +83,11 @@ def _check_counts(value: Any, where: str) -> None:
         for item in value:
             _check_counts(item, where)
     elif type(value) is int and not 0 <= value <= MOST_COUNTED:
-        raise ValueError(f"{where} is {value}; expected 0 to {MOST_COUNTED}")
+        raise ValueError(f"{where} has the value {value}; expected 0 to {MOST_COUNTED}")
 
 
 def own_counters(text: str) -> dict[str, Any]:
-    """Return the figures of a worker's report; {} if the report is ill-formed or out of bounds."""
+    """Return the counters in a worker's report; {} if the report is ill-formed or out of bounds."""
     try:
         report = run_status.WorkerMetrics.from_json(text)
     except ValueError:
@@ -117,7 +122,9 @@ def counts(text: str, name: str) -> dict[str, int]:
 
 
 def tables(text: str, name: str) -> dict[str, dict[str, int]]:
-    """Return key -> table of counts, from the entry `name` of a following shard's report."""
+    """Return key -> table of counts, from the entry `name` of the report of a shard other than
+    0.
+    """
     try:
         tables = parse_json(text)[name]
         return {key: _whole(table) for key, table in tables.items() if is_name(key)}
@@ -126,7 +133,7 @@ def tables(text: str, name: str) -> dict[str, dict[str, int]]:
 
 
 def by_worker(text: str, name: str) -> dict[int, int]:
-    """Return worker id -> count, from the entry `name` of a following shard's report."""
+    """Return worker id -> count, from the entry `name` of the report of a shard other than 0."""
     return {
         int(worker): count
         for worker, count in counts(text, name).items()
@@ -143,7 +150,7 @@ def _whole(table: dict[str, Any]) -> dict[str, int]:
 
 
 def is_last(text: str) -> bool:
-    """Return whether a report is the last report that a following shard sends."""
+    """Return whether a report is the last report that a shard other than shard 0 sends."""
     try:
         return parse_json(text)["is_last"] is True
     except (ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
 """Reports of finished runs: one self-contained page with pictures, for one run or several runs.
 
-`writer.write_report` and `writer.write_comparison` read summary.json and metrics.jsonl and write
-the page. `figures` draws the pictures and `page` makes the HTML. The command line ``python -m
-thinwire.supervisor.report`` compares runs. matplotlib is imported when the first picture is drawn,
-so the package re-exports nothing.
+The functions `writer.write_report` and `writer.write_comparison` read summary.json and
+metrics.jsonl and write the report page. In a report, the module `figures` draws the pictures and
+`page` makes the HTML. The command ``python -m thinwire.supervisor.report`` compares runs.
+matplotlib is imported only when the first picture is drawn, so the package re-exports nothing.
 """

@@ -13,5 +13,5 @@ class ReportArguments(argparse.ArgumentParser):
     """Argument parser that exits with Thinwire's exit code for a bad flag."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the error message and exit the process."""
+        """Print a parser's error message and exit the process."""
         self.exit(_EXIT_BAD_FLAG, f"{self.format_usage()}{self.prog}: {message}\n")

@@ -1,7 +1,8 @@
 """Pictures of a report, as PNG bytes in a light and a dark theme.
 
-The figures are created without pyplot, so they need no global state and no window, and any thread
-can draw. `split_figure` and `split_csv` show the labels of each worker's part of the training set.
+The pictures of a report are created without pyplot, so they need no global state and no window, and
+any thread can draw. The functions `split_figure` and `split_csv` show the labels of each worker's
+part of the training set.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MOST_STALENESS_BARS = 40
 _MOST_LABELLED_WORKERS = 32
 _LONGEST_NAME = 36  # largest number of characters of a run's name in a legend
 _LINE_STYLES = ("-", "--", ":", "-.")
-_LOG_SPREAD = 8.0  # if the runs' costs differ by a larger factor, the axis is logarithmic
+_LOG_SPREAD = 8.0  # factor between the runs' costs above which the cost axis is logarithmic
 #: Parts of a worker's time: (key in summary.json, name in the legend).
 TIME_PARTS = (
     ("compute_seconds", "compute"),
@@ -80,28 +81,30 @@ class Quantity:
 
     label: str
     unit: str = ""
-    size: float = 1.0  # metric value of one unit: 0.01 for percent
+    size: float = 1.0  # value of the metric in one unit, for example 0.01 for percent
 
     @classmethod
     def of(cls, metric: str) -> Quantity:
-        """Return label and unit for a metric name; metrics from 0 to 1 are shown in percent."""
+        """Return the label and unit of a metric; metrics from 0 to 1 are shown in percent."""
         words = _plain(metric.replace("_", " ").strip() or metric)
         return cls(f"Test {words}", "%", 0.01) if is_share(metric) else cls(f"Test {words}")
 
     def written(self, value: float) -> str:
-        """Return a value, given in this quantity's unit, as text with the unit."""
+        """Return a metric's value as text with the unit of the metric."""
         return f"{value:.1f} {self.unit}" if self.unit else f"{value:.4g}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """A cost axis: its label and its units as (name, size), smallest first."""
+    """A cost axis of a picture: its label and its units as (name, size), smallest first."""
 
     label: str
     units: tuple[tuple[str, float], ...]
 
     def unit_for(self, largest: float) -> tuple[str, float]:
-        """Return the largest unit in which ``largest`` is 10 or more, or else the smallest unit."""
+        """Return the largest unit in which the value ``largest`` is 10 or more, else the smallest
+        unit.
+        """
         fitting = [unit for unit in self.units if largest >= 10 * unit[1]]
         return fitting[-1] if fitting else self.units[0]
 
@@ -114,8 +117,8 @@ UPDATES = Axis("Updates applied", (("", 1.0),))
 def metric_figure(curves: Sequence[Curve], axis: Axis, quantity: Quantity, theme: Theme) -> bytes:
     """Draw a test metric against a cost, one line per run.
 
-    A single curve is labeled with the last value. For several curves, a legend stands above the
-    axes.
+    A single curve of a metric is labeled with its last value. For several curves of a metric, a
+    legend is above the axes.
     """
     figure, axes = empty_axes(theme, width_inches=5.2, height_inches=3.5)
     logarithmic = _spread([max(curve.costs, default=0) for curve in curves]) > _LOG_SPREAD
@@ -170,10 +173,10 @@ def staleness_figure(staleness: Histogram, theme: Theme) -> bytes:
 
 
 def time_figure(workers: Sequence[Mapping[str, Any]], theme: Theme) -> bytes:
-    """Draw where each worker spent its time, one stacked bar per worker.
+    """Draw how each worker spent its time (computing, waiting and so on), one bar per worker.
 
     Args:
-        workers: Rows of ``workers`` in summary.json, one row per worker.
+        workers: Entries of ``workers`` in summary.json, one row for each worker.
         theme: Colors of the figure.
     """
     figure, axes = empty_axes(theme, 5.2, height_of_bars(len(workers)))
@@ -206,7 +209,7 @@ def stack_bars(
 
     Args:
         axes: Matplotlib axes to draw on.
-        ids: Identifiers of the workers, from the top.
+        ids: Identifiers of the workers, from the top of the figure.
         bars: Parts of the stacked bars: (name, width for every worker, color).
         theme: Colors of the figure.
     """
@@ -214,7 +217,8 @@ def stack_bars(
 
     positions = range(len(ids))
     starts = [0.0] * len(ids)
-    has_edges = len(ids) <= 64 and len(bars) <= 20  # more bars are too thin for separating lines
+    # If there are more bars, they are too thin for separating lines.
+    has_edges = len(ids) <= 64 and len(bars) <= 20
     edge: dict[str, Any] = {"edgecolor": theme.background, "linewidth": 0.6 if has_edges else 0}
     for name, widths, colour in bars:
         stops = [start + width for start, width in zip(starts, widths, strict=True)]
@@ -256,14 +260,14 @@ def empty_axes(theme: Theme, width_inches: float, height_inches: float) -> tuple
 
 
 def to_png(figure: Any, axes: Any, theme: Theme, note: str = "") -> bytes:
-    """Return the figure as PNG bytes; axes without data show a note."""
+    """Return a matplotlib figure as PNG bytes; axes without data show a note."""
     if note:
         axes.set_axis_off()
         axes.text(0.5, 0.5, note, color=theme.muted, ha="center", va="center", fontsize=11)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     buffer = io.BytesIO()
-    # `savefig` draws the figure twice, the first time only for the layout, and writes the same
-    # bytes as `print_png`. Without the Software tag the bytes are equal under any matplotlib.
+    # `savefig` would draw the figure twice, the first time only for the layout, and write the bytes
+    # of `print_png`. Without the Software tag, the bytes are equal under any version of matplotlib.
     figure.canvas.print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
 
@@ -301,7 +305,7 @@ def _scale_logarithmically(axes: Any) -> None:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Return the largest divided by the smallest positive value; 1 without positive values."""
+    """Return the ratio of the largest to the smallest positive value; 1 without positive values."""
     positive = [value for value in values if value > 0]
     return max(positive) / min(positive) if positive else 1.0
 
@@ -309,14 +313,15 @@ def _spread(values: Sequence[float]) -> float:
 def _plain(name: str) -> str:
     """Shorten and escape a run's name, so that matplotlib shows the name literally.
 
-    A ``$`` would start a formula, and a leading underscore would hide the label.
+    In matplotlib, a ``$`` would start a formula, and a leading underscore would hide the label.
     """
     shown = name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
     text = shown.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 
-#: Largest number of labels with a legend and one color per label; more labels use a color scale.
+#: Largest number of labels for which a figure has a legend and one color per label; more labels use
+#: a color scale.
 _MOST_LEGEND_LABELS = 20
 _LEGEND_COLUMNS = 10
 
@@ -327,8 +332,8 @@ def known_rows(workers: Rows) -> list[Mapping[str, Any]]:
     """Return the rows of the workers that reported the labels of their examples.
 
     Args:
-        workers: Rows of ``workers`` in summary.json. ``labels`` in a row maps each label to the
-            number of examples.
+        workers: Entries of ``workers`` in summary.json, one row for each worker. The ``labels`` of
+            a row map each label to the number of examples.
 
     Raises:
         ValueError: A row's ``labels`` does not map whole numbers to counts.
@@ -342,8 +347,8 @@ def known_rows(workers: Rows) -> list[Mapping[str, Any]]:
 def split_figure(workers: Rows, theme: Theme) -> bytes:
     """Draw the number of examples of each label per worker, one stacked bar per worker.
 
-    If the training set is split evenly, all bars are equal. A bar of few colors is a worker with
-    few labels. A short bar is a worker with few examples.
+    If the training set is split evenly among workers, all bars are equal. A bar of few colors
+    stands for a worker with few labels. A short bar stands for a worker with few examples.
     """
     known = known_rows(workers)
     figure, axes = empty_axes(theme, 5.2, height_of_bars(len(known)))
@@ -381,10 +386,13 @@ def split_csv(workers: Rows) -> str:
 
 def _check(labels: Any) -> None:
     if not isinstance(labels, dict):
-        raise ValueError(f"the labels of a worker are {labels!r:.40}, expected an object")
+        raise ValueError(f"the label counts of a worker are {labels!r:.40}; expected a JSON object")
     for label, count in labels.items():
         if not label.isdecimal() or type(count) is not int or count < 0:
-            raise ValueError(f"a worker has {count!r:.20} examples of label {label!r:.20}")
+            raise ValueError(
+                f"a worker has {count!r:.20} examples of label {label!r:.20}; expected a whole "
+                "number"
+            )
 
 
 def _labels(workers: Rows) -> list[int]:

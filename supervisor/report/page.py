@@ -1,7 +1,8 @@
-"""HTML of a report: one file without scripts or external resources, in a light and a dark theme.
+"""HTML of a run's report: one file without scripts or external resources, light and dark theme.
 
-`run_page` and `comparison_page` make whole pages. `table` and `figures` make HTML tables with
-formatted and escaped values. `tables` makes the tables of a run's datagrams.
+The functions `run_page` and `comparison_page` make whole report pages. The functions `table` and
+`figures` make HTML tables with formatted and escaped values. The function `tables` makes the HTML
+tables of a run's datagram counts.
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ from thinwire.runtime.telemetry.evaluation import best_of, is_larger_better, is_
 from thinwire.supervisor.dashboard import format_bytes, format_duration
 
 ABSENT = "–"
-#: Largest number of metrics that have a tile (one run) or two columns (comparison).
+#: Largest number of metrics that have a tile on the page of one run, or two columns in a
+#: comparison.
 _MOST_METRICS_SHOWN = 4
 
 
 def table(
     heads: Sequence[str], rows: Sequence[str], kind: str = "", differs: Sequence[bool] = ()
 ) -> str:
-    """Return an HTML table.
+    """Return an HTML table with column titles and rows.
 
     Args:
-        heads: Titles of the columns.
-        rows: Cells of each row, as HTML.
-        kind: CSS class of the table.
-        differs: One entry per row from the top: True tints the row. Missing entries mean False.
+        heads: Titles of the table's columns.
+        rows: Cells of each table row, as HTML.
+        kind: CSS class of the HTML table.
+        differs: One entry for each row from the top; True tints the row, and a missing entry means
+            False.
     """
     head = "".join(f"<th>{text(name)}</th>" for name in heads)
     marks = [*differs, *[False] * (len(rows) - len(differs))]
@@ -51,12 +54,12 @@ Shown = Sequence[tuple[str, str, Callable[[Any], str]]]
 
 
 def figures(head: str, rows: Sequence[tuple[str, Mapping[str, Any]]], shown: Shown) -> str:
-    """Return a table of values, one row per name.
+    """Return an HTML table of values with one row for each name.
 
     Args:
-        head: Title of the column of names.
+        head: Title of the table's column of names.
         rows: Rows of the table: (name, values by key).
-        shown: Columns of values, which follow the column of names.
+        shown: Columns of values, which follow the table's column of names.
     """
     lines = [
         f"<th>{text(name)}</th>"
@@ -67,7 +70,7 @@ def figures(head: str, rows: Sequence[tuple[str, Mapping[str, Any]]], shown: Sho
 
 
 def text(value: Any) -> str:
-    """Return a value as escaped HTML text."""
+    """Return a value of a report as escaped HTML text."""
     return html.escape(str(value))
 
 
@@ -77,7 +80,7 @@ def is_number(value: Any) -> bool:
 
 
 def _shown(write: Callable[[float], str]) -> Callable[[Any], str]:
-    """Return a formatter that calls another formatter for numbers and shows a dash otherwise."""
+    """Return a formatter that applies a given formatter to numbers and shows a dash otherwise."""
     return lambda value: write(value) if is_number(value) else ABSENT
 
 
@@ -133,13 +136,13 @@ _WORKER: Shown = (
 
 
 def block_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the summary's datagram counters; an empty dict if the run sent no datagrams."""
+    """Return the datagram counters of a run's summary; {} if the run sent no datagrams."""
     block = summary.get(BLOCK)
     return block if isinstance(block, dict) else {}
 
 
 def tables(summary: Mapping[str, Any]) -> str:
-    """Return HTML tables of datagram counts: by channel, by worker, unsent and dropped."""
+    """Return HTML tables of datagram counts: by channel, by worker, not sent and dropped."""
     block = block_of(summary)
     if not block:
         return ""
@@ -226,7 +229,7 @@ tr.differs td, tr.differs th:first-child { background: var(--tint); }
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A picture of a page: file name without ending, title, and PNG bytes for each theme."""
+    """A picture of a report: file name without ending, title, and PNG bytes for each theme."""
 
     name: str
     title: str
@@ -235,7 +238,7 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class RunSection:
-    """One run on a page: name, content of summary.json and pictures."""
+    """One run on a report page: name, content of summary.json and pictures."""
 
     name: str
     summary: Mapping[str, Any]
@@ -244,9 +247,10 @@ class RunSection:
 
 @dataclasses.dataclass(frozen=True)
 class _Column:
-    """A column of the table that summarizes runs.
+    """A column of the report's table that summarizes runs.
 
-    ``better`` is the function that picks the best of several values; None marks no best value.
+    The field ``better`` of a column is the function that selects the best of several values; with
+    None, no value is marked as best.
     """
 
     title: str
@@ -359,7 +363,7 @@ def _data_uri(png: bytes) -> str:
 
 
 def _summary_table(runs: Sequence[RunSection]) -> str:
-    """Return an HTML table with one row per run; the best value of a column is marked."""
+    """Return an HTML table with one row for each run; mark the best value of each column."""
     columns = _summary_columns([run.summary for run in runs])
     rows: list[list[str]] = [[f"<th>{text(run.name)}</th>"] for run in runs]
     for column in columns:
@@ -398,7 +402,7 @@ def _summary_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
 
 
 def _metric_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
-    """Return two columns for each shown metric: the final value and the best value."""
+    """Return two table columns for each shown metric: the final value and the best value."""
     names = dict.fromkeys(name for summary in summaries for name in ranges_in(summary))
     columns = []
     for name in _leading(names):
@@ -416,13 +420,13 @@ def _metric_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
 
 
 def _leading(names: Iterable[str]) -> list[str]:
-    """Return the names of the metrics that the page shows: accuracy first, loss last."""
+    """Return the names of the metrics that a report shows: accuracy first, loss last."""
     ordered = sorted(names, key=lambda name: (name != ACCURACY, name == "loss"))
     return ordered[:_MOST_METRICS_SHOWN]
 
 
 def _datagram_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
-    """Return the columns fresh and fill if a run sent datagrams; an empty list if none did."""
+    """Return the table columns "fresh" and "fill" if a run sent datagrams; else an empty list."""
     if not any(map(block_of, summaries)):
         return []
     return [
@@ -432,7 +436,7 @@ def _datagram_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
 
 
 def _shown_marks(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the two highest accuracy marks that any run reached, in ascending order."""
+    """Return the two highest accuracy thresholds that any run reached, in ascending order."""
     reached = {m for s in summaries for m, cost in s["time_to_accuracy"].items() if cost}
     return sorted(reached)[-2:]
 
@@ -446,7 +450,7 @@ def _mark_column(mark: str) -> _Column:
 
 
 def _policies_table(runs: Sequence[RunSection]) -> str:
-    """Return an HTML table of the runs' policies; rows in which the runs differ are tinted."""
+    """Return an HTML table of the runs' training policies; rows in which runs differ are tinted."""
     names = dict.fromkeys(name for run in runs for name in run.summary["seams"])
     rows = []
     for interface in names:

@@ -42,7 +42,7 @@ class ReportedRun:
 
     @property
     def target(self) -> Target | None:
-        """Target of the run; None if the summary has no target."""
+        """Target metric and value of the run; None if the run's summary has no target."""
         target = self.summary.get("target")
         return Target.parse(target["text"]) if target else None
 
@@ -51,14 +51,15 @@ def load_run(run_dir: str | os.PathLike[str]) -> ReportedRun:
     """Read a run's summary.json and metrics.jsonl.
 
     Raises:
-        ConfigurationError: A file is missing or is not in the format that Thinwire writes.
+        ConfigurationError: A file of the run is missing or is not in the format that Thinwire
+            writes.
     """
     run_dir = pathlib.Path(run_dir)
     for name in (SUMMARY_FILE, METRICS_FILE):
         if not (run_dir / name).is_file():
             raise ConfigurationError(
-                f"{run_dir} has no {name}; expected the --run_dir of an ended run with a "
-                "Supervisor. Give the folder of that run."
+                f"the folder {run_dir} has no file {name}; expected the --run_dir of an ended run "
+                "with a Supervisor. Give the folder of that run."
             )
     try:
         summary = parse_json((run_dir / SUMMARY_FILE).read_bytes())
@@ -68,7 +69,7 @@ def load_run(run_dir: str | os.PathLike[str]) -> ReportedRun:
         staleness = _last_staleness(lines)
     except (ValueError, OSError) as error:
         raise ConfigurationError(
-            f"{run_dir} cannot be read as a run: {error}. Expected {SUMMARY_FILE} and "
+            f"the folder {run_dir} cannot be read as a run: {error}. Expected {SUMMARY_FILE} and "
             f"{METRICS_FILE} in the format of this version of Thinwire."
         ) from error
     return ReportedRun(run_dir.resolve().name, summary, evaluations, staleness)
@@ -103,7 +104,7 @@ def write_comparison(
 
     Raises:
         ConfigurationError: A run's files are missing or damaged; no page is written.
-        FileNotFoundError: The folder for the page does not exist; no picture is drawn.
+        FileNotFoundError: The folder for the HTML page does not exist; no picture is drawn.
     """
     path = pathlib.Path(output)
     if not path.parent.is_dir():
@@ -117,7 +118,7 @@ def write_comparison(
 
 
 def distinct_names(run_dirs: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return a unique name per folder: as many last parts of its path as are needed."""
+    """Return a unique name for each folder, from as many last parts of its path as are needed."""
     parts = [pathlib.Path(run_dir).resolve().parts for run_dir in run_dirs]
     names = [part[-1] for part in parts]
     for depth in range(2, max(map(len, parts)) + 1):
@@ -131,9 +132,9 @@ def distinct_names(run_dirs: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def curve_pictures(runs: Sequence[ReportedRun]) -> list[page.Picture]:
-    """Draw the first metric against time, bytes and updates, later metrics against updates.
+    """Draw the first metric against time, bytes and updates, and all other metrics against updates.
 
-    A metric's picture shows all runs in which the metric was evaluated.
+    The picture of a metric shows all runs in which the metric was evaluated.
     """
     first, *further = ordered_metrics(runs)[:_MOST_METRICS] or [ACCURACY]
     pairs = [(first, cost) for cost in _COSTS] + [(name, "updates") for name in further]
@@ -197,7 +198,8 @@ def run_pictures(run: ReportedRun) -> list[page.Picture]:
     return pictures
 
 
-#: Name of a cost -> (axis, words in a title, function that returns an evaluation's cost).
+#: Name of a cost (such as time) -> (axis of a picture, words in its title, function that returns an
+#: evaluation's cost).
 _COSTS: Mapping[str, tuple[figures.Axis, str, Callable[[Evaluation], float]]] = {
     "seconds": (figures.SECONDS, "against time", lambda each: each.seconds),
     "bytes": (figures.BYTES, "against traffic", lambda each: each.bytes_up + each.bytes_down),
@@ -208,28 +210,31 @@ _COSTS: Mapping[str, tuple[figures.Axis, str, Callable[[Evaluation], float]]] = 
 def _check_summary(summary: Any) -> None:
     """Check the summary entries that a report uses; raise ValueError for a bad entry."""
     if not isinstance(summary, dict) or summary.get("schema") != SUMMARY_SCHEMA:
-        raise ValueError(f"{SUMMARY_FILE} is not a summary of schema {SUMMARY_SCHEMA}")
+        raise ValueError(f"the file {SUMMARY_FILE} is not a summary of schema {SUMMARY_SCHEMA}")
     for key in _OBJECTS:
         if not isinstance(summary.get(key), dict):
-            raise ValueError(f"{SUMMARY_FILE} has no object {key!r}")
+            raise ValueError(f"the file {SUMMARY_FILE} has no JSON object {key!r}")
     workers = summary.get("workers")
     if not isinstance(workers, list) or not all(isinstance(row, dict) for row in workers):
-        raise ValueError(f"{SUMMARY_FILE} has no list of workers")
+        raise ValueError(f"the file {SUMMARY_FILE} has no list of workers")
     for row in workers:
         for key in ("id", *(key for key, _ in figures.TIME_PARTS)):
             value = row.get(key)
             if type(value) not in (int, float) or not 0 <= value < math.inf:
-                raise ValueError(f"{SUMMARY_FILE} has {key} {value!r:.40} of a worker")
+                raise ValueError(
+                    f"the file {SUMMARY_FILE} has the value {value!r:.40} for {key} of a worker; "
+                    "expected a number"
+                )
     figures.known_rows(workers)
     target = summary.get("target")
     if target is not None:
         if not isinstance(target, dict) or not isinstance(target.get("text"), str):
-            raise ValueError(f"{SUMMARY_FILE} has no text of its target")
+            raise ValueError(f"the file {SUMMARY_FILE} has no text that describes the run's target")
         Target.parse(target["text"])
 
 
 def _last_staleness(lines: Sequence[dict[str, Any]]) -> Histogram:
-    """Return the newest status's staleness histogram; an empty one without a status."""
+    """Return the staleness histogram of the newest status; an empty histogram without a status."""
     for line in reversed(lines):
         if line.get("kind") == STATUS_KIND:
             status = {name: value for name, value in line.items() if name != "kind"}

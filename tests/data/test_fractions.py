@@ -91,7 +91,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_fractions_of_all_workers_are_needed() -> None:
     with pytest.raises(ConfigurationError, match="--data_sharding_file"):
         ranges(9, 2, None)
-    with pytest.raises(ConfigurationError, match="2 workers and got 1"):
+    with pytest.raises(ConfigurationError, match="2 workers, but has 1"):
         ranges(9, 2, [(0, 1)])
 
 

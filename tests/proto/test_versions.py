@@ -70,7 +70,7 @@ def test_an_unknown_message_ends_the_stream_with_a_reason():
         stream = said_to(shard, *before, unknown, frame(pull=pb.Pull()))
         refusal, _ = stream.last("refusal")
         assert refusal.reason == pb.REASON_MALFORMED
-        assert "no known message (fields [1020])" in refusal.message
+        assert "no known message (its fields are [1020])" in refusal.message
         assert shard.server.guard.refused == {"malformed": 1}
         assert stream.last("reply") == (None, None)
 

@@ -113,9 +113,9 @@ def test_resume_refuses_another_model_in_words(tmp_path):
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--seed=2", "seed was '1' and is '2'"),
-        ("--method=bsp", "method was 'asgd' and is 'bsp'"),
-        ("--clip_norm=2", "clip_norm was '0.0' and is '2.0'"),
+        ("--seed=2", "seed was '1' and is now '2'"),
+        ("--method=bsp", "method was 'asgd' and is now 'bsp'"),
+        ("--clip_norm=2", "clip_norm was '0.0' and is now '2.0'"),
         ("--nb_workers=3", None),
         ("--lease_seconds=3", None),
         ("--iter_max=5", None),

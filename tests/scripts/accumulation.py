@@ -1,4 +1,4 @@
-"""Small batches, four of which make one step of Adam: gradient_accumulation_steps."""
+"""Train with Adam on four accumulated small batches per step (gradient_accumulation_steps)."""
 
 import argparse
 import json

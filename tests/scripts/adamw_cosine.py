@@ -1,4 +1,4 @@
-"""An image transformer with AdamW: warm-up, cosine decay, clipping, biases without decay."""
+"""Train an image transformer with AdamW, warm-up, cosine decay, clipping and undecayed biases."""
 
 import argparse
 import json

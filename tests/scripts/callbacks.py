@@ -1,4 +1,4 @@
-"""Callbacks: EarlyStopping, ReduceLROnPlateau, ModelCheckpoint, CSVLogger and one of its own."""
+"""Use EarlyStopping, ReduceLROnPlateau, ModelCheckpoint, CSVLogger and a custom callback."""
 
 import argparse
 import json

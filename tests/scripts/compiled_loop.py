@@ -1,4 +1,4 @@
-"""A loop of its own over tf.data, its step compiled by tf.function: apply, a schedule, metrics."""
+"""Train in a custom tf.data loop with a tf.function step, optimizer.apply and a schedule."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""A variational autoencoder: a subclassed model, never built, with a train_step of its own."""
+"""Train a variational autoencoder: a subclassed, unbuilt model with a custom train_step."""
 
 import argparse
 import json

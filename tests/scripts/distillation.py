@@ -1,4 +1,4 @@
-"""Knowledge distillation: a frozen teacher inside the model, compute_loss overridden; Adam."""
+"""Distill a frozen teacher inside the model with an overridden compute_loss and Adam."""
 
 import argparse
 import json

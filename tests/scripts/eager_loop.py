@@ -1,4 +1,4 @@
-"""A loop of its own with a GradientTape, in eager mode: apply_gradients, metrics, a patience."""
+"""Train in an eager custom loop with a GradientTape, apply_gradients and early stopping."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""EarlyStopping on val_loss, which ends an over-fitting fit with its best weights; Adam."""
+"""Stop an over-fitting fit by EarlyStopping on val_loss, and restore the best weights."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Fine-tuning: a head on a frozen base first, then all of it after a second compile; Adam."""
+"""Fine-tune a head on a frozen base, then the whole model after a second compile; use Adam."""
 
 import argparse
 import json

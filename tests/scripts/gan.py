@@ -1,4 +1,4 @@
-"""A GAN: train_step with an optimizer for each of two networks, and none that is compiled."""
+"""Train a GAN whose train_step has one optimizer per network; compile gets no optimizer."""
 
 import argparse
 import json

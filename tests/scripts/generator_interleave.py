@@ -1,4 +1,4 @@
-"""Records from several sources, read by generators and interleaved; Adamax and label smoothing."""
+"""Train on records of interleaved Python generators, with Adamax and label smoothing."""
 
 import argparse
 import json

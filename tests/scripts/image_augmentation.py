@@ -1,4 +1,4 @@
-"""Classify textures: tf.data with augmentation in `map`, a small convolutional network, Adam."""
+"""Classify textures with augmentation in tf.data's `map`, a small convnet and Adam."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Rare cases: class weights first, then a second fit with weights of samples; Adam, AUC."""
+"""Learn rare cases with class weights, then with sample weights in a second fit."""
 
 import argparse
 import json

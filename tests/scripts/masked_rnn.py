@@ -1,4 +1,4 @@
-"""Sentences of different lengths, padded and masked: Embedding(mask_zero) and an LSTM, Adam."""
+"""Classify padded, masked sentences with Embedding(mask_zero), an LSTM and Adam."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Mixed precision with bfloat16: a residual network on signals, SGD with Nesterov's momentum."""
+"""Train a residual network in mixed bfloat16 precision with Nesterov momentum SGD."""
 
 import argparse
 import json

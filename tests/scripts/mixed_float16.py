@@ -1,4 +1,4 @@
-"""Mixed precision with float16: Keras wraps Adam in a LossScaleOptimizer by itself."""
+"""Train in mixed float16 precision, for which Keras wraps Adam in a LossScaleOptimizer."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Tickets with two inputs and two outputs, losses and their weights by name; RMSprop."""
+"""Train a model with two inputs, two outputs, named losses and loss weights; use RMSprop."""
 
 import argparse
 import json

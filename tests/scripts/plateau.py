@@ -1,4 +1,4 @@
-"""ReduceLROnPlateau and EarlyStopping on val_mae, the best weights in a file; Adam."""
+"""Use ReduceLROnPlateau and EarlyStopping on val_mae, and save the best weights to a file."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Batches from a keras.utils.PyDataset that shuffles itself at each end of an epoch; Nadam."""
+"""Train on a keras.utils.PyDataset that shuffles itself at each end of an epoch; use Nadam."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Baskets of articles as a ragged tensor, without padding: embedded, averaged, classified."""
+"""Classify baskets of articles, given as a ragged tensor without padding."""
 
 import argparse
 import json

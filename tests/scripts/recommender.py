@@ -1,4 +1,4 @@
-"""Collaborative filtering: embeddings of users and films, whose gradients are a few rows; Adam."""
+"""Learn embeddings of users and films by collaborative filtering; gradients are sparse."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""SwapEMAWeights at each end of an epoch, so that checkpoints hold the average; AdamW."""
+"""Use SwapEMAWeights at each end of an epoch, so that checkpoints hold averaged weights."""
 
 import argparse
 import json

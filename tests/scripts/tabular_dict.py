@@ -1,4 +1,4 @@
-"""Tabular data as a dict of columns: Normalization and IntegerLookup adapted to it, Adam."""
+"""Train on tabular data as a dict of columns, with Normalization and IntegerLookup."""
 
 import argparse
 import json

@@ -22,7 +22,7 @@ FAILS = {
     "returns_early": (1, "worker 2 returned early: its script ended after 1 calls of fit"),
     "never_distributes": (2, "ended without a call of thinwire.distribute()"),
     "never_fits": (2, "ended without an exchange"),
-    "lambda_rate": (2, "Take a method whose workers step with it themselves: --method=dgs"),
+    "lambda_rate": (2, "script's optimizer themselves: --method=dgs"),
     "generator_data": (2, 'Give distribute() shard="off"'),
     "two_models": (2, "expected models that model.fit(...) trains one after the other"),
 }

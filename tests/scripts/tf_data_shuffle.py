@@ -1,4 +1,4 @@
-"""Images in a tf.data pipeline with an unseeded shuffle, as most tutorials write it; RMSprop.
+"""Classify images from a tf.data pipeline with an unseeded shuffle, as in most tutorials.
 
 Nothing in this script sets a seed but for the data.
 """

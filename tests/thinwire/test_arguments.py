@@ -84,7 +84,7 @@ def test_modes_without_a_server(mode):
         (["--nbworkers=2"], {}, ["nbworkers"]),
         (["nb_workers=2"], {}, ["nb_workers=2", "--nb_workers=2"]),
         (argparse.Namespace(nb_worker=2), {}, ["args.nb_worker", "--nb_workers"]),
-        ("--nb_workers=2", {}, ["split it"]),
+        ("--nb_workers=2", {}, ["split the string"]),
         (7, {}, ["int", "namespace"]),
         (None, {"mode": "dsg"}, ["'dsg'", "dgs"]),
         ({"mode": "dgs"}, {"method": "gd"}, ["differ"]),

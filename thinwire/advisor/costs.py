@@ -1,8 +1,8 @@
-"""Measured accuracy costs of compositions of policies: the rows of costs.toml, as text.
+"""Reads costs.toml, the table of measured accuracy costs of compositions of training policies.
 
-A row compares the metric of one measured composition with the metric of an exact method on the same
-model and data. A row is not a prediction: with other models, data and compression rates the cost
-differs.
+A row of costs.toml compares the metric of one measured composition of policies with the metric of
+an exact method on the same model and data. A row of costs.toml is not a prediction: with other
+models, data and compression rates the accuracy cost differs.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _FILE = pathlib.Path(__file__).with_name("costs.toml")
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredCost:
-    """The measured metric of one composition, next to the metric of an exact method.
+    """The measured metric of one composition of policies, and the metric of an exact method.
 
     Attributes:
-        flags: Flags that select the composition, without --local_steps.
-        metric: Name of the metric, for example "accuracy" or "loss".
-        value: Measured metric of the composition.
-        reference: Measured metric of the exact method.
-        against: Name of the exact method, for example "bsp".
-        work: Model, data, number of workers and length of the run, as text.
-        source: Page and heading that document the measurement, below docs/.
+        flags: Flags that select the composition of policies, without --local_steps.
+        metric: Name of the measured metric, for example "accuracy" or "loss".
+        value: Measured value of the metric with this composition of policies.
+        reference: Measured value of the metric with the exact method.
+        against: Name of the exact training method of the comparison, for example "bsp".
+        work: Model, data, number of workers and length of the measured run, as text.
+        source: Page and heading below docs/ that document the measurement.
         local_steps: Value of --local_steps in the measurement; 0 if it was not given.
     """
 
@@ -42,7 +42,7 @@ class MeasuredCost:
     local_steps: int = 0
 
     def __str__(self) -> str:
-        """Return the measured accuracy cost as one line of text."""
+        """Return the measured accuracy cost of this composition as one line of text."""
         worse = self.reference - self.value
         if not is_larger_better(self.metric):
             worse = -worse
@@ -56,18 +56,18 @@ class MeasuredCost:
 
 
 def load() -> list[MeasuredCost]:
-    """Return all rows of costs.toml."""
+    """Return all rows of costs.toml, the table of measured accuracy costs."""
     rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))["cost"]
     return [MeasuredCost(**row | {"flags": tuple(row["flags"])}) for row in rows]
 
 
 def of(flags: Sequence[str], rows: Iterable[MeasuredCost]) -> MeasuredCost | None:
-    """Return the row that fits a composition best; None if no row fits.
+    """Return the row of measured costs that fits the flags of a composition best, or None.
 
-    A row fits if the composition has all flags of the row. Among fitting rows, the row with the
-    most flags is best. Among rows with equally many flags, the best row has the composition's
-    number of local steps. Without this row, the row with the next larger number is best, or the row
-    with the largest number.
+    A row of measured costs fits a composition of policies that has all flags of the row. Among
+    fitting rows of measured costs, the row with the most flags is best. Among rows with equally
+    many flags, the best row has the composition's number of local steps, else the next larger
+    number of local steps, else the largest number of local steps.
     """
     steps = next((int(f.partition("=")[2]) for f in flags if f.startswith("--local_steps=")), 0)
     fitting = [row for row in rows if set(row.flags) <= set(flags)]

@@ -22,9 +22,9 @@ TOPICS = (
             number(
                 "advise_rate",
                 0.8,
-                "Sufficient share of the workers' samples per second without exchanges: the "
-                "Advisor proposes the first composition, from exact to lossy, that is predicted to "
-                "reach this share.",
+                "The Advisor proposes the first composition of policies, from exact to lossy, "
+                "that is predicted to reach this fraction of the samples per second that the "
+                "workers reach without exchanging updates.",
                 "fraction",
                 low=0.01,
                 high=1.0,
@@ -32,15 +32,16 @@ TOPICS = (
             number(
                 "probe_seconds",
                 30.0,
-                "Largest training time of each of the two runs that measure links; slow links need "
-                "more time.",
+                "Largest training time of each of the two short runs with which the Advisor "
+                "measures links; slow links need more time.",
                 "seconds",
                 low=1.0,
             ),
             integer(
                 "advise_pushes",
                 48,
-                "Number of simulated pushes of each worker from which a composition is predicted.",
+                "Number of simulated pushes of each worker from which the Advisor predicts the "
+                "speed of a composition of policies.",
                 "pushes",
                 low=4,
             ),
@@ -53,12 +54,13 @@ NAMES = tuple(option.name for topic in TOPICS for option in topic.options)
 
 @dataclasses.dataclass(frozen=True)
 class AdvisorFlags:
-    """Settings of the Advisor, from its flags.
+    """Settings of the Advisor role, from its flags.
 
     Attributes:
-        rate: Sufficient share of the workers' samples per second without exchanges, 0.01 to 1.
-        probe_seconds: Largest training time of each probe (measuring run), in seconds.
-        pushes: Number of pushes of each worker that the simulation of a composition has.
+        rate: Share, 0.01 to 1, of the workers' samples per second without communication, that is
+            fast enough for a proposed composition.
+        probe_seconds: Largest training time of each probe (short measuring run), in seconds.
+        pushes: Number of pushes of each worker in the simulation of a composition of policies.
     """
 
     rate: float
@@ -67,12 +69,12 @@ class AdvisorFlags:
 
 
 def check(run: Run) -> None:
-    """Reject flags that the Advisor cannot use, before TensorFlow is imported.
+    """Reject flags that the Advisor role cannot use, before TensorFlow is imported.
 
     Raises:
-        ConfigurationError: Emulated links or devices are out of range, a launcher's flag has no
-            effect, --advice is set, or --collective selects an all-reduce, which the Advisor does
-            not predict.
+        ConfigurationError: Flags of emulated links or devices are out of range, a launcher's flag
+            has no effect, --advice is set, or --collective selects an all-reduce, which the Advisor
+            does not predict.
     """
     worker_flags.devices(run.nb_workers)
     launch.check()
@@ -83,8 +85,8 @@ def check(run: Run) -> None:
         )
     if FLAGS.advice:
         raise ConfigurationError(
-            f"--advice={FLAGS.advice} is for a run that follows the advice, and this is an "
-            "Advisor; leave --advice out."
+            f"--advice={FLAGS.advice} is for a run that follows the advice, but this command is "
+            "an Advisor; leave --advice out."
         )
 
 

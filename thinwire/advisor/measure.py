@@ -1,10 +1,10 @@
 """Measures devices and links by two short real runs (probes) on the nodes of the planned run.
 
-The *dense* run pushes and pulls the whole model. The *sparse* run pushes few entries; most of its
-replies are small, and every fourth reply carries the whole model. Dense rounds, sparse rounds with
-a small reply and sparse rounds with a whole reply differ in their bytes on the uplink and on the
-downlink, and in their coding time, which is measured on this machine. For each worker,
-`worker_link` solves the equations
+In the *dense* run, workers push dense gradients and pull the whole model. In the *sparse* run,
+workers push few gradient entries; most replies of the PS are small, and every fourth reply has the
+whole model. The rounds of the dense run, sparse rounds with a small reply and sparse rounds with a
+whole model as reply differ in their bytes on the uplink and on the downlink, and in their coding
+time, which is measured on this machine. For each worker, `worker_link` solves the equations
 
     t = step + coding + bytes up / rate up + bytes down / rate down + round trip
 
@@ -42,15 +42,18 @@ from thinwire.tools.esync.runs import rounds_by_worker
 
 FLAGS = flags.FLAGS
 _POLL_SECONDS = 0.2
-#: A reply that is larger than this share of a dense reply counts as the whole model.
+#: A PS's reply that is larger than this share of a dense reply counts as the whole model.
 _WHOLE = 0.5
 _BITS = 8e-6  # megabits per byte
-_FASTEST_MBPS = 1e6  # a higher rate shows the clock's resolution, not the link
-#: Titles of the topics of flags that a probe sets itself: the method and the end of the run.
+_FASTEST_MBPS = 1e6  # a higher link rate is an artifact of the clock's resolution
+#: Titles of the topics of flags (training method, end of the run) that a probe (short measuring
+#: run) sets itself.
 _OWN_TOPICS = ("Method", CODEC.title, "When to stop")
-#: Names of flags of `_OWN_TOPICS` that a probe nevertheless takes from the planned run.
+#: Names of flags of `_OWN_TOPICS` that a probe (short measuring run) nevertheless takes from the
+#: planned run.
 _KEPT = ("batch_size", "learning_rate", "bn_sync")
-#: Names of flags outside `_OWN_TOPICS` that a probe does not take from the planned run.
+#: Names of flags outside `_OWN_TOPICS` that a probe (short measuring run) does not take from the
+#: planned run.
 _OWN = (
     *("type_node", "flagfile", "run_dir", "overwrite", "resume", "advice", "measure", "on_metrics"),
     *("eval_interval_seconds", "eval_interval_updates", *advisor_flags.NAMES),
@@ -59,12 +62,12 @@ _OWN = (
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """One of the two short runs that measure devices and links.
+    """A probe: one of the two short training runs that measure devices and links.
 
     Attributes:
-        name: Name of the probe, and of its run directory's folder.
-        flags: Flags that select the probe's composition of policies.
-        rounds: Number of updates of the probe per worker.
+        name: Name of the probe (short measuring run), and of the folder of its run directory.
+        flags: Flags that select the composition of policies of the probe (short measuring run).
+        rounds: Number of updates that the probe (short measuring run) makes per worker.
     """
 
     name: str
@@ -72,9 +75,10 @@ class Probe:
     rounds: int
 
 
-#: Probe that pushes and pulls the whole model. The staleness bounds of the probes are small, so
-#: that fast workers do not use up the updates and the slowest worker also finishes enough rounds.
-#: The bounds are not 0, so that workers wait for each other only shortly.
+#: Probe (short measuring run) that pushes and pulls the whole model. The staleness bounds of the
+#: probes are small, so that fast workers do not use up the updates and the slowest worker also
+#: finishes enough rounds. The staleness bounds are not 0, so that workers wait for each other only
+#: shortly.
 DENSE = Probe("dense", ("--method=ssp", "--staleness_bound=2"), 8)
 SPARSE = Probe(
     "sparse",
@@ -87,26 +91,29 @@ SPARSE = Probe(
 
 
 class ProbeFailed(Exception):
-    """A probe ended with an exit code other than 0. The exit code is the exception's argument."""
+    """A probe (short measuring run) failed. The exception's argument is the probe's exit code."""
 
 
 def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
-    """Run a probe with real processes on the nodes of the planned run.
+    """Run a probe (short measuring run) with real processes on the nodes of the planned run.
 
     Args:
         run: Settings of the planned run.
-        probe: Measuring run to start.
-        seconds: Largest training time of the probe, in seconds.
+        probe: Probe (short measuring run) to start.
+        seconds: Largest training time of the probe (short measuring run), in seconds.
 
     Returns:
         Worker id -> the worker's finished rounds (training step and exchange).
 
     Raises:
-        ProbeFailed: The probe did not reach its end; the log has the probe's messages.
-        ConfigurationError: No worker finished a round in the probe.
+        ProbeFailed: The probe (short measuring run) did not reach its end; the log has its
+            messages.
+        ConfigurationError: No worker finished a round of training in the probe (measuring run).
     """
     folder = run.run_dir / "advice" / probe.name
-    logging.info("measuring: %s run, at most %g s of training", probe.name, seconds)
+    logging.info(
+        "starting the %s run that measures links; it trains at most %g s", probe.name, seconds
+    )
     code = _wait_for(command(run, probe, seconds, folder))
     if code:
         raise ProbeFailed(code)
@@ -114,13 +121,13 @@ def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
         return rounds_by_worker(folder)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"no worker finished an exchange while links were measured ({error}); raise "
-            f"--probe_seconds (now {seconds:g})."
+            f"no worker finished an exchange with the PS while links were measured ({error}); "
+            f"raise --probe_seconds (now {seconds:g} seconds)."
         ) from error
 
 
 def command(run: Run, probe: Probe, seconds: float, folder: pathlib.Path) -> list[str]:
-    """Return the command line that starts a probe as a Cluster."""
+    """Return the command line that starts a probe (short measuring run) by the Cluster role."""
     elsewhere = FLAGS.hosts_file or FLAGS.launcher not in (None, "local") or FLAGS.ps_hosts
     is_local = not (FLAGS["port"].present or elsewhere)
     return [
@@ -134,7 +141,7 @@ def command(run: Run, probe: Probe, seconds: float, folder: pathlib.Path) -> lis
 
 
 def composition(probe: Probe, folder: pathlib.Path) -> Run:
-    """Return the settings of a probe's composition, for the simulation in this process."""
+    """Return the settings with which this process simulates a probe (short measuring run)."""
     plain = copy.deepcopy(FLAGS)
     for name in _of_method():
         plain[name].unparse()
@@ -150,14 +157,16 @@ def _of_method() -> set[str]:
 
 
 def _wait_for(arguments: list[str]) -> int:
-    """Run a command to its end; return its exit code, or EXIT_INTERRUPTED if a signal arrived.
+    """Run a command to its end; return its exit code, or EXIT_INTERRUPTED after a signal.
 
-    If this process receives an end signal, it sends SIGINT to the command.
+    If this process receives a signal to end, it sends SIGINT to the command that it runs.
     """
     interrupted = threading.Event()
 
     def interrupt(number: int, frame: Any) -> None:
-        logging.info("%s: ending the measurement", signal.Signals(number).name)
+        logging.info(
+            "received signal %s: ending the runs that measure links", signal.Signals(number).name
+        )
         interrupted.set()
 
     with handle_signals(interrupt):
@@ -172,11 +181,11 @@ def _wait_for(arguments: list[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class CodingCosts:
-    """Time on this machine to encode, decode and apply in one exchange of each probe.
+    """Time on this machine to encode, decode and apply one update, for each probe (measuring run).
 
     Attributes:
-        dense: Coding time of an exchange of the dense run, in seconds.
-        sparse: Coding time of an exchange of the sparse run, in seconds.
+        dense: Time in seconds to encode, decode and apply one update of the dense measuring run.
+        sparse: Time in seconds to encode, decode and apply one update of the sparse measuring run.
     """
 
     dense: float
@@ -185,13 +194,13 @@ class CodingCosts:
 
 @dataclasses.dataclass(frozen=True)
 class _RoundMedians:
-    """Medians over one worker's rounds of one kind, for example rounds with a dense reply.
+    """Medians over one worker's training rounds of one kind, for example with a dense reply.
 
     Attributes:
-        exchange_seconds: Time of a round without its training step and without the wait for other
-            workers, in seconds.
-        bytes_up: Bytes that the worker sends in a round.
-        bytes_down: Bytes that the worker receives in a round.
+        exchange_seconds: Median time of a training round without its gradient step and without the
+            wait for other workers, in seconds.
+        bytes_up: Median number of bytes that the worker sends in a training round.
+        bytes_down: Median number of bytes that the worker receives in a training round.
     """
 
     exchange_seconds: float
@@ -202,17 +211,18 @@ class _RoundMedians:
 def worker_link(
     worker: int, dense: Sequence[Round], sparse: Sequence[Round], coding: CodingCosts
 ) -> WorkerLink:
-    """Return the measured step time, rates and round trip of one worker.
+    """Return the measured step time, link rates and round-trip time of one worker.
 
     Args:
-        worker: Id of the worker.
-        dense: The worker's rounds in the dense run.
-        sparse: The worker's rounds in the sparse run.
-        coding: Coding times of one exchange of the dense and of the sparse run.
+        worker: Id of the measured worker, from 1.
+        dense: The worker's training rounds in the dense measuring run.
+        sparse: The worker's training rounds in the sparse measuring run.
+        coding: Times to encode, decode and apply one update of the dense and of the sparse
+            measuring run.
 
     Raises:
         ConfigurationError: The worker finished no dense round, no sparse round with a small reply,
-            or no sparse round with a whole reply.
+            or no sparse round with the whole model as reply.
     """
     dense, sparse = _warm(dense), _warm(sparse)
     size = max((record.bytes_received for record in dense), default=0)
@@ -227,8 +237,9 @@ def worker_link(
         little.exchange_seconds - coding.sparse
     )
     # A dense round takes `both_seconds` more than a sparse round with a small reply, and the dense
-    # round's additional download takes down_seconds * share. By noise the download can seem longer
-    # than uplink and downlink together; the limit keeps the uplink's time from becoming negative.
+    # round's additional download takes down_seconds * share. With noise, the measured download can
+    # be longer than upload and download together, so `min` keeps the upload's time from becoming
+    # negative.
     share = (both.bytes_down - little.bytes_down) / more_down
     down_seconds = min(down_seconds, max(0.0, both_seconds) / share)
     up_seconds = max(0.0, both_seconds - down_seconds * share)
@@ -246,15 +257,15 @@ def worker_link(
 
 
 def _warm(rounds: Sequence[Round]) -> list[Round]:
-    """Drop the first round of each worker process, in which TCP windows open and code compiles."""
+    """Drop each worker process's first round, in which TCP windows open and code compiles."""
     return [record for record in rounds if record.num_iters > 1]
 
 
 def _medians_of(worker: int, what: str, rounds: Sequence[Round]) -> _RoundMedians:
     if not rounds:
         raise ConfigurationError(
-            f"worker {worker} finished no second exchange of the kind '{what}' while its link was "
-            "measured; raise --probe_seconds."
+            f"worker {worker} finished fewer than two exchanges of the kind '{what}' with the PS "
+            "while its link was measured; expected at least two. Raise --probe_seconds."
         )
     return _RoundMedians(
         exchange_seconds=_median(_exchange_seconds, rounds),

@@ -1,10 +1,11 @@
-"""Predicts the speed of compositions of policies on measured links, and proposes a composition.
+"""Predicts the speed of compositions of training policies on measured links; proposes one.
 
-`Predictor` simulates the PS and workers of a run on a virtual clock. The gradients are a few real
-gradients of the model's first steps, used repeatedly. Coding, decoding and applying of updates are
-real, and their time on this machine is measured. `CANDIDATES` are the compositions that an Advisor
-predicts. `trials` returns the candidates that do not contradict the user's flags. `propose` chooses
-a candidate, and `describe` returns the advice as text.
+`Predictor` simulates the PS and workers of a run on a virtual clock. The simulated workers push a
+few real gradients of the model's first training steps repeatedly. The simulation really encodes,
+decodes and applies the updates, and measures the time on this machine. `CANDIDATES` are the
+compositions of policies that an Advisor predicts. `trials` returns the candidate compositions that
+do not contradict the user's flags. `propose` chooses a candidate composition, and `describe`
+returns the advice as text.
 """
 
 from __future__ import annotations
@@ -51,24 +52,23 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, ModelSpec
 
 FLAGS = flags.FLAGS
-#: Number of different gradients in a `GradientPool`; few, because a large model's gradients need
-#: memory.
+#: Number of different gradients in a `GradientPool`. The number is small to save memory.
 _NUM_GRADIENTS = 8
 #: Least number of pushes of each worker in the simulation that measures the coding time.
 _PUSHES_TO_TIME = 6
-#: Longest wall-clock time for the prediction of one composition, in seconds.
+#: Longest wall-clock time for simulating one composition of policies, in seconds.
 _PATIENCE_SECONDS = 60.0
 _UNLIMITED = ShardSpeed(0.0, 0.0)
-#: If no composition is fast enough, the Advisor prefers a more exact composition to the fastest
-#: composition if the more exact composition is slower by at most this fraction.
+#: If no composition of policies is fast enough, the Advisor proposes the most exact composition
+#: that is slower than the fastest composition by at most this fraction.
 _ALIKE = 0.1
 
 
 class GradientPool:
-    """Stands in for a `Trainer`: returns stored gradients of the first training steps in a cycle.
+    """Replaces a `Trainer` in a simulation: returns stored gradients of first steps in a cycle.
 
     Attributes:
-        spec: Specification of the shared model.
+        spec: Specification (tensor names and shapes) of the shared model.
         weights: [num_parameters] float32 weights before the first step.
         statistics: [m] float32 moving statistics (of batch normalization) before the first step; m
             = 0 if the run does not average them.
@@ -82,21 +82,22 @@ class GradientPool:
         gradients: Sequence[Float32],
         samples: int,
     ) -> None:
-        """Store the gradients that `step` returns.
+        """Store the gradients that the method `step` returns.
 
         Args:
-            spec: Specification of the shared model.
+            spec: Specification (tensor names and shapes) of the shared model.
             weights: [num_parameters] float32 weights before the first step.
-            statistics: [m] float32 moving statistics before the first step.
-            gradients: At least one gradient, each [num_parameters] float32.
-            samples: Number of samples in a mini-batch.
+            statistics: [m] float32 moving statistics (of batch normalization) before the first
+                step.
+            gradients: One or more gradients of the model, each [num_parameters] float32.
+            samples: Number of training samples in a mini-batch.
         """
         self.spec, self.weights, self.statistics = spec, weights, statistics
         self._gradients, self._samples, self._number = list(gradients), samples, 0
 
     @classmethod
     def of_first_steps(cls, run: Run, trainer: Trainer, dataset: Dataset) -> GradientPool:
-        """Return a pool with the gradients of a few training steps on worker 1's examples."""
+        """Return a `GradientPool` with gradients of a few training steps on worker 1's examples."""
         shard, local = take_shards(run, dataset)[0], trainer.local_of(1)
         weights, statistics = aligned(len(trainer.weights)), trainer.statistics
         weights[:] = trainer.weights
@@ -115,7 +116,7 @@ class GradientPool:
     def step(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
     ) -> Step:
-        """Return a training step with a copy of the next stored gradient."""
+        """Return the result of a training step with a copy of the next stored gradient."""
         gradient = self._gradients[self._number % len(self._gradients)].copy()
         self._number += 1
         return Step(gradient, 1.0, self._samples, statistics, local)
@@ -123,17 +124,17 @@ class GradientPool:
 
 @dataclasses.dataclass(frozen=True)
 class ProgressPoint:
-    """Totals of a simulated run at one moment of its virtual time.
+    """Totals of a simulated training run at one moment of its virtual time.
 
     Attributes:
         seconds: Virtual time since the start of the run, in seconds.
-        core_seconds: CPU time that this process has used, in seconds.
+        core_seconds: CPU time that the simulating process has used until the moment, in seconds.
         updates: Number of updates that the PS has applied.
-        pushes: Number of pushes of all workers.
-        replies: Number of replies to all workers.
-        samples: Number of training samples that all workers have consumed.
-        bytes_up: Bytes that all workers have sent.
-        bytes_down: Bytes that all PS shards have sent to workers.
+        pushes: Number of updates that all workers together have pushed.
+        replies: Number of replies that the PS has sent to all workers together.
+        samples: Number of training samples that all workers together have consumed.
+        bytes_up: Number of bytes that all workers together have sent.
+        bytes_down: Number of bytes that all PS shards together have sent to workers.
     """
 
     seconds: float
@@ -147,7 +148,7 @@ class ProgressPoint:
 
 
 class Predictor:
-    """Simulates compositions of one run, and returns their predicted rates."""
+    """Simulates a run with different compositions of policies; returns the predicted rates."""
 
     def __init__(
         self,
@@ -157,32 +158,32 @@ class Predictor:
         pushes: int,
         server: ShardSpeed = _UNLIMITED,
     ) -> None:
-        """Store what all predictions of this run share.
+        """Store the arguments that all predictions of this training run share.
 
         Args:
             pool: Source of the simulated workers' gradients.
-            dataset: Data set with at least the training part.
+            dataset: Data set with training examples; test examples are not necessary.
             bodies: Kernels that perform the policies' array operations.
-            pushes: Number of pushes of each worker in a simulation. The first half is not counted,
-                because the rates are not yet steady.
-            server: Speed of each PS shard; by default unlimited.
+            pushes: Number of pushes of each worker in a simulation. The first half of the pushes is
+                not counted, because the rates are not yet steady.
+            server: Emulated speed of each PS shard; by default unlimited.
         """
         self._pool, self._dataset, self._bodies, self._pushes = pool, dataset, bodies, pushes
         self._server = server
 
     def coding_seconds(self, run: Run) -> float:
-        """Return this machine's time to code and apply one exchange's update, in seconds."""
+        """Return the time on this machine to encode, decode and apply one update, in seconds."""
         links = [WorkerLink(number, 0.1, 0.0, 0.0, 0.0, 0) for number in _numbers(run)]
         first, last = self._play(run, links, 0.0, max(_PUSHES_TO_TIME, 16 // run.nb_workers))
         return (last.core_seconds - first.core_seconds) / max(1, last.pushes - first.pushes)
 
     def predict(self, run: Run, links: Sequence[WorkerLink], coding_seconds: float) -> Prediction:
-        """Return the predicted updates, samples and bytes of a run with the given links.
+        """Return predicted updates and samples per second, and bytes per message, for given links.
 
         Args:
-            run: Settings of the run.
-            links: Device and link of every worker, in order of worker id.
-            coding_seconds: Coding time of one exchange, in seconds.
+            run: Settings of the simulated training run.
+            links: Measured step time and link of every worker, in order of worker id.
+            coding_seconds: Time to encode, decode and apply one update, in seconds.
         """
         first, last = self._play(run, links, coding_seconds, self._pushes)
         seconds = last.seconds - first.seconds
@@ -198,7 +199,7 @@ class Predictor:
     def _play(
         self, run: Run, links: Sequence[WorkerLink], coding_seconds: float, pushes: int
     ) -> tuple[ProgressPoint, ProgressPoint]:
-        """Simulate a run; return its totals after half of the pushes and after all pushes."""
+        """Simulate a training run; return its totals after half of its pushes and after all."""
         run = dataclasses.replace(run, iter_max=2**31 - 2, epochs=None, max_seconds=None)
         devices = [_device(link, coding_seconds) for link in links]
         simulation = Simulation(
@@ -213,14 +214,15 @@ class Predictor:
         simulation.play(watch.look, lambda: len(watch.marks) == 2)
         if len(watch.marks) < 2:
             raise ConfigurationError(
-                f"--method={run.method.name} ended before its second exchange in a simulation with "
-                "measured gradients; lower --learning_rate."
+                f"--method={run.method.name} ended before its second exchange with the PS when "
+                "the Advisor simulated it with measured gradients; expected at least two "
+                "exchanges. Lower --learning_rate."
             )
         return watch.marks[0], watch.marks[1]
 
 
 class _Watch:
-    """Records a simulation's totals at two moments, between which the rates are computed."""
+    """Records the totals of a simulated run at two moments, between which rates are computed."""
 
     def __init__(self, simulation: Simulation, pushes: int) -> None:
         self.marks: list[ProgressPoint] = []
@@ -231,7 +233,7 @@ class _Watch:
         self._deadline = time.monotonic() + _PATIENCE_SECONDS
 
     def look(self, now: float) -> None:
-        """Record the totals after a new update if the workers have pushed often enough."""
+        """Record the simulated run's totals after an update, if enough pushes or time passed."""
         if self._core.version == self._version or len(self.marks) == 2:
             return
         self._version = self._core.version
@@ -259,7 +261,7 @@ def _numbers(run: Run) -> range:
 
 
 def _device(link: WorkerLink, coding_seconds: float) -> EmulatedDevice:
-    """Return an emulated device that delays each direction by half of round trip and coding."""
+    """Return an emulated device that delays each way by half the round-trip and coding time."""
     one_way = (link.round_trip_seconds + coding_seconds) / 2
     return EmulatedDevice(Link(link.up_mbps, 1e3 * one_way), 1.0, 0.0)
 
@@ -299,14 +301,14 @@ def _set_down_links(
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One composition of policies that an Advisor may propose; an entry of CANDIDATES.
+    """One composition of training policies that an Advisor may propose; an entry of CANDIDATES.
 
     Attributes:
-        flags: Flags that select the composition.
-        settled: Additional flags for the prediction of a run after its start, for example without
-            warm-up; empty if the run starts as it continues.
-        most_local_steps: Largest number of local steps per round that the Advisor may choose by the
-            measured links; 0 if the composition has no number of local steps to choose.
+        flags: Flags that select the composition of policies.
+        settled: Additional flags for predicting the run after its warm-up, for example
+            --warmup_epochs=0; empty if the composition has no warm-up.
+        most_local_steps: Largest number of local steps per round that the Advisor may choose for
+            the measured links; 0 if the composition has no adjustable number of local steps.
     """
 
     flags: tuple[str, ...]
@@ -321,15 +323,15 @@ def _sparse(method: str, rate: str, value_dtype: str, *settled: str) -> Candidat
     )
 
 
-#: Maximum number of local steps in a proposed round: with longer rounds most runs have too few
+#: Maximum number of local steps per round in a proposal: with longer rounds most runs have too few
 #: rounds to converge.
 _MOST_STEPS = 100
-#: Compositions that the Advisor predicts, from exact to lossy: exact updates in lockstep; exact
-#: updates with growing staleness; local steps; rounded values; fewer and fewer entries. Among
-#: sparse methods of one compression rate come first dgs and dgc, which send the unsent entries in
-#: later rounds, with momentum; then gd, which sends the unsent entries in later rounds without
-#: momentum; then adacomp, which drops the unsent entries. The last candidate sends few entries of
-#: few bits after many local steps.
+#: Compositions of policies that the Advisor simulates, from exact to lossy: exact updates in
+#: lockstep, exact updates with growing staleness, local steps, rounded values, then sparse updates
+#: with fewer and fewer entries. Sparse methods of one compression rate have this order: dgs and
+#: dgc, which send unsent entries in later rounds with momentum, gd, which sends unsent entries in
+#: later rounds without momentum, adacomp, which drops unsent entries. The last composition sends
+#: few entries of few bits after many local steps.
 CANDIDATES = (
     Candidate(("--method=bsp",)),
     Candidate(("--method=ssp", "--staleness_bound=3")),
@@ -356,17 +358,16 @@ CANDIDATES = (
 
 @dataclasses.dataclass(frozen=True)
 class RunnableCandidate:
-    """A candidate composition that does not contradict the user's flags.
+    """A candidate composition of policies that does not contradict the user's flags.
 
     Attributes:
-        candidate: The candidate composition with its flags.
-        run: Settings of a run with this composition, at its start.
-        settled: Settings of the run after its start (for example after a warm-up), for the
-            prediction.
-        local_steps: Smallest and largest number of local steps that the Advisor may choose; (0, 0)
-            if the number is fixed.
-        with_steps: Called with a number of local steps; returns the candidate with this number.
-            None if the number is fixed.
+        candidate: The composition of policies, as flags.
+        run: Settings of a training run with this composition of policies, at the run's start.
+        settled: Settings for predicting the training run after its warm-up.
+        local_steps: Smallest and largest number of local steps per round that the Advisor may
+            choose; (0, 0) if the number is fixed.
+        with_steps: Function that returns this candidate with a given number of local steps per
+            round; None if the number is fixed.
     """
 
     candidate: Candidate
@@ -382,17 +383,18 @@ def trials(
     given: flags.FlagValues = FLAGS,
     server_optimizer: str | None = None,
 ) -> tuple[list[RunnableCandidate], list[Excluded]]:
-    """Return the candidates that fit the user's flags, and the excluded candidates with reasons.
+    """Return the compositions that fit the user's flags, and the excluded ones with reasons.
 
     Args:
-        folder: Run directory that the candidates' settings name.
-        candidates: Candidate compositions, from exact to lossy.
-        given: Flags of the command line; a candidate never changes a given flag.
-        server_optimizer: Value of --server_optimizer for methods that push gradients of a script;
-            None for the value of the flag.
+        folder: Run directory in the settings of the returned candidate compositions.
+        candidates: Compositions of policies to consider, from exact to lossy.
+        given: Flags of the command line. A candidate composition never changes a flag that the user
+            gave.
+        server_optimizer: Value of --server_optimizer for methods whose workers push a script's
+            gradients; None to keep the user's value.
 
     Raises:
-        ConfigurationError: Every candidate contradicts the user's flags.
+        ConfigurationError: Every candidate composition contradicts the user's flags.
     """
 
     def made(candidate: Candidate) -> RunnableCandidate:
@@ -429,17 +431,18 @@ def trials(
             left_out.append(Excluded(list(candidate.flags), " ".join(str(error).split())[:900]))
     if not runnable:
         raise ConfigurationError(
-            "no composition in the Advisor's list fits the given flags, which the Advisor does not "
-            f"change: {left_out[0].flags[0]}: {left_out[0].why}; leave some flags out."
+            "no composition of policies in the Advisor's list fits the given flags, which the "
+            "Advisor does not change; leave some flags out. The first composition, "
+            f"{left_out[0].flags[0]}, does not fit: {left_out[0].why}"
         )
     return runnable, left_out
 
 
 def compose(extra: tuple[str, ...], folder: pathlib.Path, given: flags.FlagValues = FLAGS) -> Run:
-    """Return the settings of a run with the given flags plus `extra` flags.
+    """Return the settings of a training run with the user's flags plus the `extra` flags.
 
     Raises:
-        ConfigurationError: The flags contradict each other.
+        ConfigurationError: The user's flags and the `extra` flags contradict each other.
     """
     changed = copy.deepcopy(given)
     try:
@@ -450,7 +453,7 @@ def compose(extra: tuple[str, ...], folder: pathlib.Path, given: flags.FlagValue
 
 
 def _refuse_contradiction(candidate: Candidate, given: flags.FlagValues) -> None:
-    """Reject a candidate that contradicts a given flag: the Advisor does not change given flags."""
+    """Reject a candidate composition that contradicts a flag that the user gave."""
     for flag in candidate.flags:
         name = flag.removeprefix("--").partition("=")[0]
         if not given[name].present:
@@ -465,17 +468,17 @@ def _refuse_contradiction(candidate: Candidate, given: flags.FlagValues) -> None
 
 
 def ideal_samples_per_second(links: Sequence[WorkerLink], batch_size: int) -> float:
-    """Return the total samples per second of all workers if they never exchanged."""
+    """Return the samples per second of all workers together, if workers never communicated."""
     return sum(batch_size / link.step_seconds for link in links)
 
 
 def propose(predicted: Sequence[Predicted], ideal: float, rate: float) -> tuple[int, bool]:
-    """Choose the composition to propose from the predictions.
+    """Choose the composition of policies to propose, from the predicted rates.
 
     Args:
-        predicted: Predictions of at least one composition, from exact to lossy.
-        ideal: Total rate of the workers without exchanges, in samples per second.
-        rate: Share of `ideal`, from 0.01 to 1, that is fast enough.
+        predicted: Predicted rates of one or more compositions of policies, from exact to lossy.
+        ideal: Total rate of the workers without communication, in samples per second.
+        rate: Share of the rate `ideal`, from 0.01 to 1, that is fast enough for a composition.
 
     Returns:
         The index of the first composition that is fast enough, and True. If no composition is fast
@@ -493,7 +496,7 @@ def propose(predicted: Sequence[Predicted], ideal: float, rate: float) -> tuple[
 
 
 def command_of(advice: Recommendation, path: pathlib.Path) -> str:
-    """Return the proposed command line, with --advice=`path` unless it runs a script."""
+    """Return the proposed command line; it has --advice=`path` if the model comes from flags."""
     if advice.script:
         proposed = advice.predicted[advice.proposal].flags
         return shlex.join(["thinwire", "run", *advice.given, *proposed, *advice.script])
@@ -502,7 +505,7 @@ def command_of(advice: Recommendation, path: pathlib.Path) -> str:
 
 
 def describe(advice: Recommendation, path: pathlib.Path) -> str:
-    """Return the whole advice as text; `path` is the file that stores the advice."""
+    """Return the Advisor's whole output as text; `path` is the file that stores the advice."""
     lines = [*_lines(advice), "", *_seen_costs(advice), "", *_verdict(advice)]
     return "\n".join([*lines, command_of(advice, path)]) + "\n"
 

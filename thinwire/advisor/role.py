@@ -28,16 +28,16 @@ from thinwire.worker import flags as worker_flags
 from thinwire.worker.role import limit_threads
 
 FLAGS = flags.FLAGS
-_LONGEST_FLAG = 1000  # maximum number of characters of a text in advice.json
-#: Names of flags of the Advisor's command line that the proposed command line omits.
+_LONGEST_FLAG = 1000  # maximum number of characters of a flag in advice.json
+#: Names of the flags of the Advisor's command line that the proposed command line omits.
 _NOT_OF_THE_RUN = ("type_node", "flagfile", "overwrite", "resume", "advice", *advisor_flags.NAMES)
 
 
 class Subject(Protocol):
-    """The model on which the Advisor advises: a model from flags, or a script's model.
+    """The model for which the Advisor proposes policies: a model from flags, or a script's model.
 
     Attributes:
-        script: Path and arguments of the script; empty for a model from flags.
+        script: Path and arguments of the user's training script; empty for a model from flags.
         server_optimizer: Value of --server_optimizer for methods that push gradients of a script;
             None for the value of the flag.
     """
@@ -46,55 +46,55 @@ class Subject(Protocol):
     server_optimizer: str | None
 
     def prepare(self, run: Run, folder: pathlib.Path) -> Run:
-        """Measure the subject's model; return the settings of the run that measures the links."""
+        """Measure the model's step time; return the settings of the run that measures the links."""
 
     def predictor(self, run: Run, pushes: int) -> Predictor:
-        """Return the predictor that simulates compositions of the run."""
+        """Return the predictor that simulates the planned run with different compositions."""
 
     def parts_of_batch(self, run: Run) -> int:
-        """Return how many workers divide one measured batch; 1 if each worker has its own batch."""
+        """Return the number of workers that divide one measured batch; 1 if none is divided."""
 
 
 class _ModelSubject:
-    """A subject of advice: the model and data set that flags name."""
+    """The model and data set that flags name, as subject of the Advisor."""
 
     def __init__(self) -> None:
         self.script: list[str] = []
         self.server_optimizer: str | None = None
 
     def prepare(self, run: Run, folder: pathlib.Path) -> Run:
-        """Return the unchanged run: a model from flags needs no measurement."""
+        """Return the settings of the run unchanged: a model from flags needs no measurement."""
         return run
 
     def predictor(self, run: Run, pushes: int) -> Predictor:
-        """Train a few steps to get gradients; return a predictor with these gradients."""
+        """Train a few steps; return a predictor that simulates runs with the steps' gradients."""
         return _predictor(run, pushes)
 
     def parts_of_batch(self, run: Run) -> int:
-        """Return 1, because --batch_size is the batch size of each single worker."""
+        """Return 1 part, because --batch_size is the batch size of each single worker."""
         return 1
 
 
 def main(run: Run) -> int:
-    """Propose a composition for the model that flags name; return the exit code.
+    """Propose a composition of policies for the model that flags name; return the exit code.
 
     Raises:
-        ConfigurationError: Flags, data or model contradict each other, every composition
-            contradicts the flags, or the links were not measured in time.
+        ConfigurationError: Flags, data or model contradict each other, every composition of
+            policies contradicts the flags, or the links were not measured in time.
     """
     return advise(run, _ModelSubject())
 
 
 def advise(run: Run, subject: Subject) -> int:
-    """Measure links, predict compositions, and print the proposed one; return the exit code.
+    """Measure links, predict the speed of compositions, print a proposal; return the exit code.
 
     Args:
-        run: Settings of the planned run.
-        subject: Model on which the Advisor advises.
+        run: Settings of the planned training run.
+        subject: Model for which the Advisor proposes a composition of policies.
 
     Raises:
-        ConfigurationError: Flags, data or model contradict each other, every composition
-            contradicts the flags, or the links were not measured in time.
+        ConfigurationError: Flags, data or model contradict each other, every composition of
+            policies contradicts the flags, or the links were not measured in time.
     """
     settings, path = advisor_flags.read(), run.run_dir / predictions.ADVICE_FILE
     run_flags = given_flags(_NOT_OF_THE_RUN)
@@ -109,7 +109,10 @@ def advise(run: Run, subject: Subject) -> int:
     try:
         measured = _measure(run, predictor, settings.probe_seconds)
     except ProbeFailed as failure:
-        logging.error("the links were not measured; logs of the measuring runs: %s", folder)
+        logging.error(
+            "the Advisor could not measure the links; the logs of the measuring runs are in %s",
+            folder,
+        )
         return int(failure.args[0])
     rows = [
         _predict(predictor, trial, measured, subject.parts_of_batch(trial.run), settings.rate)
@@ -135,12 +138,13 @@ def advise(run: Run, subject: Subject) -> int:
 
 
 def _refuse_long(given: list[str]) -> None:
-    """Reject flags that are too long for the advice document, before the measurement."""
+    """Reject flags that are too long for the file advice.json, before the measurement."""
     for flag in given:
         if len(flag) > _LONGEST_FLAG:
             raise ConfigurationError(
-                f"{flag[:40]}... has {len(flag)} characters; the Advisor stores flags of at most "
-                f"{_LONGEST_FLAG}. Give one value for all workers, or reduce --nb_workers."
+                f"the flag {flag[:40]}... has {len(flag)} characters; the Advisor stores flags of "
+                f"at most {_LONGEST_FLAG} characters. Give one value for all workers, or reduce "
+                "--nb_workers."
             )
 
 
@@ -148,17 +152,20 @@ def _repeat(path: Any, given: list[str], script: list[str]) -> int:
     """Print the stored advice of an earlier Advisor with equal flags; return the exit code.
 
     Raises:
-        ConfigurationError: The stored advice is for other flags or another script than the given
-            ones.
+        ConfigurationError: The stored advice is for other flags or another script than this
+            Advisor's.
     """
     advice = predictions.load(path)
     stored, current = [*advice.given, *advice.script], [*given, *script]
     if stored != current:
         raise ConfigurationError(
-            f"{path} is advice for {' '.join(stored)}, and this is for {' '.join(current)}; give "
-            "--overwrite, or choose another --run_dir."
+            f"the advice in {path} is for the flags {' '.join(stored)}, but this command has the "
+            f"flags {' '.join(current)}; give --overwrite, or choose another --run_dir."
         )
-    logging.info("printing stored advice; --overwrite measures again")
+    logging.info(
+        "printing the advice that is stored in --run_dir; give --overwrite to measure the links "
+        "again"
+    )
     sys.stdout.write(predict.describe(advice, path))
     return EXIT_DONE
 
@@ -175,7 +182,7 @@ def _predictor(run: Run, pushes: int) -> Predictor:
 
 
 def _measure(run: Run, predictor: Predictor, seconds: float) -> list[predictions.WorkerLink]:
-    """Measure every worker's device and link with two probes (short real runs)."""
+    """Measure every worker's step time and link with two probes (short real training runs)."""
     folder = run.run_dir / "advice"
     coding = measure.CodingCosts(
         dense=predictor.coding_seconds(measure.composition(measure.DENSE, folder)),
@@ -196,10 +203,10 @@ def _predict(
     parts: int,
     rate: float,
 ) -> predictions.Predicted:
-    """Predict the rates of one composition, and choose its number of local steps.
+    """Predict the rates of one composition of policies; choose its number of local steps.
 
-    The prediction assumes that a step on 1 / `parts` of the measured batch takes 1 / `parts` of the
-    measured time.
+    The prediction assumes that a training step on 1 / `parts` of the measured batch takes 1 /
+    `parts` of the measured time.
     """
     coding_seconds = predictor.coding_seconds(trial.settled)
     links = [dataclasses.replace(link, step_seconds=link.step_seconds / parts) for link in measured]

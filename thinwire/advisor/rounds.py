@@ -1,4 +1,4 @@
-"""Chooses the number of local steps in a round so that the exchange takes a small part of it."""
+"""Chooses a number of local steps per round, so that exchanges take a small part of the time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PLAYED_STEPS = 2
 
 @dataclasses.dataclass(frozen=True)
 class RoundCosts:
-    """Times of the parts of a round that ends when the slowest worker has pushed.
+    """Exchange time and step time of a training round that ends with the slowest worker's push.
 
     Attributes:
-        exchange_seconds: Time of a round without its local steps, in seconds.
-        step_seconds: Time of one local step of the slowest worker with the optimizer's work, in
+        exchange_seconds: Time of a training round without its local steps, in seconds.
+        step_seconds: Time of one local step (gradient and optimizer) of the slowest worker, in
             seconds.
     """
 
@@ -27,11 +27,11 @@ class RoundCosts:
 
     @classmethod
     def of(cls, played: Prediction, step_seconds: float, stepping_seconds: float) -> RoundCosts:
-        """Return the costs of simulated rounds of `PLAYED_STEPS` local steps.
+        """Return the times of simulated training rounds of `PLAYED_STEPS` local steps.
 
         Args:
-            played: Predicted rates of the simulated rounds. Their exchange time includes the local
-                optimizer's work.
+            played: Predicted rates of training rounds of `PLAYED_STEPS` local steps. The simulated
+                exchange time includes the local optimizer's work.
             step_seconds: Time that the slowest worker needs for the gradient of a mini-batch, in
                 seconds.
             stepping_seconds: Time that the local optimizer needs per step, in seconds.
@@ -40,12 +40,13 @@ class RoundCosts:
         return cls(max(0.0, 1 / played.updates_per_second - PLAYED_STEPS * step), step)
 
     def steps_for(self, rate: float, least: int, most: int) -> int:
-        """Return the smallest number of local steps that take at least the share `rate` of a round.
+        """Return the smallest number of local steps that take the share `rate` of a round's time.
 
         Args:
-            rate: Share of a round's time that the local steps must take at least, up to 1.
-            least: Smallest number of steps to return.
-            most: Largest number of steps to return, even if their share is below `rate`.
+            rate: Smallest share, up to 1, of a round's time that the local steps must take.
+            least: Smallest number of local steps to return.
+            most: Largest number of local steps to return, even if they take less than the share
+                `rate`.
 
         >>> RoundCosts(4.0, 0.1).steps_for(0.8, 2, 500)
         160
@@ -56,7 +57,7 @@ class RoundCosts:
         return min(max(least, sufficient), most)
 
     def stretched(self, played: Prediction, steps: int) -> Prediction:
-        """Return the rates of rounds with `steps` local steps; bytes per message stay the same."""
+        """Return the rates of `played`, converted to rounds of `steps` local steps."""
         rounds = 1 / (self.exchange_seconds + steps * self.step_seconds)
         growth = steps / PLAYED_STEPS * rounds / played.updates_per_second
         return dataclasses.replace(

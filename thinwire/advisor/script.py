@@ -1,8 +1,9 @@
-"""Proposes a composition of policies for a user's script, by measuring the script's model.
+"""Proposes a composition of policies for a user's training script by measuring its model.
 
-The script runs alone until `fit` has measured a few steps (`thinwire.script.keras.measure`). Real
-processes then measure the links: they train a stand-in model with tensors of the same shapes and
-the same step time. Predictions use the script's gradients.
+The user's script runs on one worker until `fit` has measured a few steps
+(`thinwire.script.keras.measure`). Then real nodes measure the links while they train a stand-in
+model, whose tensor shapes and step time equal the tensor shapes and step time of the script's
+model. Predictions use the gradients of the user's script.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from thinwire.runtime.run.settings import Run
 FLAGS = flags.FLAGS
 _MEASURED = "script.npz"
 _STAND_IN = pathlib.Path(__file__).with_name("stand_in.py")
-#: Time limit of measuring a script, in seconds; long, because a script loads data and builds its
-#: model first.
+#: Time limit for measuring a script, in seconds. The limit is long, because a script first loads
+#: data and builds its model.
 _PATIENCE_SECONDS = 600.0
-_LAST_LINES = 5  # number of lines of the script's output in the error message
+_LAST_LINES = 5  # number of lines of a failed script's output that the error message quotes
 #: Names of flags that emulate a slower device. The Advisor accepts these flags for a script,
 #: although `thinwire run` rejects them.
 _OF_DEVICES = ("step_seconds", "slowdown")
 
 
 def complete_flags(script: Sequence[str]) -> list[str]:
-    """Set --run_dir by the script's name before flags are read; return the script and arguments.
+    """Set --run_dir by the script's name before flags are read; return script and arguments.
 
     Raises:
         ConfigurationError: The script does not exist, or a flag has no effect on a script's run.
@@ -58,22 +59,22 @@ def complete_flags(script: Sequence[str]) -> list[str]:
 
 
 def main(run: Run, script: Sequence[str]) -> int:
-    """Propose a composition for a script; return the exit code.
+    """Propose a composition of policies for a user's training script; return the exit code.
 
     Args:
-        run: Settings of the planned run. The model, data and batch size come from the script
-            instead.
-        script: Path and arguments of the script.
+        run: Settings of the planned training run. The model, data and batch size come from the
+            script.
+        script: Path and arguments of the user's training script.
 
     Raises:
         ConfigurationError: The script does not train by `fit` of a distributed model, every
-            composition contradicts the flags, or the links were not measured in time.
+            composition of policies contradicts the flags, or the links were not measured in time.
     """
     return role.advise(run, _ScriptSubject(script))
 
 
 class _ScriptSubject:
-    """A subject of advice (`role.Subject`): the model that a user's script trains."""
+    """The model that a user's script trains, as subject of the Advisor (`role.Subject`)."""
 
     def __init__(self, script: Sequence[str]) -> None:
         self.script = list(script)
@@ -81,7 +82,7 @@ class _ScriptSubject:
         self._measured: MeasuredModel | None = None
 
     def prepare(self, run: Run, folder: pathlib.Path) -> Run:
-        """Measure the script; return the run's settings with a stand-in for the script's model."""
+        """Measure the script's model; return the run's settings with a stand-in for the model."""
         measured = measure(run, self.script, folder)
         self._measured = measured
         self.server_optimizer = _server_optimizer(measured.optimizer)
@@ -95,10 +96,10 @@ class _ScriptSubject:
         return read_run()
 
     def predictor(self, run: Run, pushes: int) -> Predictor:
-        """Return a predictor that simulates runs with the script's measured gradients."""
+        """Return a predictor that simulates training runs with the script's measured gradients."""
         measured = self._measured
         if measured is None:
-            raise RuntimeError("the script has not been measured")
+            raise RuntimeError("the Advisor has not measured the script's steps yet")
         pool = GradientPool(
             measured.spec,
             measured.weights,
@@ -112,21 +113,22 @@ class _ScriptSubject:
         return Predictor(pool, dataset, load_kernels(run.kernels, on_gpu=has_gpu(run)), pushes)
 
     def parts_of_batch(self, run: Run) -> int:
-        """Return the number of workers if they divide the script's batch; 1 if each has a batch."""
+        """Return the number of workers if they divide the script's batches; else 1."""
         return run.nb_workers if _divides_batch(run) else 1
 
 
 def _divides_batch(run: Run) -> bool:
-    """Return True if workers divide the script's batch, as `thinwire.script.keras.place` does."""
+    """Return True if workers divide each batch of the script, False if each gets whole batches."""
     usual = "global" if run.method.steps_together and run.data.shard == "auto" else "worker"
     return (run.data.batch or usual) == "global"
 
 
 def measure(run: Run, script: Sequence[str], folder: pathlib.Path) -> MeasuredModel:
-    """Run a script until its `fit` has measured a few steps.
+    """Run a user's script until its `fit` has measured a few training steps.
 
     Raises:
-        ConfigurationError: The script ended, or reached the time limit, before the measurement.
+        ConfigurationError: The user's script ended, or reached the time limit, before the
+            measurement.
     """
     path = (folder / _MEASURED).resolve()
     path.unlink(missing_ok=True)
@@ -150,25 +152,25 @@ def measure(run: Run, script: Sequence[str], folder: pathlib.Path) -> MeasuredMo
         output = f"{done.stdout}\n{done.stderr}"
     except subprocess.TimeoutExpired as error:
         raise ConfigurationError(
-            f"{name} ran no steps of fit within {_PATIENCE_SECONDS:g} s; reduce the script's data, "
-            "for example by an argument of the script."
+            f"script {name} ran no steps of fit within {_PATIENCE_SECONDS:g} s; reduce the "
+            "script's data, for example by an argument of the script."
         ) from error
     finally:
-        # The ended script leaves its folder of settings
+        # The script, which has ended, leaves its folder of settings
         shutil.rmtree(folder / "settings", ignore_errors=True)
     try:
         return load(path)
     except (OSError, ValueError) as error:
         lines = [line for line in output.splitlines() if line.strip()][-_LAST_LINES:]
         raise ConfigurationError(
-            f"{name} ended with code {done.returncode} before its fit could be measured: "
-            f"{' / '.join(lines)[-800:] or 'it wrote nothing'}. Expected a script that calls "
-            "thinwire.distribute(model) and then model.fit(...)."
+            f"script {name} ended with exit code {done.returncode} before its fit could be "
+            f"measured; its last output: {' / '.join(lines)[-800:] or 'it wrote nothing'}. "
+            "Expected a script that calls thinwire.distribute(model) and then model.fit(...)."
         ) from error
 
 
 def write_stand_in(found: MeasuredModel, nb_workers: int, folder: pathlib.Path) -> pathlib.Path:
-    """Write a model file whose tensors have the measured model's shapes; return the file's path."""
+    """Write a Python file of a model with the measured model's tensor shapes; return its path."""
     path = (folder / _STAND_IN.name).resolve()
     shapes = [list(tensor.shape) for tensor in found.spec.tensors]
     examples = _num_examples(found, nb_workers)
@@ -177,7 +179,7 @@ def write_stand_in(found: MeasuredModel, nb_workers: int, folder: pathlib.Path) 
 
 
 def describe(found: MeasuredModel) -> str:
-    """Return the measured model and step time as one line of text."""
+    """Return the measured model's size and step time as one line of text."""
     megabytes = 4e-6 * found.spec.num_parameters
     embeddings = f", {found.embedding_share:.0%} of it embeddings" if found.embedding_share else ""
     return (
@@ -193,5 +195,5 @@ def _num_examples(found: MeasuredModel, nb_workers: int) -> int:
 
 
 def _server_optimizer(name: str) -> str | None:
-    """Return a --server_optimizer that changes as many weights per update; None for plain SGD."""
+    """Return a --server_optimizer for a script's optimizer: "adam", or None for Keras's SGD."""
     return None if name == "SGD" else "adam"

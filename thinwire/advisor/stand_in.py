@@ -1,7 +1,7 @@
-"""Model that replaces a script's model while links are measured: same shapes, little computation.
+"""Model with a script model's tensor shapes and little computation, to measure links.
 
-`thinwire.advisor.script` writes a copy of this file, with the tensor shapes of the script's model
-appended.
+`thinwire.advisor.script` writes a copy of this file and appends the tensor shapes of the script's
+model.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ EXAMPLES = 1  # number of examples in the training set
 
 
 class StandInTensors(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """A layer that holds all tensors of the model. The tensors' gradients are constant noise."""
+    """A Keras layer that holds all tensors of the model; their gradients are constant noise."""
 
     def build(self, input_shape: Any) -> None:
-        """Create the tensors and their constant gradients."""
+        """Create the layer's tensors and their constant gradients."""
         generator = np.random.default_rng(1)
         self.tensors = [self.add_weight(shape=shape, initializer="zeros") for shape in SHAPES]
         self.factors = [generator.normal(0, 1e-3, shape).astype(np.float32) for shape in SHAPES]
 
     def call(self, inputs: Any) -> Any:
-        """Return outputs [N, 2] float32 that are equal for all inputs."""
+        """Return the layer's outputs [N, 2] float32, which are equal for all inputs."""
         parts = zip(self.tensors, self.factors, strict=True)
         return inputs * 0 + sum(keras.ops.sum(tensor * factor) for tensor, factor in parts)
 
 
 def first_output(labels: Any, outputs: Any) -> Any:
-    """Return the loss [N] float32; the loss is linear, so its gradient is constant."""
+    """Return the loss [N] float32, which is linear in the outputs, so its gradient is constant."""
     return outputs[:, 0]
 
 
@@ -43,6 +43,6 @@ def build_model() -> keras.Model:
 
 
 def load_data() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return training and test examples whose inputs and labels are zeros."""
+    """Return training and test examples whose inputs and labels are all zero."""
     inputs, labels = np.zeros((EXAMPLES, 2), np.float32), np.zeros(EXAMPLES, np.int32)
     return (inputs, labels), (inputs[:2], labels[:2])

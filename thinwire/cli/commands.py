@@ -2,8 +2,8 @@
 
 In a checkout, ``thinwire ps --flag=value`` equals ``python main.py --type_node=PS --flag=value``:
 both commands run one node (`thinwire.cli.node`) in the given role. A subcommand's modules are
-imported only when the subcommand runs, so that ``--help`` is instant, and the subcommands
-``report`` and ``certificates`` work without TensorFlow.
+imported only when the subcommand runs. So ``--help`` is instant, and the subcommands ``report`` and
+``certificates`` work without TensorFlow.
 """
 
 from __future__ import annotations
@@ -17,29 +17,39 @@ from thinwire.runtime.run.quiet import configure_libraries
 from thinwire.runtime.run.signals import handle_first_signals
 from thinwire.runtime.run.streams import standard_streams
 
-#: Subcommand -> role of the node that it runs (a value of --type_node), and its line of help.
+#: Subcommand -> role of the node (a value of --type_node) that the subcommand runs, and the
+#: subcommand's line of help.
 ROLES = {
-    "ps": ("PS", "serve one shard of the model to workers"),
-    "worker": ("Worker", "compute gradients and exchange them with the PS"),
-    "supervisor": ("Supervisor", "evaluate a run, show its progress and write its report"),
-    "cluster": ("Cluster", "start all nodes of a run, here or over ssh or Ray"),
-    "standalone": ("Standalone", "train on this device alone, as the reference"),
+    "ps": ("PS", "run a parameter server (PS), which serves one shard of the model to workers"),
+    "worker": ("Worker", "run a worker, which computes gradients and exchanges them with the PS"),
+    "supervisor": (
+        "Supervisor",
+        "run a Supervisor, which evaluates a run, shows its progress and writes its report",
+    ),
+    "cluster": ("Cluster", "start all nodes of a run on this machine, over ssh or on Ray"),
+    "standalone": (
+        "Standalone",
+        "train on this device alone, as the reference for distributed runs",
+    ),
     "simulate": ("Simulator", "simulate a whole run on a virtual clock"),
-    "advise": ("Advisor", "measure the links and propose a method"),
+    "advise": ("Advisor", "measure the network links and propose a training method"),
 }
-#: Subcommand of a tool -> module whose `main(arguments)` runs the tool, and its line of help.
+#: Subcommand of a tool -> module whose `main(arguments)` runs the tool, and the subcommand's line
+#: of help.
 TOOLS = {
-    "report": ("thinwire.supervisor.report.__main__", "compare finished runs on one page"),
+    "report": ("thinwire.supervisor.report.__main__", "write a page that compares finished runs"),
     "certificates": ("thinwire.proto.security.certificates", "write the TLS certificates of a run"),
     "status": ("thinwire.tools.status", "show the progress of a run, and its live nodes"),
     "stop": ("thinwire.tools.stop", "end a run gracefully"),
     "doctor": ("thinwire.tools.doctor", "check this machine, hosts and links before a run"),
-    "health": ("thinwire.tools.health", "show whether a PS accepts work"),
+    "health": ("thinwire.tools.health", "show whether a PS accepts requests"),
     "manifests": ("thinwire.tools.manifests", "write the Kubernetes objects of a run"),
     "version": ("thinwire.tools.versions", "show the versions of Thinwire and its libraries"),
 }
 #: Subcommand that runs a user's script -> role of the node that it runs, and its line of help.
-RUN = {"run": ("Cluster", "run a Keras script on several workers, here or over ssh or Ray")}
+RUN = {
+    "run": ("Cluster", "run a Keras script on several workers, on this machine, over ssh or on Ray")
+}
 COMMANDS = RUN | ROLES | TOOLS
 _EXIT_DONE, _EXIT_BAD_FLAG = 0, 1
 
@@ -71,12 +81,14 @@ def _run(command: str, rest: list[str]) -> NoReturn:
         command = "version"
     if command in RUN:
         _play(f"thinwire {command}", rest, RUN[command][0], runs_script=True)
-    if command.startswith("-"):  # flags with --type_node: a Cluster starts its nodes like this
+    # A Cluster starts its nodes with --type_node instead of a subcommand.
+    if command.startswith("-"):
         _play(sys.argv[0], [command, *rest])
     if command in ROLES:
         _play(f"thinwire {command}", rest, ROLES[command][0])
     if command in TOOLS:
-        configure_libraries(tensorflow_log_level=3)  # gRPC would log each failed call
+        # By default, gRPC would log each failed call.
+        configure_libraries(tensorflow_log_level=3)
         sys.exit(importlib.import_module(TOOLS[command][0]).main(rest))
     sys.stderr.write(f"{_unknown(command)}\n")
     sys.exit(_EXIT_BAD_FLAG)

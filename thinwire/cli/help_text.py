@@ -1,7 +1,7 @@
 """The text of ``--help`` and ``--helpfull``: the command-line flags, grouped by topic.
 
-``--help`` lists the flags that a role uses, without the advanced flags. ``--helpfull`` lists every
-flag of every role.
+``--help`` lists the command-line flags that a role uses, without the advanced flags. ``--helpfull``
+lists every command-line flag of every role.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from thinwire.simulator import flags as simulator_flags
 from thinwire.supervisor import flags as supervisor_flags
 from thinwire.worker import flags as worker_flags
 
-#: Names of the roles: the values of --type_node.
+#: Names of the roles of nodes, which are the values of --type_node.
 ROLES = ("PS", "Worker", "Supervisor", "Cluster", "Standalone", "Simulator", "Advisor")
 _ROLE = Topic("Role", (choice("type_node", "Worker", "Role of this process in the run.", ROLES),))
 #: Topics (groups of flags) that together hold every flag of every role.
@@ -40,7 +40,7 @@ TOPICS = (
 )
 _NODE = (*run_flags.TOPICS, *observability.TOPICS, *security.TOPICS)
 _ADDRESSES = ("nb_ps", "ip_PS", "port", "ps_hosts", "lease_seconds")
-#: Names of the flags that only nodes which exchange gradients need.
+#: Names of the flags that only nodes of a distributed run need.
 _EXCHANGE = (
     *("nb_workers", *_ADDRESSES, "method", "compression_rate", "value_dtype", "groups"),
     *("staleness_bound", "local_steps", "collective", "overlap", "error_feedback", "partition"),
@@ -53,9 +53,9 @@ class RoleHelp:
     """Selection of the flags that --help lists for one role.
 
     Attributes:
-        topics: Topics (groups of flags) that the role uses.
-        without: Names of the flags in `topics` that the role does not use.
-        then: Arguments after the flags on the command line, for the usage line; may be empty.
+        topics: Topics (groups of command-line flags) that the role uses.
+        without: Names of the flags that are in the role's `topics` but that the role does not use.
+        then: Text of the usage line after the flags, for example a script; may be empty.
     """
 
     topics: tuple[Topic, ...]
@@ -101,7 +101,7 @@ ROLE_HELP = {
         ("collective", "id_worker"),
     ),
 }
-#: Key of the help for `thinwire run`, which runs a user's script; the other keys are role names.
+#: Key in `ROLE_HELP` of the help for `thinwire run`, which runs a user's script.
 SCRIPTS = "scripts"
 _HELP = ROLE_HELP | {
     SCRIPTS: RoleHelp(
@@ -157,7 +157,8 @@ def _lines(topics: list[tuple[str, list[Option]]]) -> Iterator[str]:
         for option in options:
             text = f"{option.text} [{option.values_and_default}]"
             filled = textwrap.fill(
-                text.replace("|", "| "),  # the help may break a line between two choices
+                # The space lets a line of the help break between two choices of a flag.
+                text.replace("|", "| "),
                 width,
                 initial_indent=f"  --{option.name:{_FLAG_WIDTH - 4}} ",
                 subsequent_indent=" " * (_FLAG_WIDTH + 1),

@@ -1,6 +1,6 @@
-"""Runs one node as a process: flags, log, lock, and an exit code for each kind of failure.
+"""Runs one node as a process: parses flags, starts the log, takes locks, sets the exit code.
 
-Only the modules of the roles import TensorFlow, so that ``--help`` is instant.
+Only the modules of the nodes' roles import TensorFlow, so that ``--help`` is instant.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-#: Roles that start child processes, and that end their children first at SIGINT or SIGTERM.
+#: Roles that start child processes, and that end the child processes first at SIGINT or SIGTERM.
 _STARTERS = ("Cluster", "Advisor")
 _TYPE_NODE = re.compile(r"--?type_node[= ](\w+)")
-#: Roles that do not build a model from their flags if a worker's script sends the model.
+#: Roles that build no model from flags if a worker's script sends the model.
 _WITHOUT_MODEL = ("PS", "Supervisor")
-#: Roles that run without a PS and write files only into --run_dir.
+#: Roles that run without a parameter server (PS) and write files only into --run_dir.
 _WITHOUT_PS = ("Standalone", "Simulator", "Advisor")
 #: Names of libraries whose log lines below WARNING are hidden.
 _CHATTY = ("matplotlib", "PIL", "h5py", "asyncio", "botocore", "aiobotocore", "s3fs", "fsspec")
-#: Role (--type_node value) -> function that checks its flags before TensorFlow is imported.
+#: Role (--type_node value) -> function that checks the role's flags before TensorFlow is imported.
 CHECKS = {
     "PS": ps_flags.check,
     "Worker": worker_flags.check,
@@ -94,7 +94,7 @@ CHECKS = {
 
 
 def main(arguments: list[str], runs_script: bool = False) -> int:
-    """Run the role of --type_node on this node; return the exit code.
+    """Run the role that --type_node names on this node; return the exit code.
 
     Args:
         arguments: Name of the program, then the command-line arguments after the flags.
@@ -132,14 +132,15 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
 
 
 def _play(script: list[str] | None) -> int:
-    """Check the flags, prepare the process, and run the role; return the exit code.
+    """Check the flags, prepare the process, and run the node's role; return the exit code.
 
     Args:
         script: The user's script that workers run, and its arguments. None: the workers train the
             model of their flags.
     """
     if script:
-        ScriptTarget.of(script)  # fail here: the Advisor's modules take seconds to import
+        # A missing script fails before the import of the Advisor's modules, which takes seconds.
+        ScriptTarget.of(script)
     if script is not None:
         script = importlib.import_module(_WITH_SCRIPT[FLAGS.type_node]).complete_flags(script)
     launch.fill_from_slurm(script is not None)
@@ -156,8 +157,8 @@ def _play(script: list[str] | None) -> int:
         CHECKS[run.type_node](run)
     if script is None and run.model_is_offered and run.type_node not in _WITHOUT_MODEL:
         raise ConfigurationError(
-            f"--type_node={run.type_node} --model_from=worker: no script provides the model; "
-            "start the script with `thinwire run`, or take --model_from=flags."
+            f"--type_node={run.type_node} --model_from=worker: this command runs no script that "
+            "provides the model; start the script with `thinwire run`, or take --model_from=flags."
         )
     if _needs_tensorflow(run):
         _require_tensorflow()
@@ -185,14 +186,14 @@ def _refuse_places(run: Run) -> None:
     for flag, address in addresses.items():
         if address is not None and run.type_node in _WITHOUT_PS:
             raise ConfigurationError(
-                f"--type_node={run.type_node} --{flag}={address}: --{flag} is for a run with a "
-                f"PS and a Supervisor; a {run.type_node} writes only into --run_dir. "
-                f"Leave --{flag} out."
+                f"--type_node={run.type_node} --{flag}={address}: --{flag} is for a run with a PS "
+                f"and a Supervisor, but a {run.type_node} writes only into --run_dir. Leave "
+                f"--{flag} out."
             )
 
 
 def _exit_code(error: Exception) -> int | None:
-    """Return the documented exit code of an expected failure; None for an unexpected error."""
+    """Return the documented exit code of an error that users may expect; None for other errors."""
     full = isinstance(error, OSError) and error.errno in _DISK_REFUSES
     if full or isinstance(error, ConfigurationError):
         return EXIT_CONFIGURATION
@@ -202,13 +203,13 @@ def _exit_code(error: Exception) -> int | None:
     from thinwire.proto.grpc import Unreachable
     from thinwire.proto.grpc.session import RequestRejected
 
-    refused = (RequestRejected, Malformed)  # Malformed: this node cannot parse a message of a PS
+    refused = (RequestRejected, Malformed)  # `Malformed`: this node cannot parse a message of a PS
     codes = ((Unreachable, EXIT_UNREACHABLE), (refused, EXIT_REFUSED))
     return next((code for kind, code in codes if isinstance(error, kind)), None)
 
 
 def _explain(error: Exception) -> str:
-    """Return an expected failure's message; a full disk's message names the file and a remedy."""
+    """Return an expected error's message; for a full disk, the message names file and remedy."""
     if not isinstance(error, OSError) or error.errno not in _DISK_REFUSES:
         return str(error)
     where = error.filename or f"a file of --run_dir={FLAGS.run_dir}"
@@ -221,8 +222,8 @@ def _explain(error: Exception) -> str:
 def _needs_tensorflow(run: Run) -> bool:
     """Return True if a node needs TensorFlow when its process starts.
 
-    If a worker sends the model, a PS and a Supervisor start without TensorFlow. The PS imports
-    TensorFlow later if it must run the workers' Keras optimizer.
+    If a worker's script sends the model, a PS and a Supervisor start without TensorFlow. The PS
+    imports TensorFlow later if it must run the workers' Keras optimizer.
     """
     has_model = run.type_node not in _WITHOUT_MODEL or not run.model_is_offered
     return has_model or run.kernels == "tf"
@@ -253,7 +254,7 @@ def _node_name() -> str:
 
 
 def _node_number() -> int:
-    """Return this node's id; for a part of a Cluster its rank; for roles without an id 0."""
+    """Return the shard or worker id, the rank of a Slurm task's launcher, or 0 for other nodes."""
     part = launch.part_here()
     if part is not None:
         return part.rank
@@ -275,7 +276,7 @@ def _start_log() -> None:
 
 
 def _set_level() -> None:
-    """Set this node's log level; absl's --verbosity overrides --log_level if both are given."""
+    """Set this node's log level from --log_level, or from absl's --verbosity if that is given."""
     level = observability.level_of(FLAGS.log_level, FLAGS.type_node.lower(), _node_name())
     verbosity = FLAGS["verbosity"]
     logging.set_verbosity(int(verbosity.value or 0) if verbosity.present else LEVELS[level])
@@ -284,14 +285,17 @@ def _set_level() -> None:
 
 
 def _lock(run: Run) -> None:
-    """Lock this node's files until the process ends. No file is written before this call."""
+    """Lock this node's files until the process ends.
+
+    The process writes no file before it holds the lock.
+    """
     number = _node_number()
     address = run.addresses[number] if run.type_node == "PS" else ""
     lock_of(run.run_dir, run.type_node, number).take(LockOwner.here(run.type_node, number, address))
 
 
 def _keep_log(run: Run) -> None:
-    """Copy the log to a file in the run directory, and write all flags to a second file there."""
+    """Start to copy the log to a file in the run directory, and write all flags to another file."""
     folder, name = run.run_dir / "logs", _node_name()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -306,7 +310,10 @@ def _keep_log(run: Run) -> None:
 
 
 def _write_to_log_stream(text: str) -> None:
-    """Write to the log's stream. A launcher's log stream is a copy of stderr that never blocks."""
+    """Write to the log's stream.
+
+    The stream of a launcher's log is a copy of stderr that never blocks.
+    """
     stream = logging.get_absl_handler().python_handler.stream
     stream.write(f"{text}\n")
     stream.flush()
@@ -322,13 +329,14 @@ def define_flags() -> None:
 def run(
     program: str, arguments: list[str], role: str | None = None, runs_script: bool = False
 ) -> NoReturn:
-    """Parse the flags, run a role, and exit the process with the role's exit code.
+    """Parse the flags, run a node's role, and exit the process with the role's exit code.
 
     Args:
         program: Program and subcommand for messages, for example ``thinwire ps``.
-        arguments: Words of the command line: the flags and, if `runs_script`, a user's script and
-            its arguments.
-        role: Role of this node (a value of --type_node). None: the flags contain --type_node.
+        arguments: Words of the command line: the flags and, if `runs_script` is True, a user's
+            script and its arguments.
+        role: Role of this node (a value of --type_node); None to read the role from the flag
+            --type_node.
         runs_script: True if the workers run a user's script.
     """
     define_flags()
@@ -352,7 +360,7 @@ def run(
 
 
 def _repeated_flags() -> list[str]:
-    """Return the flags recorded in the run directory of --like; exit if they cannot be read."""
+    """Return the flags of the earlier run that --like names; exit if they cannot be read."""
     from thinwire.launcher.launch_document import recorded
 
     try:
@@ -372,10 +380,12 @@ def _before_module(arguments: list[str]) -> list[str]:
         if word == MODULE_OPTION:
             return [*arguments[:position], "--", *arguments[position:]]
         if word == "--" or not word.startswith("-"):
-            break  # this word is the script: its own arguments follow
+            # The word is -- or the path of the script, after which no flags of Thinwire follow.
+            break
         name = word.lstrip("-")
         if name in FLAGS and not FLAGS[name].boolean:
-            next(words, None)  # skip the value of the flag
+            # The next word is the value of the flag.
+            next(words, None)
     return arguments
 
 
@@ -398,7 +408,7 @@ def _environment_words(own: list[str], arguments: list[str]) -> list[str]:
 
 
 def _check_flag_files(arguments: list[str]) -> None:
-    """Reject flag files (--flagfile) that are unreadable or too large: absl reads without a limit.
+    """Reject flag files (--flagfile) that are unreadable or too large; absl has no size limit.
 
     Raises:
         flags.Error: A flag file cannot be read within the size limit.

@@ -1,4 +1,4 @@
-"""Flags of the router DGT, and the original DGT's environment variables that set these flags."""
+"""Flags of the router DGT, and the environment variables of the original DGT that set them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ TOPIC = Topic(
         number(
             "dgt_k",
             0.8,
-            "Fraction of blocks that DGT sends reliably.",
+            "Fraction of a gradient's blocks that DGT (differential gradient transmission) sends "
+            "reliably; DGT sends the remaining blocks in datagrams.",
             "fraction",
             low=0.0,
             high=1.0,
@@ -29,12 +30,13 @@ TOPIC = Topic(
         *advanced(
             switch(
                 "dgt_adaptive_k",
-                "Lower the fraction of reliable blocks (--dgt_k) as the training loss falls.",
+                "Lower the fraction of blocks that DGT sends reliably (--dgt_k) as the training "
+                "loss falls.",
             ),
             number(
                 "dgt_pace_mbps",
                 0.0,
-                "Largest sending rate of a worker's datagrams; 0: no limit.",
+                "Largest rate at which a worker sends DGT's datagrams; 0: no limit.",
                 "Mbit/s",
                 low=0.0,
                 high=1_000_000.0,
@@ -42,7 +44,7 @@ TOPIC = Topic(
             integer(
                 "dgt_channels",
                 3,
-                "Number of datagram channels; 0: send all blocks reliably.",
+                "Number of UDP channels for DGT's datagrams; 0: send all blocks reliably.",
                 "count",
                 low=0,
                 high=dgt_choices.MAX_CHANNELS,
@@ -50,20 +52,22 @@ TOPIC = Topic(
             number(
                 "dgt_k_min",
                 0.2,
-                "Smallest fraction of reliable blocks with --dgt_adaptive_k.",
+                "Smallest fraction of reliable blocks to which --dgt_adaptive_k lowers --dgt_k.",
                 "fraction",
                 low=0.0,
                 high=1.0,
             ),
             switch(
                 "dgt_enable_block",
-                "Cut tensors into blocks; if off, each tensor is one block that is sent reliably.",
+                "Cut tensors into blocks for DGT; if off, each tensor is one block, which is sent "
+                "reliably.",
                 default=True,
             ),
             integer(
                 "dgt_block_size",
                 4096,
-                "Size of a block of float32 values.",
+                "Size of a block: consecutive float32 entries of a gradient, which DGT ranks and "
+                "sends together.",
                 "bytes",
                 low=4,
                 rule=_IS_BLOCK,
@@ -71,7 +75,8 @@ TOPIC = Topic(
             number(
                 "dgt_alpha",
                 0.3,
-                "Weight of the past in the moving average of a block's contribution.",
+                "Weight of the past in the moving average of a block's contribution, by which DGT "
+                "ranks the blocks of a gradient.",
                 "fraction",
                 low=0.0,
                 high=1.0,
@@ -79,26 +84,32 @@ TOPIC = Topic(
             choice(
                 "dgt_reception",
                 "diff",
-                "Use of blocks that arrive late: diff adds them to the next step, drop discards "
-                "them.",
+                "Use of gradient blocks whose datagrams arrive late at a shard: diff adds these "
+                "blocks to the next step, drop discards them.",
                 dgt_choices.RECEPTIONS,
             ),
             switch(
-                "dgt_send_drop", "Control experiment: drop all unreliable blocks at the sender."
+                "dgt_send_drop",
+                "Control experiment for DGT: the worker drops all blocks that it would send "
+                "in datagrams.",
             ),
             choice(
                 "dgt_random",
                 "0",
-                "Control experiment: random ranks of blocks, new in each step (1) or the same in "
-                "each step (fixed); 0: rank blocks by contribution.",
+                "Control experiment: DGT ranks blocks at random, with new ranks in each step (1) "
+                "or with the same ranks in all steps (fixed); 0: DGT ranks blocks by contribution.",
                 dgt_choices.RANDOM,
             ),
-            switch("dgt_clear_zero", "Do not send blocks of zeros.", default=True),
+            switch(
+                "dgt_clear_zero",
+                "Do not send gradient blocks that contain only zeros.",
+                default=True,
+            ),
             integer(
                 "dgt_low_bits",
                 32,
-                "Size of a value in unreliable blocks: 32, 16, 8 or 4; rounding errors are added "
-                "to the next gradient.",
+                "Number of bits of a value in the blocks that DGT sends in datagrams: 32, 16, 8 "
+                "or 4; rounding errors are added to the next gradient.",
                 "bits",
                 low=4,
                 rule=_IS_BITS,
@@ -106,8 +117,8 @@ TOPIC = Topic(
             number(
                 "dgt_wait_ms",
                 0.0,
-                "Time that a shard waits for announced datagrams after the reliable part of a "
-                "push.",
+                "Time that a shard waits for a push's datagrams after it has received the "
+                "reliable part of the push.",
                 "milliseconds",
                 low=0.0,
                 high=3_600_000.0,
@@ -115,33 +126,37 @@ TOPIC = Topic(
             integer(
                 "dgt_max_late",
                 5,
-                "Largest lateness of a datagram block that a shard still adds.",
+                "Largest number of steps by which a datagram block may be late; a shard discards "
+                "blocks that are later.",
                 "steps",
                 low=0,
             ),
             number(
                 "dgt_late_decay",
                 1.0,
-                "Factor on a late datagram block for each step of lateness.",
+                "Factor by which a shard multiplies a late datagram block for each step of "
+                "lateness.",
                 "factor",
                 low=0.0,
                 high=1.0,
             ),
             switch(
                 "dgt_error_feedback",
-                "Add values that did not arrive to the next gradient; needs --dgt_reception=drop.",
+                "Add the gradient values that were lost with their datagrams to the worker's next "
+                "gradient; needs --dgt_reception=drop.",
             ),
             choice(
                 "dgt_marker",
                 "step",
-                "Reliable part that must arrive before a shard stops waiting for datagrams: the "
-                "whole step's, or each tensor's.",
+                "Reliable part of a push that a shard must receive before the shard stops waiting "
+                "for datagrams: step, the part of the whole step; tensor, the part of each tensor.",
                 dgt_choices.MARKERS,
             ),
             number(
                 "dgt_loss_ema",
                 0.0,
-                "Weight of the past in the training loss that --dgt_adaptive_k follows.",
+                "Weight of the past in the moving average of the training loss, from which "
+                "--dgt_adaptive_k computes the fraction of reliable blocks.",
                 "fraction",
                 low=0.0,
                 high=0.9999,
@@ -149,14 +164,14 @@ TOPIC = Topic(
             choice(
                 "dgt_scope",
                 "tensor",
-                "Blocks that are ranked together: the blocks of each tensor, or all blocks of a "
-                "shard.",
+                "Gradient blocks that DGT ranks together: tensor, the blocks of each tensor; "
+                "model, all blocks of a shard.",
                 dgt_choices.SCOPES,
             ),
             integer(
                 "dgt_mtu",
                 1472,
-                "Largest size of a datagram; use 1452 for IPv6.",
+                "Largest size of DGT's UDP datagrams; use 1452 for IPv6.",
                 "bytes",
                 low=128,
                 high=65_507,
@@ -164,14 +179,15 @@ TOPIC = Topic(
             choice(
                 "dgt_transport",
                 "udp",
-                "Transport of unreliable blocks: udp, datagrams; grpc, the reliable stream after "
-                "the reliable part.",
+                "Transport of the blocks that DGT does not send reliably: udp, datagrams; grpc, "
+                "the gRPC stream, after the reliable blocks.",
                 TRANSPORTS,
             ),
             choice(
                 "dgt_dscp",
                 "cs",
-                "Marks for priorities in IP headers (DSCP); off: no marks.",
+                "Scheme of priority marks (DSCP) in the IP headers of DGT's datagrams; off: no "
+                "marks.",
                 CLASSES,
             ),
             number(
@@ -192,14 +208,15 @@ TOPIC = Topic(
             ),
             switch(
                 "dgt_info",
-                "Log DGT's fraction of reliable blocks, counts of blocks, ratios, lateness and "
-                "bytes of each step.",
+                "Log DGT's fraction of reliable blocks, numbers of blocks, ratios of arrived "
+                "blocks, lateness and bytes in each step.",
             ),
             integer(
                 "dgt_fallback_steps",
                 20,
-                "Number of steps with few arrived datagrams (--dgt_fallback_fill) after which a "
-                "worker sends all blocks reliably; 0: never.",
+                "Number of consecutive steps with too few arrived datagrams (see "
+                "--dgt_fallback_fill) after which a worker sends all of DGT's blocks reliably; 0: "
+                "never.",
                 "steps",
                 low=0,
                 high=1_000_000,
@@ -207,8 +224,8 @@ TOPIC = Topic(
             number(
                 "dgt_fallback_fill",
                 0.01,
-                "Fraction of a step's datagrams that must arrive; --dgt_fallback_steps counts a "
-                "step with fewer.",
+                "Smallest fraction of a step's DGT datagrams that must arrive; "
+                "--dgt_fallback_steps counts the steps with a smaller fraction.",
                 "fraction",
                 low=0.0,
                 high=1.0,
@@ -219,18 +236,19 @@ TOPIC = Topic(
 
 
 _ON_OFF = {"0": "false", "1": "true"}
-# Function: text of an environment variable -> {name of a flag: text of the flag}
+# Type of a function that maps the text of an environment variable to {name of a flag: text of the
+# flag}.
 _Value = Callable[[str], Mapping[str, str]]
 
 
 def _to(name: str, words: Mapping[str, str] | None = None) -> _Value:
-    """Return a function from a variable's text to a flag's text: the same text, or by `words`."""
+    """Return a function that maps an environment variable's text to the text of a flag."""
 
     def translate(text: str) -> dict[str, str]:
         if words is None:
             return {name: text}
         if text not in words:
-            raise ValueError(f"expected {' or '.join(words)}")
+            raise ValueError(f"expected the value {' or '.join(words)}")
         return {name: words[text]}
 
     return translate
@@ -241,11 +259,11 @@ def _percent(text: str) -> dict[str, str]:
 
 
 def _mode(text: str) -> dict[str, str]:
-    """Translate ENABLE_DGT to flags; 2 is sending over the gRPC stream, 3 is also in four bits."""
+    """Translate ENABLE_DGT to flags: 2 sends over the gRPC stream, 3 also rounds to four bits."""
     modes = {"2": {"dgt_transport": "grpc"}}
     modes |= {"0": {}, "1": {}, "3": modes["2"] | {"dgt_low_bits": "4"}}
     if text not in modes:
-        raise ValueError("expected 0, 1, 2 or 3")
+        raise ValueError("expected the value 0, 1, 2 or 3")
     return modes[text]
 
 
@@ -279,14 +297,14 @@ NOT_READ = {
 
 
 def fill(values: flags.FlagValues, variables: Mapping[str, str]) -> None:
-    """Set flags from the original DGT's variables, unless a flag was given; log each set flag.
+    """Set the flags that were not given from the original DGT's variables; log each set flag.
 
     Args:
         values: Parsed flags of this process. This function changes them.
         variables: Environment variables of this process: name -> text.
 
     Raises:
-        ConfigurationError: A flag does not accept the text of its environment variable.
+        ConfigurationError: A flag of DGT does not accept the text of its environment variable.
     """
     for variable, translate in VARIABLES.items():
         text = variables.get(variable, "").strip()
@@ -297,19 +315,31 @@ def fill(values: flags.FlagValues, variables: Mapping[str, str]) -> None:
         except ValueError as error:
             raise _bad(variable, text, error) from error
         if not settings and text == "0":
-            logging.warning("%s=%s is not heeded: --router chooses the router", variable, text)
+            logging.warning(
+                "environment variable %s=%s has no effect: the flag --router chooses the router",
+                variable,
+                text,
+            )
         for name, word in settings.items():
             _give(values, variable, text, name, word)
     for variable, advice in NOT_READ.items():
         if variables.get(variable, "").strip() not in ("", "0"):
-            logging.warning("%s is not read; %s", variable, advice)
+            logging.warning(
+                "Thinwire does not read the environment variable %s; %s", variable, advice
+            )
 
 
 def _give(values: flags.FlagValues, variable: str, text: str, name: str, word: str) -> None:
-    """Set one flag from an environment variable, as if it was given on the command line."""
+    """Set one flag from an environment variable, as if the command line had given the flag."""
     flag = values[name]
     if flag.present:
-        logging.info("--%s=%s wins over %s=%s", name, flag.value, variable, text)
+        logging.info(
+            "flag --%s=%s takes precedence over the environment variable %s=%s",
+            name,
+            flag.value,
+            variable,
+            text,
+        )
         return
     try:
         # Assigning a value runs the flag's validation rules
@@ -318,27 +348,30 @@ def _give(values: flags.FlagValues, variable: str, text: str, name: str, word: s
         raise _bad(variable, text, error) from error
     # A Cluster passes a flag to its nodes only if absl counts the flag as present.
     flag.present, flag.using_default_value = 1, False
-    logging.info("--%s=%s, from %s=%s", name, flag.value, variable, text)
+    logging.info(
+        "flag --%s=%s is set from the environment variable %s=%s", name, flag.value, variable, text
+    )
 
 
 def _bad(variable: str, text: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
-        f"{variable}={text!r}: {error}. Correct the variable, or unset it and give the flag."
+        f"environment variable {variable}={text!r}: {error}. Correct the variable, or unset it "
+        "and give the flag."
     )
 
 
 def transport(given: flags.FlagValues, router: str) -> Transport:
-    """Return the settings of DGT's transport of datagrams, from the flags.
+    """Return the settings of DGT's datagram transport, from the flags.
 
     Raises:
-        ConfigurationError: A flag of the transport differs from its default, but --router is not
+        ConfigurationError: A flag of DGT's transport differs from its default, but --router is not
             dgt.
     """
     settings = {field.name: getattr(given, field.name) for field in dataclasses.fields(Transport)}
     for name, value in settings.items():
         if router != "dgt" and value != getattr(Transport, name):
             raise ConfigurationError(
-                f"--{name}={value} is for --router=dgt, and this run has "
-                f"--router={router}; change one."
+                f"--{name}={value} is for --router=dgt, but this run has --router={router}; "
+                "change one of the two flags."
             )
     return Transport(**settings)

@@ -1,9 +1,9 @@
 """Reads ``THINWIRE_FLAGS``, an environment variable with flags for every process of Thinwire.
 
 In every process, a flag's value comes from the first of these sources that sets the flag: the
-command line, or a script's arguments of `distribute`; THINWIRE_FLAGS; the role and addresses from
-TF_CONFIG or a scheduler; the default. A process uses only the flags of its role from
-THINWIRE_FLAGS, because the variable is often set for all processes of a job.
+command line or a script's arguments of `distribute`, THINWIRE_FLAGS, TF_CONFIG or a scheduler (role
+and addresses only), the default. A process uses only the flags of its role from THINWIRE_FLAGS,
+because the variable is often set for all processes of a job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VARIABLE = "THINWIRE_FLAGS"
 
 
 def flags_of(environment: Mapping[str, str], topics: Sequence[Topic]) -> dict[str, list[str]]:
-    """Return flag -> words of a command line, for each flag that THINWIRE_FLAGS sets.
+    """Return, for each flag that THINWIRE_FLAGS sets, the words that set it on a command line.
 
     Args:
         environment: Environment variables of this process.
@@ -39,9 +39,14 @@ def flags_of(environment: Mapping[str, str], topics: Sequence[Topic]) -> dict[st
     try:
         words = values([VARIABLE, *shlex.split(text)])[1:]
     except (flags.Error, ValueError, OSError) as error:
-        raise ConfigurationError(f"{VARIABLE}={text}: {error}. {_EXPECTED}") from error
+        raise ConfigurationError(
+            f"environment variable {VARIABLE}={text}: {error}. {_EXPECTED}"
+        ) from error
     if words:
-        raise ConfigurationError(f"{VARIABLE}={text}: {words[0]!r} is not a flag. {_EXPECTED}")
+        raise ConfigurationError(
+            f"environment variable {VARIABLE}={text}: the word {words[0]!r} is not a flag. "
+            f"{_EXPECTED}"
+        )
     names = [option.name for topic in topics for option in topic.options]
     return {
         name: [word for word in values[name].serialize().split("\n") if word]

@@ -58,7 +58,8 @@ _SCRIPT = Topic(
     (
         switch(
             "dry_run",
-            "Show the nodes' commands, the method and the messages' contents; start nothing.",
+            "Print the command of each node, the training method and the contents of the "
+            "messages, but start nothing.",
         ),
         words(
             "like",
@@ -79,14 +80,16 @@ TOPICS = (
             choice(
                 "launcher",
                 None,
-                "Means by which a Cluster starts its nodes.",
+                "How a Cluster starts the nodes of a run: as processes of this host, over ssh, "
+                "with Ray or with Slurm.",
                 ("local", "ssh", "ray", "slurm"),
                 unset="ssh with --hosts_file, slurm in a step of several tasks, else local",
             ),
             words(
                 "hosts_file",
                 None,
-                "File of hosts, one per line from fast to slow: [user@]host[:port] [slots=q].",
+                "File with the hosts for the nodes, one per line from fast to slow: "
+                "[user@]host[:port] [slots=q], where q is the number of nodes on the host.",
                 "file",
                 rule=_IS_NAME,
                 unset="none",
@@ -94,7 +97,8 @@ TOPICS = (
             words(
                 "sync_dst_dir",
                 None,
-                "Folder on every host to which the code is copied and in which the code runs.",
+                "Folder on every host to which the launcher copies the code, and in which the "
+                "nodes run.",
                 "folder",
                 rule=_IS_NAME,
                 unset="each host has the code, at the same path or installed",
@@ -103,7 +107,7 @@ TOPICS = (
                 words(
                     "interface",
                     None,
-                    "Network interface or address on which a PS listens on its host.",
+                    "Network interface, or address, on which a PS listens on its host.",
                     "name or address",
                     rule=_IS_NAME,
                     unset="the address that the hosts file names",
@@ -162,8 +166,9 @@ TOPICS = (
                 "restart_workers",
                 0,
                 "Largest number of restarts of a worker that dies, within "
-                "--restart_window_seconds; each restart waits 1 s to 30 s; 0: never. A worker that "
-                "finished, was refused, was interrupted or diverged is not restarted.",
+                "--restart_window_seconds; each restart waits 1 s to 30 s; 0: never. A worker "
+                "that finished, diverged, was interrupted or was rejected by the PS is not "
+                "restarted.",
                 "restarts",
                 low=0,
             ),
@@ -180,8 +185,8 @@ TOPICS = (
                 number(
                     "restart_window_seconds",
                     600.0,
-                    "Time after which a restart no longer counts toward --restart_workers or "
-                    "--restart_ps.",
+                    "Time after which a restart of a node no longer counts toward the limits "
+                    "--restart_workers and --restart_ps.",
                     "seconds",
                     low=1.0,
                 ),
@@ -189,8 +194,9 @@ TOPICS = (
         ),
     ),
 )
-#: Formats of log messages when a node has died. AGAIN takes the node, its exit code and the pause
-#: in seconds; NOT_AGAIN takes the node, its exit code and the name of the restart flag.
+#: Formats of log messages about a node that has died. The arguments of AGAIN are the node, its exit
+#: code and the seconds until the restart. The arguments of NOT_AGAIN are the node, its exit code
+#: and the name of the restart flag.
 AGAIN = "%s died (code %d); starting it again in %g s"
 NOT_AGAIN = (
     "%s ended with code %d and is not started again: the node has reached the limit of %s "
@@ -203,7 +209,7 @@ SCRIPT_DEFAULTS = (
     "--type_node=Cluster",
     "--model_from=worker",
     "--nb_workers=2",
-    "--method=bsp",  # bsp alone trains as the script without Thinwire does
+    "--method=bsp",  # only bsp trains exactly as the script without Thinwire trains
 )
 _SLURM = "slurm"
 #: Name of a flag -> values of --launcher for which the flag has an effect.
@@ -235,8 +241,8 @@ def check(runs_script: bool = False) -> str:
     for name in () if runs_script else SCRIPT_NAMES:
         if _is_set(name):
             raise ConfigurationError(
-                f"--{name} is for `thinwire run`, which runs a script, and this is "
-                "--type_node=Cluster; leave it out."
+                f"--{name} is for `thinwire run`, which runs a script, but this command has "
+                f"--type_node=Cluster and no script; leave --{name} out."
             )
     launcher = launcher_here()
     for name, heeding in _HEEDED_BY.items():
@@ -248,8 +254,9 @@ def check(runs_script: bool = False) -> str:
     restarts = FLAGS.restart_workers or FLAGS.restart_ps
     if _is_set("restart_window_seconds") and not restarts:
         raise ConfigurationError(
-            f"--restart_window_seconds={FLAGS.restart_window_seconds:g} without --restart_workers "
-            "or --restart_ps does nothing; give one of these, or leave it out."
+            f"--restart_window_seconds={FLAGS.restart_window_seconds:g} has no effect without "
+            "--restart_workers or --restart_ps; give one of these two flags, or leave "
+            "--restart_window_seconds out."
         )
     if launcher == "ssh" and not FLAGS.hosts_file:
         raise ConfigurationError(
@@ -259,7 +266,7 @@ def check(runs_script: bool = False) -> str:
 
 
 def launcher_here() -> str:
-    """Return the launcher's name from the flags; without flags, "slurm" or "local".
+    """Return the launcher's name from the flags; without a flag, "slurm" or "local".
 
     Raises:
         ConfigurationError: Slurm's environment variables cannot be parsed.
@@ -279,14 +286,15 @@ def step_here() -> SlurmStep:
     step = step_of(os.environ)
     if step is None:
         raise ConfigurationError(
-            "--launcher=slurm: this process is not in a Slurm step of several tasks; expected "
-            "`srun --ntasks=4 thinwire run ...`. Leave --launcher out to start all nodes here."
+            "--launcher=slurm: this process does not run in a Slurm step of several tasks; "
+            "expected a start by `srun --ntasks=4 thinwire run ...`. Leave --launcher out to "
+            "start all nodes on this host."
         )
     return step
 
 
 def part_here() -> SlurmStep | None:
-    """Return the Slurm step whose tasks start the run's nodes; None if this process starts all."""
+    """Return the Slurm step whose tasks start nodes; None if this process starts all nodes."""
     return step_here() if FLAGS.type_node == "Cluster" and launcher_here() == _SLURM else None
 
 
@@ -305,16 +313,19 @@ def fill_from_slurm(runs_script: bool) -> None:
     workers = FLAGS["nb_workers"]
     if workers.present > int(runs_script) and workers.value != step.num_tasks:
         raise ConfigurationError(
-            f"--nb_workers={workers.value} in a step of {step.num_tasks} tasks, where each task is "
-            f"a worker; leave --nb_workers out, or take srun --ntasks={workers.value}."
+            f"--nb_workers={workers.value} in a Slurm step of {step.num_tasks} tasks, where each "
+            "task is a worker; leave --nb_workers out, or start with srun "
+            f"--ntasks={workers.value}."
         )
     if FLAGS["ip_PS"].present:
         raise ConfigurationError(
-            f"--ip_PS={FLAGS.ip_PS}: Slurm gives each PS its host; leave --ip_PS out."
+            f"--ip_PS={FLAGS.ip_PS}: with --launcher=slurm, Slurm chooses the host of each PS; "
+            "leave --ip_PS out."
         )
     if FLAGS.like and not FLAGS["run_dir"].present:
         raise ConfigurationError(
-            "--like in several tasks needs --run_dir, so that all tasks take the same folder."
+            "--like in a Slurm step of several tasks needs --run_dir, so that all tasks use the "
+            "same folder; give --run_dir."
         )
     workers.value, workers.present = step.num_tasks, 1
     if not FLAGS["ps_hosts"].present:
@@ -323,21 +334,22 @@ def fill_from_slurm(runs_script: bool) -> None:
 
 
 def refuse_elsewhere(run: Run) -> None:
-    """Reject the launcher's flags on a node whose role starts no other nodes.
+    """Reject flags of launchers on a node whose role starts no other nodes.
 
     Raises:
-        ConfigurationError: A flag of the launcher differs from its default.
+        ConfigurationError: A flag of a launcher differs from the flag's default.
     """
     for name in NAMES:
         if _is_set(name):
             raise ConfigurationError(
-                f"--{name}={FLAGS[name].value} is for a Cluster, which starts nodes, and this is "
-                f"--type_node={run.type_node}; leave it out, or take --type_node=Cluster."
+                f"--{name}={FLAGS[name].value} is for a Cluster, which starts nodes, but this "
+                f"node has --type_node={run.type_node}; leave --{name} out, or give "
+                "--type_node=Cluster."
             )
 
 
 def _is_set(name: str) -> bool:
-    """Return True if a flag differs from its default, which a --flagfile may set explicitly."""
+    """Return True if a flag's value differs from the flag's default."""
     return bool(FLAGS[name].value != FLAGS[name].default)
 
 
@@ -351,7 +363,8 @@ def remote_python() -> str:
     python: str = FLAGS.remote_python or sys.executable
     if "/" in python and not python.startswith("/"):
         raise ConfigurationError(
-            f"--remote_python={python}: expected an absolute path, or a name such as python3."
+            f"--remote_python={python}: expected an absolute path of a Python interpreter, or a "
+            "name such as python3."
         )
     return python
 
@@ -364,8 +377,8 @@ def refuse_chosen_addresses() -> None:
     """
     if _is_set("ip_PS"):
         raise ConfigurationError(
-            f"--ip_PS={FLAGS.ip_PS}: the launcher gives each PS its address; leave --ip_PS out, "
-            "and set --interface if a PS must not listen at the hosts file's address."
+            f"--ip_PS={FLAGS.ip_PS}: the launcher chooses the address of each PS; leave --ip_PS "
+            "out, and set --interface if a PS must not listen on the address in the hosts file."
         )
     if FLAGS.port == 0 and not FLAGS.ps_hosts:
         raise ConfigurationError(

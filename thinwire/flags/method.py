@@ -33,14 +33,15 @@ from thinwire.runtime.run.flags import (
     words,
 )
 
-#: Help text that stands for the default of a policy's flag: --method chooses the policy.
+#: Text that the help shows as the default of a policy's flag, because --method chooses the policy.
 _OF_METHOD = "the method's"
 
 _ADVANCED = (
     number(
         "down_ratio",
         None,
-        "Fraction of entries that --down_codec=sparse and --down_codec=auto KEEP.",
+        "Fraction of the model's entries that a reply of the PS KEEPS with --down_codec=sparse or "
+        "auto.",
         "fraction",
         rule=above_zero("1 or more is all"),
         unset="--compression_rate",
@@ -48,42 +49,44 @@ _ADVANCED = (
     choice(
         "down_value_dtype",
         "float32",
-        "Type of the values that --down_codec=sparse and --down_codec=auto send.",
+        "Data type of the values in a reply of the PS with --down_codec=sparse or auto.",
         VALUE_DTYPES,
     ),
     integer(
         "resync_every",
         0,
-        "Steps of worker 1 between two model snapshots that all workers with sparse replies "
-        "receive; 0: no snapshots.",
+        "Number of steps of worker 1 after which all workers with sparse replies (--down_codec) "
+        "receive a snapshot of the whole model; 0: no snapshots.",
         "steps",
         low=0,
     ),
     integer(
         "max_staleness",
         0,
-        "Largest age of a worker's model with sparse replies; a worker with an older model "
-        "receives the whole model; 0: no limit.",
+        "Largest number of updates by which a worker's model may be outdated with sparse replies "
+        "(--down_codec); a worker with an older model receives the whole model; 0: no limit.",
         "updates",
         low=0,
     ),
     words(
         "esync_eps",
         "auto",
-        "Safety margin with which --pacer=esync decides whether another local step fits into the "
-        "round.",
+        "Safety margin in seconds with which --pacer=esync decides whether a worker has time for "
+        "another local step in the round.",
         "seconds, or auto",
     ),
     choice(
         "esync_query",
         "blocking",
-        "With --pacer=esync: wait for the state server's answer, or continue training meanwhile.",
+        "Action of a worker with --pacer=esync after a query to the state server: blocking, wait "
+        "for the answer; delayed, continue training until the answer arrives.",
         ("blocking", "delayed"),
     ),
     words(
         "esync_smoothing",
         "ema:0.5",
-        "Smoothing of measured step times by --pacer=esync.",
+        "Smoothing of a worker's measured step times by --pacer=esync: ema:A, moving average with "
+        "weight A of the newest time; max:M, maximum of the last M times.",
         "ema:A|max:M|none",
     ),
     integer(
@@ -96,22 +99,23 @@ _ADVANCED = (
     words(
         "draws",
         None,
-        "File of the workers that take part in each round, with one round per line; replaces the "
-        "random choice of --fraction.",
+        "File with the ids of the workers that train in each round, one round per line; replaces "
+        "the random choice of --fraction.",
         "file",
         unset="drawn by --seed",
     ),
     words(
         "groups_file",
         None,
-        "File of the worker groups of --sync=gsp, with one group per line; replaces --groups.",
+        "File with the worker groups of --sync=gsp, one group of worker ids per line; replaces "
+        "--groups.",
         "file",
         unset="none",
     ),
     integer(
         "groups_warmup_updates",
         None,
-        "Number of updates before --groups=auto first forms groups.",
+        "Number of updates after which --groups=auto first groups the workers by speed.",
         "updates",
         low=1,
         unset="10 per worker",
@@ -119,7 +123,8 @@ _ADVANCED = (
     number(
         "regroup_interval_seconds",
         None,
-        "Shortest time between two changes of the groups by --groups=auto; 0: form groups once.",
+        "Shortest time between two changes of the worker groups by --groups=auto; 0: form the "
+        "groups only once.",
         "seconds",
         low=0.0,
         unset="60",
@@ -127,7 +132,8 @@ _ADVANCED = (
     integer(
         "staleness_window",
         1024,
-        "Largest number of past updates that --weighting=per_entry remembers.",
+        "Largest number of past updates that --weighting=per_entry remembers to count how often "
+        "each weight has changed.",
         "updates",
         low=1,
     ),
@@ -135,7 +141,7 @@ _ADVANCED = (
         "beyond_window",
         "count",
         "Treatment by --weighting=per_entry of an update that is older than --staleness_window: "
-        "count the forgotten updates as stale, or reject the update.",
+        "count every forgotten update as a change of each weight, or reject the old update.",
         ("count", "reject"),
     ),
     number(
@@ -165,11 +171,17 @@ _ADVANCED = (
     choice(
         "dcasgd_backup",
         "per_worker",
-        "Weights that --weighting=dc_asgd compares with: the weights that the worker received, or "
-        "the weights before the shard's latest step.",
+        "Weights with which --weighting=dc_asgd compares the current weights: those at which the "
+        "worker computed its gradient, or the weights before the shard's latest update.",
         BACKUPS,
     ),
-    number("weight_decay", 0.0, "Decoupled weight decay on the PS.", "factor", low=0.0),
+    number(
+        "weight_decay",
+        0.0,
+        "Factor of the decoupled weight decay that the PS applies.",
+        "factor",
+        low=0.0,
+    ),
     number(
         "global_lr",
         None,
@@ -191,8 +203,8 @@ _ADVANCED = (
     number(
         "server_beta_1",
         None,
-        "Decay of the running mean of --server_optimizer=adam, adagrad and yogi, where workers "
-        "push changes of weights.",
+        "Decay of the running mean of --server_optimizer=adam, adagrad and yogi, in runs whose "
+        "workers push changes of weights.",
         "factor",
         low=0.0,
         high=0.9999,
@@ -201,8 +213,8 @@ _ADVANCED = (
     number(
         "server_beta_2",
         None,
-        "Decay of the running mean square of --server_optimizer=adam and yogi, where workers push "
-        "changes of weights.",
+        "Decay of the running mean square of --server_optimizer=adam and yogi, in runs whose "
+        "workers push changes of weights.",
         "factor",
         low=0.0,
         high=0.999999,
@@ -212,7 +224,7 @@ _ADVANCED = (
         "server_tau",
         None,
         "Constant that --server_optimizer=adam, adagrad and yogi add to the root of the mean "
-        "square, where workers push changes of weights.",
+        "square, in runs whose workers push changes of weights.",
         "change of weights",
         rule=above_zero(),
         unset="0.001",
@@ -220,29 +232,30 @@ _ADVANCED = (
     choice(
         "server_v_start",
         None,
-        "Initial mean square of --server_optimizer=adam, adagrad and yogi, where workers push "
-        "changes of weights: zero, or the square of --server_tau.",
+        "Initial mean square of --server_optimizer=adam, adagrad and yogi, in runs whose workers "
+        "push changes of weights: zero, or the square of --server_tau.",
         STARTS,
         unset="zero",
     ),
     switch(
         "bias_correction",
-        "Correct the bias of both means of --server_optimizer=adam, where workers push changes of "
-        "weights, as Flower does.",
+        "Correct the bias of both means of --server_optimizer=adam, as Flower does, in runs whose "
+        "workers push changes of weights.",
         default=None,
         unset="off",
     ),
     choice(
         "local_optimizer",
         None,
-        "Optimizer of a worker's local steps; script: the optimizer that the script has compiled.",
+        "Optimizer of a worker's local steps; script: the optimizer with which the user's script "
+        "compiles the model.",
         LOCAL_OPTIMIZERS,
         unset=f"{of_methods('local_optimizer')}else sgd",
     ),
     number(
         "local_momentum",
         None,
-        "Momentum of local steps with --local_optimizer=sgd or momentum.",
+        "Momentum of a worker's local steps with --local_optimizer=sgd or momentum.",
         "factor",
         low=0.0,
         high=0.9999,
@@ -251,7 +264,7 @@ _ADVANCED = (
     number(
         "local_weight_decay",
         None,
-        "Decoupled weight decay of local steps.",
+        "Factor of the decoupled weight decay in a worker's local steps.",
         "factor",
         low=0.0,
         unset=f"{of_methods('local_weight_decay')}else as Keras' --local_optimizer has it",
@@ -268,14 +281,14 @@ _ADVANCED = (
     choice(
         "local_opt_state",
         "keep",
-        "Effect of an exchange on the local optimizer's slots (such as velocity and moments): "
-        "keep, reset, or average over the workers.",
+        "Effect of an exchange on the slots (such as velocity and moments) of a worker's local "
+        "optimizer: keep them, reset them, or average them over the workers.",
         SLOT_FATES,
     ),
     number(
         "local_lr",
         None,
-        "Initial learning rate of local steps; --lr_schedule scales this rate too.",
+        "Initial learning rate of a worker's local steps; --lr_schedule scales this rate too.",
         "factor",
         rule=above_zero(),
         unset="--learning_rate",
@@ -283,13 +296,13 @@ _ADVANCED = (
     choice(
         "schedule_clock",
         "batches",
-        "Count at which the learning-rate schedule of a script's optimizer is evaluated: the "
+        "Count that is the step of the learning-rate schedule in a script's optimizer: the "
         "script's batches that the run has consumed, or the optimizer's own steps.",
         CLOCKS,
     ),
     switch(
         "bn_sync",
-        "Average BatchNorm's moving statistics over the workers.",
+        "Average the moving statistics of BatchNorm layers over the workers.",
         default=True,
     ),
 )
@@ -297,7 +310,13 @@ _ADVANCED = (
 METHOD = Topic(
     "Method",
     (
-        choice("method", "adacomp", "Training method: a named composition of policies.", METHODS),
+        choice(
+            "method",
+            "adacomp",
+            "Training method: a named combination of policies, such as codec, pacer and "
+            "synchronization rule.",
+            METHODS,
+        ),
         integer(
             "batch_size",
             10,
@@ -318,7 +337,7 @@ METHOD = Topic(
         number(
             "momentum",
             None,
-            "Momentum of SGD on the PS.",
+            "Momentum of SGD, if the PS applies updates by SGD.",
             "factor",
             low=0.0,
             high=0.9999,
@@ -327,15 +346,16 @@ METHOD = Topic(
         number(
             "compression_rate",
             0.01,
-            "Fraction of entries that sparsifying codecs KEEP; the default for scripts is 0.1.",
+            "Fraction of a gradient's entries that sparsifying codecs KEEP; the default for "
+            "scripts is 0.1.",
             "fraction",
             rule=above_zero("1 or more is dense"),
         ),
         choice(
             "value_dtype",
             None,
-            "Type of the values that workers push; int4, int2, means2 and sign use one scale per "
-            "chunk.",
+            "Data type of the values that workers push; int4, int2, means2 and sign use one scale "
+            "per chunk of entries.",
             (*VALUE_DTYPES, *FEW_BITS),
             unset=f"{of_methods('value_dtype')}else float32",
         ),
@@ -358,8 +378,8 @@ METHOD = Topic(
         integer(
             "local_epochs",
             0,
-            "Length of a round as passes of a worker over its own examples, instead of "
-            "--local_steps; 0: use --local_steps.",
+            "Length of a round as the number of passes of a worker over its own examples; 0: the "
+            "length is --local_steps.",
             "epochs",
             low=0,
         ),
@@ -374,8 +394,8 @@ METHOD = Topic(
         number(
             "fraction",
             1.0,
-            "Fraction of the live workers that take part in each round of --sync=bsp, chosen at "
-            "random by --seed.",
+            "Fraction of the live workers that train in each round of --sync=bsp; --seed "
+            "determines the random choice.",
             "fraction",
             rule=FlagRule(lambda value: 0 < value <= 1, "must be above 0 and at most 1"),
         ),
@@ -388,7 +408,8 @@ METHOD = Topic(
         ),
         switch(
             "overlap",
-            "Compute the next gradient during an exchange; the gradient is then one step staler.",
+            "Compute the next gradient while an exchange with the PS runs; the gradient is then "
+            "one step staler.",
             default=None,
             unset="on where a script's own optimizer steps on its worker",
         ),
@@ -402,7 +423,7 @@ POLICIES = Topic(
         choice(
             "pacer",
             None,
-            "Rule that decides whether a worker pushes now or takes one more local step.",
+            "Rule by which a worker decides whether to push now or to take one more local step.",
             PACERS,
             unset=_OF_METHOD,
         ),
@@ -423,7 +444,8 @@ POLICIES = Topic(
         choice(
             "router",
             None,
-            "Rule that chooses the class of service for each block of a push.",
+            "Rule that chooses the class of service, such as reliable or datagrams, for each "
+            "block of a push.",
             ROUTERS,
             unset=_OF_METHOD,
         ),
@@ -437,7 +459,8 @@ POLICIES = Topic(
         choice(
             "weighting",
             None,
-            "Rule for the weight of an update, mostly by the update's staleness.",
+            "Rule for the factor by which the PS scales an update, mostly by the update's "
+            "staleness.",
             WEIGHTINGS,
             unset=_OF_METHOD,
         ),
@@ -464,8 +487,8 @@ CODEC = Topic(
             words(
                 "selection",
                 "exact",
-                "Search for the largest entries of a tensor; carried: by the adapted threshold of "
-                "the previous step.",
+                "Search of a sparsifying codec for the largest entries of a tensor: exact, or "
+                "carried, with the adapted threshold of the previous step.",
                 "exact|carried",
                 rule=FlagRule(
                     lambda value: value in top_k.SELECTIONS,
@@ -476,8 +499,8 @@ CODEC = Topic(
             words(
                 "threshold_scope",
                 "tensor",
-                "Obsolete, tensor is the only value: codecs select the largest entries of each "
-                "tensor separately.",
+                "Obsolete, tensor is the only value: sparsifying codecs select the largest "
+                "entries of each tensor separately.",
                 "tensor",
                 rule=FlagRule(
                     lambda value: value == "tensor",
@@ -488,7 +511,7 @@ CODEC = Topic(
             integer(
                 "dense_below",
                 0,
-                "Size of a tensor below which all of the tensor's entries are sent; 0: sparsify "
+                "Number of entries below which a codec sends all entries of a tensor; 0: sparsify "
                 "all tensors.",
                 "entries",
                 low=0,
@@ -496,8 +519,8 @@ CODEC = Topic(
             words(
                 "ratio_schedule",
                 "constant",
-                "Obsolete, constant is the only value: the fraction of entries that is sent does "
-                "not follow the learning rate.",
+                "Obsolete, constant is the only value: the fraction of entries that codecs send "
+                "does not follow the learning rate.",
                 "constant",
                 rule=FlagRule(
                     lambda value: value == "constant",
@@ -508,7 +531,8 @@ CODEC = Topic(
             integer(
                 "warmup_epochs",
                 None,
-                "Number of first epochs in which sparsifying codecs send more entries.",
+                "Number of epochs at the start of a run in which sparsifying codecs send more "
+                "entries.",
                 "epochs",
                 low=0,
                 unset="4 for dgc, else 0",
@@ -516,7 +540,7 @@ CODEC = Topic(
             number(
                 "dgs_momentum",
                 None,
-                "Momentum of --codec=dgs, which the worker applies.",
+                "Momentum that each worker applies to its gradients with --codec=dgs.",
                 "factor",
                 low=0.0,
                 high=0.9999,
@@ -525,7 +549,7 @@ CODEC = Topic(
             number(
                 "dgc_momentum",
                 None,
-                "Momentum of --codec=dgc, which the worker applies.",
+                "Momentum that each worker applies to its gradients with --codec=dgc.",
                 "factor",
                 low=0.0,
                 high=0.9999,
@@ -541,7 +565,7 @@ CODEC = Topic(
             integer(
                 "chunk_k",
                 None,
-                "Number of entries that --codec=chunked_topk sends of each chunk.",
+                "Number of entries of each chunk that --codec=chunked_topk sends.",
                 "entries",
                 low=1,
                 unset=f"{of_methods('chunk_k')}else --compression_rate of a chunk",
@@ -549,7 +573,8 @@ CODEC = Topic(
             number(
                 "error_decay",
                 None,
-                "Factor on the residual of --error_feedback, applied in each step.",
+                "Factor by which --error_feedback multiplies the residual (the unsent part of "
+                "earlier updates) in each step.",
                 "factor",
                 low=0.0,
                 high=1.0,
@@ -558,8 +583,8 @@ CODEC = Topic(
             number(
                 "error_ahead",
                 0.0,
-                "Fraction of the unsent residual that a worker applies to the shards' model before "
-                "its local steps.",
+                "Fraction of the residual (the unsent part of earlier updates) that a worker "
+                "applies to the shards' model before its local steps.",
                 "factor",
                 low=0.0,
                 high=1.0,
@@ -581,14 +606,15 @@ CODEC = Topic(
             choice(
                 "dgc_clip_scope",
                 "model",
-                "Scope of --dgc_clip_norm: it limits the norm of the whole gradient, or of each "
-                "tensor.",
+                "Norm that --dgc_clip_norm limits: model, the norm of the whole gradient; tensor, "
+                "the norm of each tensor.",
                 wrappers.CLIP_SCOPES,
             ),
             integer(
                 "powersgd_rank",
                 2,
-                "Rank of the two factors that --codec=powersgd sends instead of a matrix.",
+                "Rank of the two factors that --codec=powersgd sends in place of a gradient "
+                "matrix.",
                 "columns",
                 low=1,
             ),
@@ -606,21 +632,23 @@ GUARDS = Topic(
         number(
             "max_update_norm",
             Guards.max_update_norm,
-            "Largest L2 norm of a shard's part of a push; the shard rejects a larger one; 0: off.",
+            "Largest L2 norm of the part of a push that one shard receives; the shard rejects a "
+            "larger part; 0: off.",
             "L2 norm",
             low=0.0,
         ),
         choice(
             "aggregate",
             Mean.name,
-            "Merge of the updates of a synchronous group, entry by entry.",
+            "Statistic with which the PS merges the updates of a synchronous group of workers, "
+            "entry by entry.",
             AGGREGATES,
         ),
         *advanced(
             number(
                 "update_peak_factor",
                 Guards.update_peak_factor,
-                "A shard rejects a push if its largest magnitude exceeds this factor times the "
+                "A shard rejects a push whose largest magnitude exceeds this factor times the "
                 "largest magnitude of the newest accepted pushes (times 1, if that magnitude is "
                 "smaller); 0: off.",
                 "factor",
@@ -630,7 +658,7 @@ GUARDS = Topic(
             number(
                 "update_norm_factor",
                 Guards.update_norm_factor,
-                "A shard rejects a push if its norm exceeds this factor times the median norm of "
+                "A shard rejects a push whose norm exceeds this factor times the median norm of "
                 "the newest accepted pushes of all workers; 0: off.",
                 "factor",
                 low=0.0,
@@ -639,24 +667,24 @@ GUARDS = Topic(
             integer(
                 "quarantine_after",
                 Guards.quarantine_after,
-                "Number of bad pushes (not finite, too large, malformed) within "
-                "--quarantine_seconds after which a worker is quarantined; 0: off.",
+                "Number of bad pushes (not finite, too large or malformed) within "
+                "--quarantine_seconds after which the PS quarantines a worker; 0: off.",
                 "offences",
                 low=0,
             ),
             number(
                 "quarantine_seconds",
                 Guards.quarantine_seconds,
-                "Length of a worker's first quarantine; each further quarantine is twice as long "
-                "as the previous one.",
+                "Length of a worker's first quarantine; each further quarantine of the worker is "
+                "twice as long as the previous one.",
                 "seconds",
                 low=0.1,
             ),
             number(
                 "trim_fraction",
                 None,
-                "Fraction of the group's values that --aggregate=trimmed_mean leaves out on either "
-                "side, at least one value.",
+                "Fraction of the workers' values of an entry that --aggregate=trimmed_mean leaves "
+                "out at each end, at least one value.",
                 "fraction of the group",
                 rule=_IS_FRACTION,
                 unset="0.25",

@@ -47,8 +47,8 @@ TOPICS = (
                 "metrics_port",
                 0,
                 "Port at which Prometheus reads a node's metrics; 0: no metrics port. A Cluster "
-                "gives its nodes consecutive ports from this one: PS first, then workers, then the "
-                "Supervisor.",
+                "gives its nodes consecutive ports from this port on: first the PS, then the "
+                "workers, then the Supervisor.",
                 "port",
                 low=0,
                 high=_HIGHEST_PORT,
@@ -78,11 +78,11 @@ TOPICS = (
 
 
 def level_of(entries: list[str], role: str, node: str) -> str:
-    """Return a node's log level: the entry for the node, else for its role, else for all nodes.
+    """Return a node's log level from the entry for the node, its role or all nodes, in this order.
 
     Args:
         entries: Entries of --log_level, for example "worker=info".
-        role: Name of the node's role, for example "worker".
+        role: Name of the node's role in lower case, for example "worker".
         node: Name of the node, for example "worker-3".
 
     >>> level_of(["warning", "worker=info", "worker-3=debug"], "worker", "worker-3")
@@ -105,13 +105,14 @@ def check(run: Run, given: flags.FlagValues) -> None:
     port: int = given.metrics_port
     if port and run.type_node in ("Simulator", "Advisor"):
         raise ConfigurationError(
-            f"--metrics_port={port} is for nodes of a run, and this is "
+            f"--metrics_port={port} is for the nodes of a run, but this command has "
             f"--type_node={run.type_node}; leave --metrics_port out."
         )
     for name in ("metrics_host", "metrics_login"):
         if not port and given[name].value != given[name].default:
             raise ConfigurationError(
-                f"--{name}={given[name].value} without --metrics_port does nothing; give both."
+                f"--{name}={given[name].value} has no effect without --metrics_port; give both "
+                "flags, or none of them."
             )
     from thinwire.proto.grpc.common import is_loopback
 
@@ -126,7 +127,7 @@ def check(run: Run, given: flags.FlagValues) -> None:
     if port and run.type_node == "Cluster" and last > _HIGHEST_PORT:
         raise ConfigurationError(
             f"--metrics_port={port}: the nodes of this Cluster need the ports up to {last}; "
-            f"expected at most {_HIGHEST_PORT}. Choose a lower --metrics_port."
+            f"expected ports of at most {_HIGHEST_PORT}. Choose a lower --metrics_port."
         )
 
 
@@ -137,8 +138,8 @@ def _check_levels(run: Run, entries: list[str]) -> None:
         first, last = numbers.get(role, (0, 0))
         if number and not first <= int(number) <= last:
             raise ConfigurationError(
-                f"--log_level={entry}: this run has no {role}-{number}; expected a number of "
-                f"{first} to {last}."
+                f"--log_level={entry}: this run has no node {role}-{number}; expected a {role} "
+                f"number from {first} to {last}."
             )
 
 

@@ -1,4 +1,4 @@
-"""Flags of differential privacy. All nodes have equal values, except for --dp_delta."""
+"""Flags of differential privacy; except for --dp_delta, they are equal on all nodes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PRIVACY = Topic(
         number(
             "dp_clip",
             Choices.dp_clip,
-            "Largest norm of a worker's change of the whole model in a round; a larger change is "
-            "scaled down to this norm; 0: off.",
+            "Largest L2 norm of the change that a worker makes to the whole model in a round; a "
+            "larger change is scaled down to this norm; 0: off.",
             "L2 norm",
             low=0.0,
         ),
@@ -30,7 +30,8 @@ PRIVACY = Topic(
         number(
             "dp_delta",
             Run.dp_delta,
-            "Delta of differential privacy for the epsilon in status, summary and report.",
+            "Delta of the (epsilon, delta) differential privacy whose epsilon status, summary and "
+            "report show.",
             "probability",
             rule=_IS_DELTA,
         ),

@@ -8,11 +8,12 @@ from absl import flags
 
 from thinwire.runtime.run.flags import FlagRule, Option, Topic
 
-_IS_FINITE = FlagRule(math.isfinite, "must be a finite number")  # absl's bounds accept NaN
+#: The lower and upper bounds of absl's number flags accept NaN, which this rule rejects.
+_IS_FINITE = FlagRule(math.isfinite, "must be a finite number")
 
 
 def define(*topics: Topic, flag_values: flags.FlagValues = flags.FLAGS) -> None:
-    """Register all flags of the topics, and the rules for their values, with `flag_values`."""
+    """Register all flags of the given topics, and rules for their values, with `flag_values`."""
     for topic in topics:
         for option in topic.options:
             _define(option, flag_values, topic.title)

@@ -1,7 +1,7 @@
-"""Flags of a run as a whole, equal on every node; builds a `Run` from the flags.
+"""Flags of a training run as a whole, equal on every node; builds a `Run` from the flags.
 
-The roles' main functions receive a `Run` (thinwire.runtime.run.settings) and do not read the flags
-of this module.
+The main functions of the roles receive a `Run` (thinwire.runtime.run.settings) and do not read the
+flags of this module themselves.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _IS_DEVICE = FlagRule(
 #: Default of --iter_max if the flags name the model. A script's run has no default: it ends with
 #: its fit.
 _ITER_MAX = 100_000
-#: Part of error messages: the reason why scripts cannot use --fraction and --draws.
+#: Text of error messages with the reason why scripts cannot use --fraction and --draws.
 ALL_FIT = "all workers of a script start and end fit together, so none may skip a round"
 #: Default of --compression_rate for scripts, as a fraction of the gradient's entries: a script's
 #: few epochs are too short to converge with 1 % of the entries (docs/guide/examples.md).
@@ -127,7 +127,8 @@ _RUN = Topic(
         words(
             "run_dir",
             None,
-            "Folder of all files that the run writes; the same command again resumes the run.",
+            "Folder of all files that the run writes; the same command with the same folder "
+            "resumes the run.",
             "folder",
             unset="runs/METHOD-DATASET, or runs/METHOD-MODEL with --model",
         ),
@@ -135,12 +136,12 @@ _RUN = Topic(
         switch(
             "resume",
             "Continue the run in --run_dir although the code or a setting has changed, or the "
-            "script has failed; weights and counts are kept.",
+            "script has failed; the run keeps its weights and counts.",
         ),
         integer(
             "seed",
             1,
-            "Seed of the initial weights, the data order and random codecs.",
+            "Seed of the initial weights, of the order of training examples and of random codecs.",
             "number",
             low=0,
             high=2**31 - 1,
@@ -148,41 +149,43 @@ _RUN = Topic(
         number(
             "lease_seconds",
             10.0,
-            "Time without a message from a worker after which the PS expels the worker.",
+            "Time after which the PS expels a worker that has sent no message.",
             "seconds",
             low=0.5,
         ),
         number(
             "checkpoint_interval_seconds",
             10.0,
-            "Time between two checkpoints of a PS.",
+            "Time between two checkpoints that a PS writes.",
             "seconds",
             low=0.1,
         ),
         words(
             "device",
             "auto",
-            "Device for computations: auto, the first GPU or else the CPU; cpu; or gpu:N, GPU "
-            "number N from 0.",
+            "Device for computations: auto, the first GPU if there is one, else the CPU; cpu; or "
+            "gpu:N, the GPU with number N, from 0.",
             "auto|cpu|gpu:N",
             rule=_IS_DEVICE,
         ),
         switch(
-            "quiet", "Show only warnings and errors; the log file in --run_dir has all messages."
+            "quiet",
+            "Show only warnings and errors on the terminal; the log file in --run_dir has all "
+            "messages.",
         ),
         *advanced(
             words(
                 "checkpoint_dir",
                 None,
-                "Place of the PS checkpoints, so that a PS on another machine can resume: a shared "
-                "folder, or s3://bucket/folder.",
+                "Storage of the PS checkpoints, so that a PS on another machine can resume: a "
+                "shared folder, or s3://bucket/folder.",
                 "address",
                 unset="in --run_dir",
             ),
             integer(
                 "keep_checkpoints",
                 3,
-                "Number of newest checkpoints that a PS keeps.",
+                "Number of newest checkpoints that a PS keeps; older ones are deleted.",
                 "count",
                 low=1,
             ),
@@ -196,8 +199,9 @@ _RUN = Topic(
             choice(
                 "placement",
                 "hash",
-                "Placement of the model on PS shards: hash, each tensor on the least loaded shard; "
-                "speed, blocks of layers by the shards' speed.",
+                "Placement of the model on PS shards: hash, large tensors in equal slices and "
+                "each small tensor on the least loaded shard; speed, blocks of layers by the "
+                "shards' speed.",
                 placement.REGISTRY,
             ),
             comma_list(
@@ -211,7 +215,8 @@ _RUN = Topic(
             choice(
                 "kernels",
                 "auto",
-                "Implementation of array kernels; auto chooses numpy on a CPU.",
+                "Implementation of the array operations of codecs and updates; auto chooses numpy "
+                "on a CPU.",
                 ("auto", "tf", "numpy"),
             ),
         ),
@@ -224,14 +229,15 @@ _MODEL_AND_DATA = Topic(
         choice(
             "model_from",
             FROM_FLAGS,
-            "Source of a PS's model: flags, the flags of the PS; worker, the first worker that the "
-            "PS admits.",
+            "Source from which a PS takes its model: flags, the flags of the PS; worker, the "
+            "first worker that registers.",
             (FROM_FLAGS, FROM_WORKER),
         ),
         choice(
             "task",
             CLASSIFICATION,
-            "Task of the model; each task has its own networks and data sets.",
+            "Task of the model, such as classification; each task has its own networks and data "
+            "sets.",
             TASKS,
         ),
         choice("network", "cnn", "Name of a built-in model.", NETWORKS),
@@ -256,21 +262,26 @@ _MODEL_AND_DATA = Topic(
             "folder",
             unset="the data set's usual places",
         ),
-        choice("partition", "iid", "Rule that divides the examples among the workers.", PARTITIONS),
+        choice(
+            "partition",
+            "iid",
+            "Rule that divides the training examples among the workers.",
+            PARTITIONS,
+        ),
         *advanced(
             choice(
                 "batch",
                 None,
-                "Meaning of a script's batch size: the total of all workers (global), or the size "
-                "on each worker (worker).",
+                "Meaning of the batch size in a script: the total over all workers (global), or "
+                "the size on each worker (worker).",
                 BATCHES,
                 unset="global where all workers step together, else worker",
             ),
             choice(
                 "shard",
                 "auto",
-                "Division of the data that a script gives to fit: auto, among the workers; off, "
-                "each worker trains on its own data.",
+                "Division of the data that a script passes to fit: auto, Thinwire divides the "
+                "data among the workers; off, each worker trains on its own data.",
                 SHARDS,
             ),
             integer("image_size", 28, "Height and width of an input image.", "pixels", low=1),
@@ -278,14 +289,15 @@ _MODEL_AND_DATA = Topic(
             integer(
                 "nb_classes",
                 10,
-                "Number of classes; for other tasks the number of outputs, labels or words.",
+                "Number of classes of the data set; for other tasks than classification, the "
+                "number of outputs, labels or words.",
                 "count",
                 low=1,
             ),
             choice(
                 "scaling",
                 None,
-                "Scaling of the values of images.",
+                "Scaling of the pixel values of images.",
                 SCALINGS,
                 unset="by the data set's channels for cifar10 and imagenet, else standardize",
             ),
@@ -298,7 +310,7 @@ _MODEL_AND_DATA = Topic(
             ),
             switch(
                 "top5",
-                "Evaluations also report how often the label is among the five best predictions; "
+                "Report in evaluations how often the label is among the five best predictions; "
                 "always on for imagenet.",
             ),
             words(
@@ -312,8 +324,8 @@ _MODEL_AND_DATA = Topic(
             words(
                 "data_sharding_file",
                 None,
-                "File for --partition=file: start and end fraction of each worker's part of the "
-                "training set.",
+                "File for --partition=file: start and end of each worker's part of the training "
+                "set, as fractions, with one line per worker.",
                 "file",
                 unset="none",
             ),
@@ -329,7 +341,8 @@ _MODEL_AND_DATA = Topic(
             ),
             switch(
                 "no_block_shuffle",
-                "Keep the examples of --partition=class in order of their labels in every epoch.",
+                "Keep the training examples in the order of their labels in every epoch with "
+                "--partition=class.",
             ),
         ),
     ),
@@ -376,7 +389,8 @@ _STOP = Topic(
         words(
             "target",
             None,
-            "Bound of an evaluation metric at which the run stops, in quotes: 'val_mae<=0.3'.",
+            "Bound of an evaluation metric at which the run stops, in quotes, such as "
+            "'val_mae<=0.3'.",
             "'NAME<=NUMBER' or 'NAME>=NUMBER'",
             rule=_IS_TARGET,
             unset="none",
@@ -395,7 +409,7 @@ TOPICS = (
     _MODEL_AND_DATA,
     _STOP,
 )
-#: Topics of flags that only matter to nodes that exchange gradients.
+#: Topics of flags that have an effect only on nodes that exchange gradients.
 OF_EXCHANGES = (CODEC, dgt.TOPIC, GUARDS, PRIVACY)
 
 
@@ -408,13 +422,13 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
     """
     if given.overwrite and given.resume:
         raise ConfigurationError(
-            "--overwrite and --resume were both given: one discards what --run_dir holds, and the "
-            "other continues it. Leave one out."
+            "--overwrite and --resume were both given: --overwrite discards the run in --run_dir, "
+            "and --resume continues it. Leave one of the two flags out."
         )
     if given.resume and given.type_node in _NEVER_RESUMED:
         raise ConfigurationError(
-            f"--type_node={given.type_node} --resume: a {given.type_node} is never continued. "
-            "Leave --resume out."
+            f"--type_node={given.type_node} --resume: a {given.type_node} cannot continue an "
+            "earlier run. Leave --resume out."
         )
     router = given.router or METHODS[given.method]["router"]
     if router == "dgt":
@@ -466,7 +480,7 @@ def _reports_top5(given: flags.FlagValues) -> bool:
         return reports_top5(given.top5, given.dataset, nb_classes)
     if given.top5:
         raise ConfigurationError(
-            f"--top5 is for --task={CLASSIFICATION}, and this is --task={given.task}; leave "
+            f"--top5 is for --task={CLASSIFICATION}, but this run has --task={given.task}; leave "
             "--top5 out."
         )
     return False
@@ -486,14 +500,14 @@ def _iter_max(given: flags.FlagValues) -> int | None:
 
 
 def _target(given: flags.FlagValues) -> Target | None:
-    """Return the metric's target from --target or --target_accuracy; None without these flags."""
+    """Return the target of the metric from --target or --target_accuracy; None without them."""
     if given.target is None:
         bound = given.target_accuracy
         return None if bound is None else Target.of_accuracy(bound)
     if given.target_accuracy is not None:
         raise ConfigurationError(
             f"--target={given.target} and --target_accuracy={given.target_accuracy:g}: a run has "
-            "one target; leave one out."
+            "only one target; leave one of the two flags out."
         )
     return Target.parse(given.target)
 
@@ -513,12 +527,13 @@ def _addresses(given: flags.FlagValues) -> tuple[str, ...]:
         host, colon, port = address.rpartition(":")
         if not host or not colon or not port.isdigit() or int(port) > 65535:
             raise ConfigurationError(
-                f"--ps_hosts, or --ip_PS and --port: {address!r} is not host:port with a port "
-                "up to 65535."
+                f"--ps_hosts, or --ip_PS and --port: the PS address {address!r} is not host:port "
+                "with a port up to 65535."
             )
     if given.nb_ps not in (given["nb_ps"].default, len(addresses)):
         raise ConfigurationError(
-            f"--ps_hosts names {len(addresses)} shards, --nb_ps={given.nb_ps}; leave one out."
+            f"--ps_hosts names {len(addresses)} shards, but --nb_ps={given.nb_ps}; expected equal "
+            "numbers. Leave one of the two flags out."
         )
     return addresses
 
@@ -539,19 +554,19 @@ def _check_partition(given: flags.FlagValues) -> None:
         )
     if given.dirichlet_alpha is not None and given.partition != "dirichlet":
         raise ConfigurationError(
-            f"--dirichlet_alpha={given.dirichlet_alpha:g} is for --partition=dirichlet, and this "
-            f"is --partition={given.partition}; change one."
+            f"--dirichlet_alpha={given.dirichlet_alpha:g} is for --partition=dirichlet, but this "
+            f"run has --partition={given.partition}; change one of the two flags."
         )
     if given.partition in BY_CLASS and not TASKS[given.task].has_classes:
         expected = "|".join(name for name in PARTITIONS if name not in BY_CLASS)
         raise ConfigurationError(
-            f"--partition={given.partition} splits examples by their classes, and the "
-            f"examples of --task={given.task} have none; expected --partition={expected}."
+            f"--partition={given.partition} splits examples by their classes, but the examples of "
+            f"--task={given.task} have no classes; expected --partition={expected}."
         )
     if given.no_block_shuffle and given.partition != "class":
         raise ConfigurationError(
-            "--no_block_shuffle is for --partition=class, and this is "
-            f"--partition={given.partition}; change one."
+            "--no_block_shuffle is for --partition=class, but this run has "
+            f"--partition={given.partition}; change one of the two flags."
         )
     if path is not None and given.type_node in _ROLES_THAT_SPLIT:
         read_fractions(path, given.nb_workers)
@@ -562,24 +577,25 @@ def _check_files(given: flags.FlagValues) -> None:
     folder = None if given.data_dir is None else pathlib.Path(given.data_dir)
     if folder is not None and not (folder.is_dir() and any(folder.iterdir())):
         raise ConfigurationError(
-            f"--data_dir={given.data_dir} is {'empty' if folder.is_dir() else 'no folder'}; name "
-            "the folder that holds the data set's files, or leave it out to use the data set's "
-            "usual places."
+            f"--data_dir={given.data_dir} is {'empty' if folder.is_dir() else 'no folder'}; give "
+            "the folder that holds the data set's files, or leave --data_dir out to use the data "
+            "set's usual places."
         )
     if given.model is not None and not pathlib.Path(given.model).is_file():
         raise ConfigurationError(
-            f"--model={given.model} is no file; name the .py file with your build_model()."
+            f"--model={given.model} is no file; expected the path of a .py file that defines "
+            "build_model()."
         )
     if "advice" in given and given.advice and given.type_node in _ROLES_THAT_RECORD:
         predictions.load(pathlib.Path(given.advice))
 
 
 def _check_model_from(given: flags.FlagValues) -> None:
-    """Reject a named model, and rounds without all workers, if --model_from=worker."""
+    """If --model_from=worker, reject flags that name a model or let rounds have fewer workers."""
     if given.model_from == FROM_FLAGS:
         if given.schedule_clock != given["schedule_clock"].default:
             raise ConfigurationError(
-                f"--schedule_clock={given.schedule_clock} is for schedules of a script's "
+                f"--schedule_clock={given.schedule_clock} is for the schedule of a script's "
                 f"optimizer, but with --model_from={FROM_FLAGS} the schedule is --lr_schedule. "
                 "Leave --schedule_clock out."
             )
@@ -587,8 +603,8 @@ def _check_model_from(given: flags.FlagValues) -> None:
     for name in ("model", "network"):
         if given[name].present and given[name].value is not None:
             raise ConfigurationError(
-                f"--{name}={given[name].value} and --model_from={FROM_WORKER}: the first "
-                f"worker defines the model; leave --{name} out, or take --model_from={FROM_FLAGS}."
+                f"--{name}={given[name].value} and --model_from={FROM_WORKER}: the first worker's "
+                f"script defines the model; leave --{name} out, or take --model_from={FROM_FLAGS}."
             )
     for name in ("fraction", "draws"):
         if given[name].value != given[name].default:
@@ -628,8 +644,8 @@ def _method(given: flags.FlagValues, nb_ps: int) -> Method:
 def _with_script_optimizer(choices: Choices, kind: Kind, given: flags.FlagValues) -> Choices:
     """Return the method's choices with the script's optimizer, unless flags choose an optimizer.
 
-    The script's compiled optimizer runs on the PS if workers push gradients, and on the workers if
-    workers push changes of weights.
+    The optimizer that the script compiled runs on the PS if workers push gradients, and on the
+    workers if workers push changes of weights.
     """
     if kind is Kind.GRADIENT and choices.overrides["server_optimizer"] is None:
         return dataclasses.replace(
@@ -641,18 +657,18 @@ def _with_script_optimizer(choices: Choices, kind: Kind, given: flags.FlagValues
 
 
 def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> None:
-    """Reject PS shards without work, and flags of all-reduces if the run exchanges with a PS."""
+    """Reject several PS shards in an all-reduce run, and all-reduce flags in a run with a PS."""
     check_shards(method, nb_ps)
     for name in ("worker_port", "collective_sync_every"):
         if method.collective == THROUGH_PS and given[name].value != given[name].default:
             raise ConfigurationError(
-                f"--{name}={given[name].value} is for an all-reduce among the workers, and this is "
-                f"--collective={THROUGH_PS}; change one."
+                f"--{name}={given[name].value} is for an all-reduce among the workers, but this "
+                f"run has --collective={THROUGH_PS}; change one of the two flags."
             )
 
 
 def _draws(given: flags.FlagValues) -> tuple[tuple[int, ...], ...] | None:
-    """Return the rounds of --draws; empty on roles that do not read the file, None without it."""
+    """Return the rounds in the file of --draws; () if the role needs none, None without it."""
     if given.draws is None:
         return None
     return read_draws(given.draws, given.nb_workers) if given.type_node in _ROLES_THAT_DRAW else ()
@@ -663,24 +679,27 @@ def _guards(given: flags.FlagValues, method: Method) -> Guards:
     check_guards(method, guards)
     if guards.active and given.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"--collective={given.collective}: the PS receives no updates to check; "
-            "leave out --max_update_norm, --update_norm_factor and --quarantine_after, or take "
-            f"--collective={THROUGH_PS}."
+            f"--collective={given.collective}: with an all-reduce among the workers, the PS "
+            "receives no updates that it could check; leave out --max_update_norm, "
+            f"--update_norm_factor and --quarantine_after, or take --collective={THROUGH_PS}."
         )
     return guards
 
 
 def _groups(given: flags.FlagValues) -> dict[str, Any]:
-    """Return the fields of `Choices` on groups of workers: fixed groups, or settings for auto."""
+    """Return the values of the `Choices` fields about groups of workers (fixed or automatic)."""
     if given.groups is not None and given.groups_file is not None:
-        raise ConfigurationError("--groups and --groups_file were both given; leave one out.")
+        raise ConfigurationError(
+            "--groups and --groups_file were both given, and both define the worker groups; leave "
+            "one of the two flags out."
+        )
     if given.groups == "auto":
         return {"groups": None, "auto_groups": _auto_groups(given)}
     for name in ("groups_warmup_updates", "regroup_interval_seconds"):
         if given[name].value is not None:
             raise ConfigurationError(
-                f"--{name}={given[name].value} is for --groups=auto, and this is "
-                f"--groups={given.groups}; change one."
+                f"--{name}={given[name].value} is for --groups=auto, but this run has "
+                f"--groups={given.groups}; change one of the two flags."
             )
     if given.groups is not None:
         return {"groups": parse_groups(given.groups)}
@@ -688,7 +707,11 @@ def _groups(given: flags.FlagValues) -> dict[str, Any]:
 
 
 def _auto_groups(given: flags.FlagValues) -> AutoGroups:
-    """Return the settings of --groups=auto. The defaults are 10 updates per worker and 60 s."""
+    """Return the settings of --groups=auto.
+
+    By default, the warm-up before the first automatic grouping lasts 10 updates per worker, and the
+    PS groups the workers again every 60 s.
+    """
     updates, seconds = given.groups_warmup_updates, given.regroup_interval_seconds
     return AutoGroups(
         10 * given.nb_workers if updates is None else updates, 60.0 if seconds is None else seconds

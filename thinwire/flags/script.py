@@ -21,8 +21,8 @@ OWN_MODEL_AND_DATA = {
     not in ("batch", "data_sharding_file", "dirichlet_alpha", "model_from", "partition", "shard")
 }
 _COMPUTES = "the script itself computes the gradients"
-_EVALUATES = "a script evaluates by its own fit(validation_data=...)"
-COMPILED = "the optimizer is the one that the script compiles"
+_EVALUATES = "a script evaluates the model with its own fit(validation_data=...)"
+COMPILED = "the run uses the optimizer that the script compiles"
 #: Name of a flag that has no effect on a script's run -> reason for rejecting the flag.
 NEVER = OWN_MODEL_AND_DATA | {
     "batch_size": "the script's fit sets the batch size",
@@ -57,14 +57,14 @@ _USUAL = {*NEVER, *_OFTEN_OF_SCRIPTS, *itertools.chain(*OPTIMIZER.values())}
 
 
 def misplaced(target: ScriptTarget, known: Collection[str]) -> str:
-    """Return a warning about flags of Thinwire that stand after the script on the command line.
+    """Return a warning about Thinwire's flags that follow the script on the command line.
 
-    Only the script receives the words after its name. No warning is given for names that scripts
-    often use, names in the script's text, and all words after ``--``: these words are meant for the
-    script.
+    Only the script, not Thinwire, receives the words after the script's name. The warning omits
+    flag names that scripts often use, flag names in the script's text, and all words after ``--``,
+    because the user means these words for the script.
 
     Args:
-        target: Script of the command line, with its arguments.
+        target: User's script of the command line, with the script's arguments.
         known: Names of all flags of Thinwire, without dashes.
 
     Returns:
@@ -83,7 +83,7 @@ def misplaced(target: ScriptTarget, known: Collection[str]) -> str:
     verb, them = ("stands", "it") if len(flags) == 1 else ("stand", "them")
     return (
         f"{' '.join(flags)} {verb} after {target.shown}, so the script receives {them} and "
-        f"Thinwire does not read {them}. A flag of Thinwire stands before the script: thinwire run "
+        f"Thinwire does not read {them}. Give flags of Thinwire before the script: thinwire run "
         f"{flags[0]} {target.shown}"
     )
 

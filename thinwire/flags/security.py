@@ -55,8 +55,8 @@ TOPIC = Topic(
 TOPICS = (TOPIC,)
 NAMES = tuple(option.name for option in TOPIC.options)
 
-#: Role that connects to other nodes -> name of the flag with the node's number; None if a run has
-#: only one node of the role.
+#: Role that connects to other nodes -> name of the flag with the node's number, or None if a run
+#: has only one node of the role.
 _NUMBERED = {"PS": "id_ps", "Worker": "id_worker", "Supervisor": None}
 #: Roles that start nodes and pass their flags to the nodes.
 _STARTING = ("Cluster", "Advisor")
@@ -120,9 +120,9 @@ def _of_node(given: flags.FlagValues, role: str, number: int) -> Credentials:
 
 
 def protection(given: flags.FlagValues) -> Protection:
-    """Return whether nodes with these flags encrypt messages and authenticate each other.
+    """Return from flags whether nodes encrypt messages and authenticate each other.
 
-    This function does not read the credential files, because they may be on other hosts.
+    `protection` does not read the credential files, because they may be on other hosts.
     """
     encrypted = bool(given.tls_cert)
     token = given.token_file or os.environ.get("THINWIRE_TOKEN")
@@ -133,7 +133,8 @@ def _refuse(given: flags.FlagValues) -> Credentials:
     for name in NAMES:
         if given[name].value:
             raise ConfigurationError(
-                f"--{name}={given[name].value} is for nodes that connect to each other, and "
-                f"--type_node={given.type_node} does not; leave it out."
+                f"--{name}={given[name].value} is for nodes that connect to each other, but a "
+                f"node with --type_node={given.type_node} connects to no other node; leave "
+                f"--{name} out."
             )
     return NO_CREDENTIALS

@@ -1,9 +1,9 @@
-"""Reads this process's Slurm step from the environment; defines which nodes a task starts.
+"""Reads the Slurm step of this process from the environment; maps Slurm tasks to nodes.
 
-``srun thinwire run train.py`` starts one launcher process for every task. Rank r starts worker
-r + 1. Rank 0 also starts the Supervisor. The first task of each host also starts PS shards: shard s
-runs on host s modulo the number of hosts. So every task computes the addresses of all shards from
-Slurm's variables.
+``srun thinwire run train.py`` starts one launcher process for every task. The Slurm task of rank r
+starts worker r + 1. The Slurm task of rank 0 also starts the Supervisor. The first Slurm task of
+each host also starts PS shards, such that shard s runs on host s modulo the number of hosts. So
+every Slurm task can compute the addresses of all shards from Slurm's variables.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class SlurmStep:
     """A Slurm step of several tasks, and the position of this process in the step.
 
     Attributes:
-        rank: Rank of this task in the Slurm step, from 0.
-        host: Index of this task's host in `hosts`.
-        rank_on_host: Rank of this task among the tasks on its host, from 0.
-        hosts: Names of the hosts on which the step's tasks run.
-        tasks: Number of the step's tasks on each host, in the order of `hosts`.
-        first_port: Port of PS shard 0.
-        cpus_of_task: Number of CPUs that Slurm gives this task.
+        rank: Rank of this process's task in the Slurm step, from 0.
+        host: Index of the host of this Slurm task in the list `hosts`.
+        rank_on_host: Rank of this Slurm task among the step's tasks on the same host, from 0.
+        hosts: Names of the hosts on which the tasks of the Slurm step run.
+        tasks: Number of tasks of the Slurm step on each host, in the order of `hosts`.
+        first_port: TCP port of PS shard 0.
+        cpus_of_task: Number of CPUs that Slurm gives the task of this process.
     """
 
     rank: int
@@ -52,11 +52,11 @@ class SlurmStep:
 
     @property
     def is_first(self) -> bool:
-        """True for the task of rank 0, which does work that only one task may do."""
+        """True for the Slurm task of rank 0, which does work that only one task may do."""
         return self.rank == 0
 
     def starts(self, role: str, number: int) -> bool:
-        """Return True if this task starts the node with the given role and number."""
+        """Return True if this Slurm task starts the node with the given role and number."""
         if role == "Worker":
             return number == self.rank + 1
         if role == "PS":
@@ -78,8 +78,8 @@ class SlurmStep:
 def step_of(environment: Mapping[str, str]) -> SlurmStep | None:
     """Return the Slurm step in which this process is a task.
 
-    Return None if srun has not started this process, and in a Slurm step of one task. A batch
-    script also has a rank variable, but srun has not started it.
+    The result is None if srun has not started this process, or if the Slurm step has one task. A
+    Slurm batch script also has a rank variable, although srun has not started the script.
 
     Raises:
         ConfigurationError: Slurm's environment variables contradict each other or cannot be parsed.
@@ -95,12 +95,12 @@ def step_of(environment: Mapping[str, str]) -> SlurmStep | None:
             f"Slurm's variables contradict each other: SLURM_STEP_NUM_TASKS={count}, "
             f"SLURM_STEP_TASKS_PER_NODE={environment['SLURM_STEP_TASKS_PER_NODE']}, "
             f"SLURM_STEP_NODELIST={environment['SLURM_STEP_NODELIST']}, SLURM_NODEID={host}. "
-            "Start the command by srun."
+            "Start the command with srun."
         )
     if rank >= count:
         raise ConfigurationError(
-            f"SLURM_PROCID={rank} in a step of {count} tasks; expected 0 to {count - 1}. Start the "
-            "command by srun."
+            f"Slurm's variable SLURM_PROCID={rank} in a step of {count} tasks; expected a rank "
+            f"from 0 to {count - 1}. Start the command with srun."
         )
     shared = _number(environment, "SLURM_CPUS_ON_NODE", "1") // tasks[host]
     return SlurmStep(
@@ -122,7 +122,8 @@ def expand_hosts(nodes: str) -> tuple[str, ...]:
     """
     hosts: list[str] = []
     for part in filter(None, _OUTER_COMMA.split(nodes.strip())):
-        pieces = _BRACKETS.split(part)  # alternating: text, range, text, range, text
+        # `_BRACKETS.split` returns a text, a range of host numbers, a text, and so on.
+        pieces = _BRACKETS.split(part)
         choices = [
             [piece] if even else list(_expand_ranges(piece))
             for even, piece in zip(itertools.cycle((True, False)), pieces, strict=False)
@@ -137,20 +138,21 @@ def _expand_ranges(text: str) -> Iterator[str]:
         last = last or first
         if not (first.isdecimal() and last.isdecimal()):
             raise ConfigurationError(
-                f"the list of hosts has [{text}], which is not a range; expected for example "
-                "node[01-04,7]."
+                f"Slurm's list of hosts has the brackets [{text}], which hold no ranges of "
+                "numbers; expected for example node[01-04,7]."
             )
         yield from (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
 
 
 def _expand_counts(text: str) -> tuple[int, ...]:
-    """Expand Slurm's counts like ``2(x3),1`` to the number of tasks on each host: 2, 2, 2, 1."""
+    """Expand Slurm's counts like ``2(x3),1`` to the numbers of tasks on the hosts: 2, 2, 2, 1."""
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
         if match is None:
             raise ConfigurationError(
-                f"SLURM_STEP_TASKS_PER_NODE={text!r}: expected counts such as 2(x3),1."
+                f"Slurm's variable SLURM_STEP_TASKS_PER_NODE={text!r}; expected numbers of tasks, "
+                "such as 2(x3),1."
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return tuple(counts)
@@ -167,8 +169,8 @@ def _port(environment: Mapping[str, str]) -> int:
 def _text(environment: Mapping[str, str], name: str) -> str:
     if not environment.get(name):
         raise ConfigurationError(
-            f"SLURM_STEP_NUM_TASKS={environment['SLURM_STEP_NUM_TASKS']} is set but {name} is not; "
-            "start the command by srun."
+            f"SLURM_STEP_NUM_TASKS={environment['SLURM_STEP_NUM_TASKS']} is set but {name} is "
+            "not; start the command with srun."
         )
     return environment[name]
 
@@ -176,5 +178,7 @@ def _text(environment: Mapping[str, str], name: str) -> str:
 def _number(environment: Mapping[str, str], name: str, default: str = "0") -> int:
     text = environment.get(name) or default
     if not text.isdecimal():
-        raise ConfigurationError(f"{name}={text!r}: expected a whole number from 0.")
+        raise ConfigurationError(
+            f"Slurm's variable {name}={text!r}; expected a whole number, 0 or more."
+        )
     return int(text)

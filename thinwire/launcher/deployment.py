@@ -1,14 +1,14 @@
 """Packs the Python code and the files that the ssh and Ray launchers send to hosts.
 
-Every host unpacks the same .tar.gz archive into a folder. The archive holds:
+Every host of a run unpacks the same .tar.gz archive into a folder. The archive holds:
 
     thinwire/         the package; symbolic links of a checkout are replaced by their folders
     sent/FLAG/FILE    each file that a flag names and every node reads, for example --model
     sent/script/      the folder of the script
 
 The archive has only the top-level entries `thinwire` and `sent`: a folder named `data` or `ops`
-would hide a module of the user's. These parts of the script's folder are not sent: hidden files,
-`__pycache__`, the folder `runs/`, and the token and key files that flags name.
+would hide a module of the user's. The launchers do not send these parts of the script's folder:
+hidden files, `__pycache__`, the folder `runs/`, and the token and key files that flags name.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from thinwire.runtime.run.script_settings import IN_SCRIPT_FOLDER, SENT_SCRIPT
 from thinwire.runtime.run.script_target import MODULE_OPTION
 
 FLAGS = flags.FLAGS
-#: Flags whose files stay on the launching host: no node reads the hosts file, and the token file
-#: holds a secret.
+#: Flags whose files the launcher does not send to hosts, because no node reads the hosts file, and
+#: the token file holds a secret.
 _NOT_SENT = ("hosts_file", "token_file")
-#: Flags that name files with secrets, which may be in the script's folder. In the values of these
-#: flags `{node}` is a placeholder for a node's name.
+#: Flags that name files with secrets. The files may be in the script's folder, and `{node}` in the
+#: values of these flags is a placeholder for a node's name.
 _SECRETS = ("token_file", "tls_key")
 _SENT = "sent"
 _LARGEST_ARCHIVE_BYTES = 256 << 20
@@ -47,7 +47,7 @@ class CodeDeployment:
 
     # Working directory of nodes on the host; a relative path starts at the home directory
     folder: str
-    node: tuple[str, ...]  # arguments of Python that run a node on the host
+    node: tuple[str, ...]  # Python's arguments that run a node on the host
     script: tuple[str, ...]  # Python's arguments that run a script on the host
     watchdog: tuple[str, ...]  # Python's arguments that run the watchdog on the host
     flags: tuple[str, ...]  # flags that name files, with the paths of the copied files on the host
@@ -55,10 +55,10 @@ class CodeDeployment:
     archive: bytes | None
 
     def words(self, node: Node, own_flags: Sequence[str]) -> list[str]:
-        """Return the arguments of Python on a node's command line on the host.
+        """Return the arguments of the Python interpreter that start a node on the host.
 
         Args:
-            node: Node to start.
+            node: PS shard or worker to start.
             own_flags: Flags that the launcher adds to the node's command line for the node's host.
         """
         if node.script and self.archive is not None:
@@ -70,10 +70,11 @@ class CodeDeployment:
 
 
 def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment:
-    """Return where hosts have the code: at the current folder's path, or in --sync_dst_dir.
+    """Return where hosts have Thinwire's code: in the current folder, or in --sync_dst_dir.
 
     Args:
-        script_folder: Folder of the script, copied with the code; None if the run has no script.
+        script_folder: Folder of the user's script, which is copied with Thinwire's code; None if
+            the run has no script.
 
     Raises:
         ConfigurationError: --sync_dst_dir is not a folder below / or the home directory, or a file
@@ -86,18 +87,20 @@ def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment
     folder = FLAGS.sync_dst_dir.removeprefix("~/").rstrip("/")
     if not folder or folder.startswith(("~", "-")):
         raise ConfigurationError(
-            f"--sync_dst_dir={FLAGS.sync_dst_dir}: expected a folder for the code alone, absolute "
-            "or relative to the home directory, for example /tmp/thinwire or ~/thinwire."
+            f"--sync_dst_dir={FLAGS.sync_dst_dir}: expected a folder that only holds the copied "
+            "code, absolute or relative to the home directory, for example /tmp/thinwire or "
+            "~/thinwire."
         )
     return copied_code(folder, script_folder)
 
 
 def copied_code(folder: str, script_folder: pathlib.Path | None = None) -> CodeDeployment:
-    """Pack the code, and the files that flags name, for a folder of each host.
+    """Pack Thinwire's code and the files that flags name; return where each host unpacks them.
 
     Args:
-        folder: Folder of each host in which the archive is unpacked.
-        script_folder: Folder of the script, copied with the code; None if the run has no script.
+        folder: Path of the folder in which each host unpacks the archive.
+        script_folder: Folder of the user's script, which is copied with Thinwire's code; None if
+            the run has no script.
 
     Raises:
         ConfigurationError: A file that a flag names is missing on the launching host, or the
@@ -115,14 +118,14 @@ def copied_code(folder: str, script_folder: pathlib.Path | None = None) -> CodeD
 
 
 def pack(files: dict[str, pathlib.Path], script_folder: pathlib.Path | None = None) -> bytes:
-    """Return the archive that hosts unpack, as the content of a .tar.gz file.
+    """Return the archive of code and files that hosts unpack, as the content of a .tar.gz file.
 
     Args:
         files: Name of a flag -> path of the file that the flag names.
-        script_folder: Folder of the script; None if the run has no script.
+        script_folder: Folder of the user's script; None if the run has no script.
 
     Raises:
-        ConfigurationError: The archive exceeds `_LARGEST_ARCHIVE_BYTES`.
+        ConfigurationError: The archive of code and files exceeds `_LARGEST_ARCHIVE_BYTES`.
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
@@ -130,7 +133,8 @@ def pack(files: dict[str, pathlib.Path], script_folder: pathlib.Path | None = No
         def add(path: pathlib.Path, name: str, keeps: Callable[[str], bool]) -> None:
             def keep(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
                 _check_size(buffer, path)
-                info.uid = info.gid = 0  # hides the files' owner from the hosts
+                # The archive must not show the name of the files' owner to the hosts.
+                info.uid = info.gid = 0
                 info.uname = info.gname = ""
                 return info if keeps(info.name) else None
 
@@ -147,17 +151,19 @@ def pack(files: dict[str, pathlib.Path], script_folder: pathlib.Path | None = No
 
 
 def unpack(archive: bytes, folder: pathlib.Path) -> None:
-    """Unpack an archive of `pack` into a folder of this host.
+    """Unpack an archive that `pack` has returned into a folder of this host.
 
-    Symbolic links that lead out of the folder are skipped, with a warning: Ray sends the folder to
-    Ray's nodes, and would follow such a link and send the file that the link points to.
+    `unpack` skips symbolic links that lead out of the folder, with a warning. Ray, which sends the
+    folder to its nodes, would follow such a link and send the link's target.
     """
 
     def keep(info: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
         try:
             return tarfile.data_filter(info, path)
         except tarfile.FilterError as error:
-            logging.warning("%s is not sent: %s", info.name, error)
+            logging.warning(
+                "file %s is not unpacked, because its path or type is unsafe: %s", info.name, error
+            )
             return None
 
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
@@ -165,7 +171,7 @@ def unpack(archive: bytes, folder: pathlib.Path) -> None:
 
 
 def _named_files() -> dict[str, pathlib.Path]:
-    """Return name of a flag -> file, for the flags that name a file that every node reads."""
+    """Return name of a flag -> file, for the flags that name a file which every node reads."""
     named = {
         name: pathlib.Path(str(FLAGS[name].value))
         for name in FLAGS
@@ -177,7 +183,8 @@ def _named_files() -> dict[str, pathlib.Path]:
     for name, path in named.items():
         if not path.is_file():
             raise ConfigurationError(
-                f"--{name}={path} is not a file. Expected a file, to be copied to every host."
+                f"--{name}={path} is not a file; expected a file that the launcher can copy to "
+                "every host."
             )
     return named
 
@@ -189,9 +196,9 @@ def _place(name: str, path: pathlib.Path) -> str:
 def _check_size(buffer: io.BytesIO, path: pathlib.Path) -> None:
     if buffer.getbuffer().nbytes > _LARGEST_ARCHIVE_BYTES:
         raise ConfigurationError(
-            f"{path} is too large to be copied to every host (more than "
-            f"{_LARGEST_ARCHIVE_BYTES >> 20} MiB packed); put the script into a folder without "
-            "data; over ssh you can also leave --sync_dst_dir out and use a shared disk."
+            f"the folder {path} is too large to be copied to every host; expected at most "
+            f"{_LARGEST_ARCHIVE_BYTES >> 20} MiB when packed. Put the script into a folder "
+            "without data; over ssh you can also leave --sync_dst_dir out and use a shared disk."
         )
 
 
@@ -201,9 +208,9 @@ def _is_visible(name: str) -> bool:
 
 
 def _rule_of_script(folder: pathlib.Path) -> Callable[[str], bool]:
-    """Return a function that returns True for the archive name of a file that is sent to hosts.
+    """Return a predicate that is True for the archive name of a script's file to send to hosts.
 
-    Token and key files of this run, and the records in the folder `runs/`, are not sent.
+    The launcher does not send the run's token and key files, and the folder `runs/`.
     """
     paths = [str(FLAGS[name].value) for name in _SECRETS if name in FLAGS and FLAGS[name].value]
     matches = (glob.glob(glob.escape(path).replace("{node}", "*")) for path in paths)

@@ -27,9 +27,10 @@ def describe_run(run: Run, nodes: Sequence[Node], hosts: Sequence[str]) -> Itera
     """Yield the lines that describe a run: its method, traffic, run directory and nodes.
 
     Args:
-        run: Settings of the run, from the flags.
-        nodes: Nodes that the run would start.
-        hosts: Host of each node, in the order of `nodes`; empty if all nodes run on this host.
+        run: Settings of the training run, from the flags.
+        nodes: Nodes (PS shards, workers, Supervisor) that the run would start.
+        hosts: Name of each node's host, in the order of `nodes`; empty if all nodes run on this
+            host.
     """
     method = run.method
     yield f"method: {method.name} ({_policies(run)})"

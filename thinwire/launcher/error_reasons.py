@@ -1,9 +1,10 @@
 """Finds the one-line reason and the documented exit code of an error that ends a script.
 
 Keras and TensorFlow surround an error raised in a model or within a `tf.function` with pages of
-text: the arguments of each layer, the traceback of the graph. This module extracts the one-line
-reason from these pages, for the last line of `thinwire run` (`thinwire.launcher.script`) and for a
-script that a shell, or a launcher other than Thinwire's, has started (`exit_with_reason`).
+text, for example the arguments of each layer and the traceback of the graph. This module extracts
+the error's one-line reason from the text. `thinwire run` shows the reason as its last line
+(`thinwire.launcher.script`), and `exit_with_reason` shows it for a script that a shell or another
+launcher has started.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from thinwire.runtime.run.settings import (
 )
 from thinwire.worker.script import RECORD, LeftBehind
 
-#: (module, name of an exception) pairs. These exceptions notify a script of the end of its run.
+#: (module, name) pairs of the exceptions that notify a user's script of the end of its run.
 _ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.script.session", "RunOver"))
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -44,7 +45,7 @@ _OF_GRAPH = re.compile(
 )
 #: Prefix of a note that Thinwire adds to an error of the script, as `explain_batch` does.
 _NOTE = "Thinwire: "
-# Number before one of several root errors in TensorFlow's text
+# Matches the number before each of several root errors in TensorFlow's text
 _NUMBER = re.compile(r"^\s*\(\d+\) ")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
@@ -69,7 +70,7 @@ def exit_code_of(error: BaseException) -> int | None:
 
 
 def stop_reason_of(error: BaseException) -> str:
-    """Return the stop reason of an error that reports the run's end; empty for other errors."""
+    """Return the run's stop reason if an error reports the run's end; empty for other errors."""
     for module, name in _ENDS:
         # A module that is not imported cannot have raised its exception.
         kind = getattr(sys.modules.get(module), name, None)
@@ -79,11 +80,11 @@ def stop_reason_of(error: BaseException) -> str:
 
 
 def original_of(error: BaseException) -> BaseException:
-    """Return the error that a library's error replaces, or `error` if it replaces none.
+    """Return the original error that an error of a library wraps, or `error` if there is none.
 
-    TensorFlow's error of a training step replaces the error that the step recorded in `RECORD`.
-    AutoGraph and Keras raise a new error whose text quotes the original error; the new error's
-    chain of `__cause__` and `__context__` leads to the original error.
+    TensorFlow's error of a training step hides the original error, which the step has recorded in
+    `RECORD`. AutoGraph and Keras raise a new error whose text quotes the original error. The new
+    error's chain of `__cause__` and `__context__` leads to the original error.
     """
     error = RECORD.cause_of(error)
     passed = {id(error)}
@@ -101,7 +102,7 @@ def _is_quoted(cause: BaseException, error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's text in one line; an error not raised by Thinwire begins with its type."""
+    """Return an error's text as one line, after the type's name if Thinwire did not raise it."""
     error = original_of(error)
     text = _ESCAPES.sub("", str(error))
     if exit_code_of(error) is not None:
@@ -116,7 +117,7 @@ def reason_of(error: BaseException) -> str:
 def place_of(error: BaseException) -> str:
     """Return the script's line in an error's traceback, as ``file:line``, or an empty string.
 
-    The line is the innermost line of the traceback in the script's own files, before the script's
+    The returned line is the traceback's innermost line in the user's own files before the script's
     first call into Thinwire.
     """
     frames = [*_before_thinwire(error.__traceback__)]
@@ -127,7 +128,7 @@ def place_of(error: BaseException) -> str:
 def _before_thinwire(trace: TracebackType | None) -> Iterator[traceback.FrameSummary]:
     """Yield a traceback's frames from the script's first frame to its first call into Thinwire.
 
-    The traceback begins with the frames of Thinwire that run the script. These frames are skipped.
+    The traceback begins with the frames of Thinwire that run the script, which this function skips.
     """
     frames = [*traceback.extract_tb(trace)]
     while frames and frames[0].filename.startswith(_PACKAGE):
@@ -145,11 +146,11 @@ def _is_of_script(name: str) -> bool:
 
 
 def exit_with_reason() -> None:
-    """Make a script that `thinwire run` has not started end with the error's reason as last line.
+    """Make a script that runs without `thinwire run` end with its error's reason as last line.
 
     An error of Thinwire is written as one line to stderr, and the process exits with the error's
     documented exit code. An error of the script keeps its traceback. If the traceback does not end
-    with the reason, a last line repeats the reason.
+    with the error's reason, a last line repeats the reason.
     """
     before = sys.excepthook
 

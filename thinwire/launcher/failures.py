@@ -1,4 +1,4 @@
-"""Defines the lines on stderr by which a worker reports its script's end to the launcher."""
+"""Defines the lines on stderr by which a worker reports the end of its script to the launcher."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ COMPLETED = "thinwire-completed"
 
 
 class Cause(enum.Enum):
-    """Cause of a script's failure, by which the launcher chooses the remedy that it shows."""
+    """Cause of a script's failure; the launcher shows the user a remedy for the cause."""
 
-    SCRIPT = "script"  # the script raised an error, or exited with a code other than 0
+    SCRIPT = "script"  # the user's script raised an error, or exited with a code other than 0
     # Thinwire rejected a flag, call or value; the failure's text has the remedy
     THINWIRE = "thinwire"
     INTERRUPTED = "interrupted"  # a signal interrupted this worker alone, not the whole run
     LOST = "lost"  # the worker could not reach the PS; the script has no error
     OTHER_RUN = "other run"  # the run directory holds a run of another script
-    # Another worker failed, perhaps one that another task's launcher started
+    # another worker failed, perhaps a worker that another task's launcher started
     ELSEWHERE = "elsewhere"
 
 
@@ -30,15 +30,15 @@ class Cause(enum.Enum):
 class Failure:
     """A script's failure on one worker, as the worker reports it to the launcher."""
 
-    code: int  # exit code of the worker
-    text: str  # message or traceback of the error; may have several lines
+    code: int  # exit code of the worker that failed
+    text: str  # message or traceback of the script's error; may have several lines
     cause: Cause = Cause.SCRIPT
-    # Reason of the failure in one line; empty if the last line of `text` is the reason
+    # Reason of the script's failure in one line; empty if the last line of `text` is the reason
     reason: str = ""
 
     @property
     def headline(self) -> str:
-        """The reason of the failure in one line."""
+        """The reason of the script's failure in one line."""
         return self.reason or self.text.rstrip().rpartition("\n")[2]
 
     @property
@@ -48,7 +48,7 @@ class Failure:
 
     @property
     def is_refused(self) -> bool:
-        """True if the script was refused: the run directory holds a run of another script."""
+        """True if the script was rejected, because the run directory holds another script's run."""
         return self.cause is Cause.OTHER_RUN
 
     @property
@@ -57,7 +57,7 @@ class Failure:
         return self.text.strip() != self.headline.strip()
 
     def last_line(self, worker: int, log: str) -> str:
-        """Return the last line of the launcher's output: the failure's reason and its remedy.
+        """Return the last line of the launcher's output: the reason of a failure and its remedy.
 
         Args:
             worker: Id of the worker that failed.
@@ -76,7 +76,7 @@ class Failure:
         return text
 
     def report(self) -> None:
-        """Write the failure to stderr as one line, which the launcher parses by `read`."""
+        """Write the script's failure to stderr as one line, which the launcher parses by `read`."""
         document = dataclasses.asdict(self) | {"cause": self.cause.value}
         sys.stderr.flush()
         sys.stderr.write(f"{FAILURE}{json.dumps(document)}\n")
@@ -84,7 +84,7 @@ class Failure:
 
     @classmethod
     def read(cls, line: str) -> tuple[str, Failure | None]:
-        """Return a line's text before a failure report, and the failure; None without a report."""
+        """Return a line's text before a failure report, and the failure (None without a report)."""
         before, mark, text = line.partition(FAILURE)
         if not mark:
             return line, None
@@ -101,7 +101,7 @@ class Failure:
 
 
 def report_completion() -> None:
-    """Report to the launcher that the script has run to its end."""
+    """Report to the launcher, by a line on stderr, that this worker's script has run to its end."""
     sys.stderr.flush()
     sys.stderr.write(f"{COMPLETED}\n")
     sys.stderr.flush()

@@ -32,7 +32,7 @@ from thinwire.runtime.run.script_settings import SETTINGS_VARIABLE
 from thinwire.runtime.run.settings import EXIT_DONE
 
 _FOLDER, _CALL, _RESULT = "function", "call.pkl", "result.pkl"
-#: Script that every worker runs. The pickled call is in the same folder as the script.
+#: Text of the script that every worker runs. The pickled call is in the folder of the script.
 _SCRIPT = """\
 # What is called: {digest}
 import pathlib
@@ -46,11 +46,11 @@ _WAIT_SECONDS = 0.2
 
 
 class RunFailed(Exception):
-    """A run of `thinwire.run` failed.
+    """A training run that `thinwire.run` had started failed.
 
     Attributes:
-        exit_code: Exit code of `thinwire run`.
-        run_dir: The run directory, which holds the nodes' logs.
+        exit_code: Exit code of the failed command `thinwire run`.
+        run_dir: Path of the run directory, which holds the nodes' logs.
     """
 
     def __init__(self, exit_code: int, run_dir: pathlib.Path, last_output: str) -> None:
@@ -65,12 +65,12 @@ class FunctionRun:
     """Result of a run of `thinwire.run` that ended successfully.
 
     Attributes:
-        run_dir: The run directory.
-        summary: Content of summary.json; empty if the run has not written the file.
+        run_dir: Path of the run directory.
+        summary: Content of the run's summary.json; empty if the run has not written the file.
         value: Return value of the function on worker 1; None if the return value could not be
             pickled, or if worker 1 ran on a host that does not share the run directory's disk.
-        lost_output: Report of how many lines of the run's output are missing on the caller's stdout
-            and stderr, and why; empty if no line was lost.
+        lost_output: Text that reports how many lines of the run's output are missing on the
+            caller's stdout and stderr, and why; empty if no line is missing.
     """
 
     run_dir: pathlib.Path
@@ -87,20 +87,21 @@ def run(
 ) -> FunctionRun:
     """Run a function on several workers, with a PS and a Supervisor; every worker is a process.
 
-    The function builds its model, passes the model to `thinwire.distribute` and calls `fit`, as a
-    script does. The function is pickled by name if other processes can import it. A function of a
-    notebook or of the main program is pickled by value, with the global values that it uses.
+    The function builds its Keras model, passes the model to `thinwire.distribute` and calls `fit`,
+    as a script does. The function is pickled by name if other processes can import it. A function
+    of a notebook or of the main program is pickled by value, with the global values that it uses.
 
     Args:
-        function: Function that every worker calls.
-        args: Positional arguments of the function; cloudpickle must be able to pickle them.
+        function: Python function that every worker calls.
+        args: Positional arguments of the function that every worker calls; cloudpickle must be able
+            to pickle them.
         nb_workers: Number of workers.
         **flags: Flags of `thinwire run` by name, for example ``method="dgs"`` or ``iter_max=100``.
 
     Raises:
         ConfigurationError: The function or its arguments cannot be pickled.
         RunFailed: The command `thinwire run` ended with an exit code other than 0.
-        KeyboardInterrupt: The run was interrupted; the same call resumes the run.
+        KeyboardInterrupt: The run was interrupted. A repetition of the call resumes the run.
     """
     name = getattr(function, "__name__", "function").strip("<>")
     run_dir = pathlib.Path(flags.pop("run_dir", None) or f"runs/{name}").resolve()
@@ -132,7 +133,7 @@ def call(folder: pathlib.Path) -> None:
     """Call the pickled function on a worker; worker 1 writes the return value to a file.
 
     Args:
-        folder: Folder with the file of the pickled function and arguments.
+        folder: Folder that holds the file with the pickled function and arguments.
     """
     document = cloudpickle.loads((folder / _CALL).read_bytes())
     sys.path[:] = [*sys.path, *(entry for entry in document["path"] if entry not in sys.path)]
@@ -140,8 +141,8 @@ def call(folder: pathlib.Path) -> None:
     value = function(*args)
     if not os.environ.get(SETTINGS_VARIABLE, "").endswith("worker-1.json"):
         return
-    # The launcher reads the return value from the run directory, and `folder` may be a copy of the
-    # script's folder elsewhere.
+    # The launcher reads the return value from the run directory. `folder` may be a copy of the
+    # script's folder on another host.
     result_folder = pathlib.Path(os.environ[SETTINGS_VARIABLE]).parents[1] / _FOLDER
     try:
         result_folder.mkdir(exist_ok=True)
@@ -157,7 +158,8 @@ def _write_call(folder: pathlib.Path, function: Callable[..., Any], args: Sequen
     except Exception as error:
         raise ConfigurationError(
             f"thinwire.run(): {function!r} or its arguments cannot be sent to workers ({error}); "
-            "expected what cloudpickle can pickle. Build models and open files inside the function."
+            "expected a function and arguments that cloudpickle can pickle. Build models and open "
+            "files inside the function."
         ) from error
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / _RESULT).unlink(missing_ok=True)
@@ -168,12 +170,12 @@ def _write_call(folder: pathlib.Path, function: Callable[..., Any], args: Sequen
 
 
 def _digest_of(function: Callable[..., Any], args: Sequence[Any]) -> str:
-    """Return a digest of a function, the functions of its module that it uses, and `args`.
+    """Return a digest of a function, of the functions of its module that it calls, and of `args`.
 
-    The script that every worker runs contains the digest. A changed function thus changes the
-    script, and a changed script does not resume the earlier run. The digest covers source text, not
-    a pickle: a pickle contains the number of a notebook's cell, which changes when the cell is
-    evaluated again unchanged.
+    The script that every worker runs contains the digest of the function. A changed function
+    changes the digest in the script, and a changed script does not resume the earlier run. The
+    digest covers the source text instead of a pickle, because a pickle contains the number of a
+    notebook's cell, which changes when the unchanged cell is evaluated again.
     """
     digest = hashlib.sha256(cloudpickle.dumps(tuple(args)))
     for name, value in _used(function, {}).items():
@@ -184,7 +186,7 @@ def _digest_of(function: Callable[..., Any], args: Sequence[Any]) -> str:
 def _used(function: Any, known: dict[str, Any]) -> dict[str, Any]:
     """Return name -> value for a function and for the functions and constants that it uses.
 
-    Functions of modules other than the function's own module are left out.
+    The result has no functions of modules other than the function's own module.
     """
     code = getattr(function, "__code__", None)
     known[getattr(function, "__qualname__", type(function).__name__)] = function
@@ -233,7 +235,7 @@ def _word(name: str, value: Any) -> str:
 
 
 def _wait(process: SupervisedProcess) -> int:
-    """Return the run's exit code; forward Ctrl-C to the run, and raise it when the run ends."""
+    """Return the run's exit code; after Ctrl-C, interrupt the run, then raise KeyboardInterrupt."""
     interrupted = False
     while (code := process.poll()) is None:
         try:
@@ -245,7 +247,7 @@ def _wait(process: SupervisedProcess) -> int:
             process.send_signal(signal.SIGINT)
     if interrupted:
         raise KeyboardInterrupt
-    process.wait()  # joins the threads that read the last lines of the run's output
+    process.wait()  # waits for the threads that read the last lines of the run's output
     return code
 
 
@@ -262,11 +264,11 @@ def _result(folder: pathlib.Path) -> Any:
 
 
 class _RepeatedLines:
-    """Repeats the run's lines on the caller's `sys.stdout` and `sys.stderr`.
+    """Repeats the output lines of a run on the caller's `sys.stdout` and `sys.stderr`.
 
     Attributes:
         last_error: Last line of the run's stderr, without the time and level of a log line. If the
-            run failed, this line is the reason.
+            run failed, this line states the reason.
     """
 
     last_error = ""
@@ -281,7 +283,7 @@ class _RepeatedLines:
         self._screen.write(line, is_error, "the run")
 
     def close(self) -> str:
-        """Close the screen; return a report of lost lines, and log it if stderr accepts output."""
+        """Stop writing output; return a report of lost lines, and log it if stderr is writable."""
         self._screen.close()
         if self._screen.is_error_stalled:
             return "; ".join(filter(None, (copy.report() for copy in self._screen.copies)))

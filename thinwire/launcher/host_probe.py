@@ -1,11 +1,12 @@
-"""Reports the CPUs, packages and interfaces of a host, before the code is copied to the host.
+"""Reports CPUs, packages and network interfaces of a host before it receives Thinwire's code.
 
 ``python -I - INTERFACE [PACKAGE...] < host_probe.py`` writes one line, ``thinwire-probe`` and a
 JSON object: ``cpus`` (number of CPUs that a process may use), ``missing`` (packages that Thinwire
 requires or the command line names, and that are not installed), ``interfaces`` (names of the
 network interfaces) and ``address`` (IPv4 address of INTERFACE, null if INTERFACE has no address).
 
-This file imports only the standard library, because it runs before the host's packages are known.
+`host_probe.py` imports only the standard library, because it runs before the launcher knows the
+host's packages.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""Reads the hosts file of a cluster, and assigns nodes to hosts."""
+"""Reads the hosts file of a cluster, and assigns PS shards and workers to hosts."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _EXAMPLE = "expected one host a line, for example `10.0.0.7`, `user@node7:2222` 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """A machine of the hosts file, reached over ssh."""
+    """A machine in the hosts file, which the launcher reaches over ssh."""
 
-    name: str  # host name, alias in ssh's configuration, or address
-    user: str | None = None  # user to log in as; None for the default of ssh's configuration
-    port: int | None = None  # port of sshd; None for the default of ssh's configuration
+    name: str  # name of the host, its alias in ssh's configuration, or its address
+    user: str | None = None  # user of the ssh login; None for the default of ssh's configuration
+    port: int | None = None  # port of sshd on the host; None for the default of ssh's configuration
     # Line number of the host in the hosts file, from 1
     line: int = dataclasses.field(default=0, compare=False)
 
     @property
     def target(self) -> str:
-        """The host as ssh's argument: ``user@name``, or the name alone."""
+        """The host in the form of ssh's argument: ``user@name``, or the name alone."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
     def __str__(self) -> str:
-        """Return the host as it is written in the hosts file, for messages."""
+        """Return the host in the format of the hosts file, for messages."""
         name = f"[{self.name}]" if ":" in self.name else self.name
         user = f"{self.user}@" if self.user else ""
         return f"{user}{name}" + (f":{self.port}" if self.port else "")
@@ -42,22 +42,24 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class HostAssignment:
-    """Assignment of a host to every PS shard and worker."""
+    """The host of every PS shard and worker of a run."""
 
-    shards: tuple[Host, ...]  # [nb_ps], host of every shard, by shard id from 0
-    workers: tuple[Host, ...]  # [nb_workers], host of every worker, by worker id from 1
+    shards: tuple[Host, ...]  # [nb_ps], the host of every PS shard, by shard id from 0
+    workers: tuple[Host, ...]  # [nb_workers], the host of every worker, by worker id from 1
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """Hosts that run at least one node, without duplicates."""
+        """Hosts that run one or more nodes, without duplicates."""
         return tuple(dict.fromkeys(self.shards + self.workers))
 
 
 def parse_hosts(text: str, source: str) -> tuple[Host, ...]:
-    """Read a hosts file.
+    """Parse a hosts file, which lists the hosts of a cluster.
 
-    A line names one host, ``[user@]host[:port]``. ``slots=q`` after the host gives the host q slots
-    (places for nodes), like q equal lines. A line may be repeated. ``#`` begins a comment.
+    A line of the hosts file names one host, ``[user@]host[:port]``. ``slots=q`` after the host
+    gives the host q slots (places for nodes), like q equal lines. A line of the hosts file may be
+    repeated, to give its host more slots (places for nodes). The character ``#`` begins a comment
+    in the hosts file.
 
     Args:
         text: Content of the hosts file.
@@ -67,7 +69,7 @@ def parse_hosts(text: str, source: str) -> tuple[Host, ...]:
         One host per slot, in the order of the file's lines.
 
     Raises:
-        ConfigurationError: A line has another format, or the file names no host.
+        ConfigurationError: A line of the hosts file has another format, or the file names no host.
     """
     hosts: list[Host] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -76,7 +78,7 @@ def parse_hosts(text: str, source: str) -> tuple[Host, ...]:
             where = f"{source}, line {number}"
             hosts += [_host(words[0], number, where)] * _slots(words[1:], where)
     if not hosts:
-        raise ConfigurationError(f"{source} names no host; {_EXAMPLE}.")
+        raise ConfigurationError(f"the hosts file {source} names no host; {_EXAMPLE}.")
     return tuple(hosts)
 
 
@@ -84,10 +86,12 @@ def _host(word: str, number: int, where: str) -> Host:
     match = _HOST.fullmatch(word)
     if match is None:
         hint = "; put an IPv6 address into brackets" if word.count(":") > 1 else ""
-        raise ConfigurationError(f"{where}: {word!r} names no host; {_EXAMPLE}{hint}.")
+        raise ConfigurationError(f"{where}: the word {word!r} names no host; {_EXAMPLE}{hint}.")
     port = int(match["port"]) if match["port"] else None
     if port is not None and not 1 <= port <= 65_535:
-        raise ConfigurationError(f"{where}: {word!r} has port {port}; expected 1 to 65535.")
+        raise ConfigurationError(
+            f"{where}: the host {word!r} has the ssh port {port}; expected 1 to 65535."
+        )
     return Host(match["ipv6"] or match["name"], match["user"], port, number)
 
 
@@ -96,17 +100,21 @@ def _slots(words: Sequence[str], where: str) -> int:
         return 1
     name, _, value = words[0].partition("=")
     if len(words) > 1 or name != "slots" or not re.fullmatch(r"[0-9]+", value):
-        raise ConfigurationError(f"{where}: {' '.join(words)!r} is not slots=q; {_EXAMPLE}.")
+        raise ConfigurationError(
+            f"{where}: the text {' '.join(words)!r} after the host is not slots=q; {_EXAMPLE}."
+        )
     if not 1 <= int(value) <= _MAX_SLOTS:
-        raise ConfigurationError(f"{where}: slots={value}; expected 1 to {_MAX_SLOTS}.")
+        raise ConfigurationError(
+            f"{where}: slots={value}; expected 1 to {_MAX_SLOTS} nodes on a host."
+        )
     return int(value)
 
 
 def place(hosts: Sequence[Host], nb_ps: int, nb_workers: int) -> HostAssignment:
-    """Assign nodes to the hosts' slots round robin, from the first slot: shards, then workers.
+    """Assign PS shards, then workers, to the hosts' slots (places for one node) round robin.
 
-    The fastest hosts, which the hosts file names first, run the first PS shards and get workers
-    last. If there are more nodes than slots, the assignment continues at the first slot.
+    The fastest hosts, which the hosts file names first, run the first PS shards and receive workers
+    last. If a run has more nodes than slots, the assignment continues at the first slot.
 
     Args:
         hosts: Host of every slot (place for one node), ordered from fast to slow.

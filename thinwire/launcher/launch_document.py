@@ -64,15 +64,15 @@ class RecordedLaunch:
     path: str  # path of the earlier run's script
     folder: str  # working directory of the earlier run's launcher
     arguments: list[str]  # arguments of the earlier run's script
-    sha256: str  # SHA-256 digest of the script's file, in hexadecimal
-    module: str = ""  # name of the module after -m; empty if the script was given by its path
+    sha256: str  # SHA-256 digest of the earlier run's script file, in hexadecimal
+    module: str = ""  # name of the script's module after -m; empty for a script given by its path
 
     def words(self) -> list[str]:
-        """Return the script and its arguments as words of a command line."""
+        """Return the earlier run's script and its arguments as words of a command line."""
         return module_words(self.module, self.path, self.arguments)
 
     def warnings(self) -> Iterator[str]:
-        """Yield changes of packages, script and folder since the earlier run, as text lines."""
+        """Yield warnings about packages, script or folder that differ from the earlier run's."""
         now = versions()
         for name in sorted({*now, *self.versions}):
             before, after = self.versions.get(name, "none"), now.get(name, "none")
@@ -91,10 +91,10 @@ def recorded(run_dir: str) -> RecordedLaunch:
     """Read the flags and the script of the run in a run directory.
 
     Args:
-        run_dir: Path of the run directory, or of its ``launch.json``.
+        run_dir: Path of the earlier run's directory, or of its ``launch.json``.
 
     Raises:
-        ConfigurationError: The directory has no ``launch.json`` of `thinwire run`.
+        ConfigurationError: The run directory has no ``launch.json`` of `thinwire run`.
     """
     folder = pathlib.Path(run_dir)
     launched = launched_with(folder.parent if folder.is_file() else folder)
@@ -111,13 +111,13 @@ def recorded(run_dir: str) -> RecordedLaunch:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
-            f"--like={run_dir}: expected the run directory of a `thinwire run`, with its "
-            f"{LAUNCH_FILE}."
+            f"--like={run_dir}: expected the run directory of a `thinwire run`, which contains "
+            f"the file {LAUNCH_FILE}."
         ) from error
 
 
 def versions() -> dict[str, str]:
-    """Return package -> version of the installed packages that may change a run's result."""
+    """Return name -> version of the installed packages that may change a run's result."""
     installed = {
         "python": platform.python_version(),
         "thinwire": str(importlib.import_module("thinwire").__version__),

@@ -1,14 +1,14 @@
-"""Shows lines that all workers write equally only once: model summaries, warnings, logs.
+"""Shows output lines that all workers write (model summaries, warnings, logs) only once.
 
 Every worker runs the same script, so all workers write the same `model.summary()` and the same
-warnings: the common lines. The launcher shows the common lines of the leader, which is the running
-worker with the lowest id. A common line of another worker is shown only if the leader does not
-write the same line. Lines on stdout other than model summaries, for example results and progress,
-are private to a worker and are all shown.
+warnings: the common lines. Of the workers' common lines, the launcher shows the lines of the
+leader, which is the running worker with the lowest id. A common line of another worker is shown
+only if the leader does not write the same line. Lines on stdout other than model summaries, for
+example results and progress, are private to a worker and are all shown.
 
-Each worker's output is in one of four states, which only `LineMerger` changes. `LineMerger` has no
-threads, clock or files: its methods take an event and the time, and return the lines to show now,
-in order.
+The output of each worker is in one of four states, which only `LineMerger` changes. `LineMerger`
+has no threads, clock or files. The methods of `LineMerger` take an event and the time, and return
+the output lines to show now, in order.
 
 ========  ========================================  ============================================
 state     event                                     action; next state
@@ -27,9 +27,9 @@ any       the worker has ended                      show its waiting lines; ENDE
 LEADING   the worker has ended                      the lowest running worker is LEADING
 ========  ========================================  ============================================
 
-Bounds: at most `MOST_WAITING` lines of a worker wait; beyond that number, the worker's oldest line
-is shown. For each worker the merger notes the leader's newest `MOST_NOTED` lines. A line beyond
-these bounds may be shown twice but is never lost.
+At most `MOST_WAITING` lines of a worker wait, and if more lines arrive, the merger shows the
+worker's oldest line. For each worker the merger notes the leader's newest `MOST_NOTED` lines. An
+output line beyond these bounds may be shown twice but is never lost.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-#: How long a worker's common line waits for the leader's equal line, in seconds. Workers start some
-#: seconds apart on a busy machine. With a longer time, a line that only one worker writes would
-#: seem lost.
+#: Longest time that a worker's output line waits for an equal line of the leader, in seconds.
+#: Workers start some seconds apart on a busy machine. With a longer time, a line that only one
+#: worker writes would seem lost.
 PATIENCE_SECONDS = 5.0
-#: Maximum number of lines of one worker that wait for the leader's equal lines.
+#: Maximum number of output lines of one worker that wait for equal lines of the leader.
 MOST_WAITING = 1000
 #: Maximum number of the leader's lines that are noted until one worker writes equal lines.
 MOST_NOTED = 4096
@@ -62,7 +62,7 @@ _TIME = re.compile(r"^([IWEF])\d{4} [\d:.]+ +\d+ |^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:
 
 
 class LineState(enum.Enum):
-    """State of one worker's output in the `LineMerger`; the module's table has the transitions."""
+    """State of a worker's output in the `LineMerger`; this module's table has the transitions."""
 
     LEADING = enum.auto()
     SHOWING = enum.auto()
@@ -80,7 +80,7 @@ class WrittenLine:
 
     @property
     def key(self) -> bytes | None:
-        """Digest by which equal common lines are found; None for a private line of the worker."""
+        """Digest by which equal lines of workers are found; None if the line is never merged."""
         text = _ESCAPES.sub("", self.text)
         if not self.is_error and not _SUMMARY.match(text):
             return None
@@ -92,13 +92,13 @@ class WrittenLine:
 @dataclasses.dataclass(frozen=True)
 class _Waiting:
     line: WrittenLine
-    # Digest of a common line; None for a private line that waits behind a common line
+    # Digest by which equal lines of workers are found; None for a line that is never merged
     key: bytes | None
     until: float  # latest time at which the line is shown, on the clock of `LineMerger`'s caller
 
 
 class _WorkerLines:
-    """Output state of one worker, its waiting lines, and the leader's lines that it may repeat."""
+    """Output state and waiting lines of one worker, and the leader's lines that it may repeat."""
 
     def __init__(self) -> None:
         self.state = LineState.SHOWING
@@ -106,10 +106,10 @@ class _WorkerLines:
         self._noted: collections.OrderedDict[bytes, int] = collections.OrderedDict()
 
     def note(self, key: bytes) -> None:
-        """Drop the waiting line with the key of a line of the leader, or note the key for later."""
+        """Drop this worker's waiting line that equals the leader's (by `key`), or note the key."""
         for entry in list(self.waiting):
             if entry.key == key:
-                # A signal handler has just shown the line of this entry
+                # A signal handler may have just shown and removed the waiting line
                 with contextlib.suppress(ValueError):
                     self.waiting.remove(entry)
                 return
@@ -119,7 +119,7 @@ class _WorkerLines:
             self._noted.popitem(last=False)
 
     def take_noted(self, key: bytes) -> bool:
-        """Return whether the leader wrote a line with this key; remove one note of that line."""
+        """Return whether the leader wrote a line with this key, and remove one note of the line."""
         count = self._noted.get(key, 0)
         if count > 1:
             self._noted[key] = count - 1
@@ -128,13 +128,14 @@ class _WorkerLines:
         return bool(count)
 
     def release(self, is_over: Callable[[_Waiting], bool]) -> Iterator[WrittenLine]:
-        """Yield waiting lines in order, up to the first common line for which `is_over` is False.
+        """Yield waiting output lines in order, up to the first line that must still wait.
 
-        A worker's lines are never shown out of order: a private line waits behind an earlier common
-        line.
+        A worker's lines are never shown out of order, so a line that is never merged waits for an
+        earlier line of the worker that may be merged.
 
         Args:
-            is_over: Called with a waiting common line; returns True if the line is to be shown now.
+            is_over: Function that returns True if a waiting line, which may equal a line of the
+                leader, must be shown now.
         """
         while self.waiting and (self.waiting[0].key is None or is_over(self.waiting[0])):
             yield self.waiting.popleft().line
@@ -143,11 +144,12 @@ class _WorkerLines:
 
 
 class LineMerger:
-    """Decides which of the workers' lines are shown, and when, by the state table of this module.
+    """Decides which output lines of workers are shown, and when, by this module's state table.
 
     Args:
-        workers: Ids of the workers.
-        patience_seconds: How long a common line waits for the leader's equal line, in seconds.
+        workers: Ids of the workers whose output lines are merged.
+        patience_seconds: Longest time that a worker's output line waits for an equal line of the
+            leader (the lowest worker), in seconds.
     """
 
     def __init__(self, workers: Iterable[int], patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -156,15 +158,15 @@ class LineMerger:
         self._choose_leader()
 
     def state_of(self, worker: int) -> LineState:
-        """Return the state of a worker's output."""
+        """Return the `LineState` of a worker's output."""
         return self._workers[worker].state
 
     def line(self, line: WrittenLine, now: float) -> list[WrittenLine]:
-        """Accept a line of a worker; return the lines to show now.
+        """Accept a worker's output line; return the output lines to show now.
 
         Args:
             line: The line that a worker wrote.
-            now: Time in seconds, on any clock that all calls share.
+            now: Current time in seconds, on any clock that all calls share.
         """
         worker, key = self._workers[line.worker], line.key
         if key is not None and worker.take_noted(key):
@@ -186,11 +188,11 @@ class LineMerger:
         ]
 
     def release(self, worker: int) -> list[WrittenLine]:
-        """Return all waiting lines of a worker, which must be shown now."""
+        """Return all waiting output lines of a worker, to show them now."""
         return list(self._workers[worker].release(lambda _: True))
 
     def ended(self, worker: int) -> list[WrittenLine]:
-        """Record that a worker has ended; return the lines that must be shown now."""
+        """Record that a worker has ended; return the output lines to show now."""
         ended = self._workers[worker]
         was_leading = ended.state is LineState.LEADING
         shown = self.release(worker)
@@ -198,7 +200,7 @@ class LineMerger:
         return [*shown, *(self._choose_leader() if was_leading else ())]
 
     def _choose_leader(self) -> list[WrittenLine]:
-        """Let the lowest running worker lead; return its waiting lines, and lines they release."""
+        """Make the running worker with the lowest id the leader; return the lines to show now."""
         for worker in self._workers.values():
             if worker.state is not LineState.ENDED:
                 waited = [entry.line for entry in worker.waiting]
@@ -208,7 +210,7 @@ class LineMerger:
         return []
 
     def _match(self, key: bytes) -> Iterator[WrittenLine]:
-        """Note or drop the leader's line for the other workers; yield lines that no longer wait."""
+        """Match a line of the leader with other workers' lines; yield lines that no longer wait."""
         for worker in self._workers.values():
             if worker.state is not LineState.LEADING:
                 worker.note(key)
@@ -218,15 +220,16 @@ class LineMerger:
 class MergedLines:
     """Merges workers' lines by a `LineMerger`, for the threads that read the workers' output.
 
-    `show` blocks while nothing reads the launcher's output. The reader threads then block in `line`
-    and `release`, which blocks the workers at their pipes. `look` and `ended` never wait for a
-    thread that is in `show`: the launcher's main thread calls `look` and `ended`, also in a signal
-    handler.
+    The function `show` blocks while nothing reads the launcher's output. The threads that read
+    workers' output then block in `line` and `release`, so the workers block at their pipes. The
+    methods `look` and `ended`, which the launcher's main thread calls, also in a signal handler,
+    never wait for a thread that is in `show`.
 
     Args:
-        workers: Ids of the workers.
-        show: Called with each line that must be shown, in order, by one thread at a time.
-        clock: Returns the current time in seconds.
+        workers: Ids of the workers whose output lines are merged.
+        show: Function that is called with each output line to show, in order, by one thread at a
+            time.
+        clock: Function that returns the current time in seconds.
     """
 
     def __init__(
@@ -239,24 +242,24 @@ class MergedLines:
         # The lock is reentrant: a signal handler may interrupt the main thread while it holds the
         # lock.
         self._lock = threading.RLock()
-        # Lines that must be shown, oldest first
+        # Output lines that must be shown, oldest first
         self._decided: collections.deque[WrittenLine] = collections.deque()
         self._showing = threading.Lock()
 
     def line(self, worker: int, text: str, is_error: bool) -> None:
-        """Accept a line of a worker, and show the lines that need not wait any longer."""
+        """Accept a worker's output line, and show the lines that need not wait any longer."""
         with self._lock:
             self._decided += self._merger.line(WrittenLine(worker, text, is_error), self._clock())
         self._show_decided(may_wait=True)
 
     def look(self) -> None:
-        """Show the lines that have waited long enough. Called several times a second."""
+        """Show the workers' lines that have waited long enough; called several times a second."""
         with self._lock:
             self._decided += self._merger.look(self._clock())
         self._show_decided(may_wait=False)
 
     def release(self, worker: int) -> None:
-        """Show all waiting lines of a worker."""
+        """Show all waiting output lines of a worker."""
         with self._lock:
             self._decided += self._merger.release(worker)
         self._show_decided(may_wait=True)
@@ -268,11 +271,11 @@ class MergedLines:
         self._show_decided(may_wait=False)
 
     def _show_decided(self, may_wait: bool) -> None:
-        """Show the lines that the merger has decided to show.
+        """Show the workers' output lines that the `LineMerger` has decided to show.
 
         Args:
-            may_wait: Whether to wait for another thread that is showing lines. If False, that
-                thread, or the next call of this method, shows the decided lines.
+            may_wait: Whether to wait for another thread that is showing lines. If False, the other
+                thread or the next call of this method shows the lines.
         """
         if not self._showing.acquire(blocking=may_wait):
             return

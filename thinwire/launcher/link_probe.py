@@ -1,4 +1,4 @@
-"""Measures round trip and rate of the TCP link between a serving and a measuring host.
+"""Measures round-trip time and rate of the TCP link between a serving and a measuring host.
 
 ``python -I - serve PORT SECONDS < link_probe.py`` listens on all addresses of a host and then
 writes ``thinwire-probe {"port": ...}``. ``python -I - measure HOST PORT < link_probe.py`` writes
@@ -6,7 +6,8 @@ writes ``thinwire-probe {"port": ...}``. ``python -I - measure HOST PORT < link_
 ``mbps`` (rate of a one-second transfer, until its acknowledgment). ``python -I - clock`` writes
 the host's clock as ``seconds`` since the epoch.
 
-This file imports only the standard library, because it runs before the host's packages are known.
+`link_probe.py` imports only the standard library, because it runs before the launcher knows the
+host's packages.
 """
 
 import json
@@ -26,7 +27,7 @@ def _report(**values: object) -> None:
 
 
 def _answer(client: socket.socket) -> None:
-    """Serve one measuring client: echo single bytes, or read all bytes and acknowledge the end."""
+    """Serve one client of a link measurement: echo single bytes, or read and acknowledge many."""
     with client:
         client.settimeout(_PATIENCE_SECONDS)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -40,7 +41,7 @@ def _answer(client: socket.socket) -> None:
 
 
 def serve(port: int, seconds: float) -> None:
-    """Serve the measuring clients of the link until a time limit.
+    """Serve clients that measure a link, until a time limit.
 
     Args:
         port: TCP port to listen on; 0 for any free port.
@@ -59,7 +60,7 @@ def serve(port: int, seconds: float) -> None:
 
 
 def measure(host: str, port: int) -> "tuple[float, float]":
-    """Measure the link to a serving host; return round trip (seconds) and rate (Mbit/s)."""
+    """Measure the link to a serving host; return round-trip time (seconds) and rate (Mbit/s)."""
     seconds = []
     with socket.create_connection((host, port), _PATIENCE_SECONDS) as link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,8 +1,8 @@
-"""Starts nodes as processes of this machine; defines the handle of a started process.
+"""Starts nodes as processes of this machine; defines the handle of a node's process.
 
-A `SupervisedProcess` is a command under a watchdog (`thinwire.launcher.watchdog`). The watchdog
-ends the command when the pipe or ssh connection from the launcher closes. `LocalLauncher` starts
-every node as a `SupervisedProcess`.
+A `SupervisedProcess` is a command that runs under a watchdog process
+(`thinwire.launcher.watchdog`). The watchdog process ends the command when the pipe or ssh
+connection from the launcher closes. `LocalLauncher` starts every node as a `SupervisedProcess`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NO_SILENCE_SECONDS = math.inf
 _BEAT_SECONDS = 5.0  # seconds between two heartbeats of the launcher to a watchdog
 _BYTE_OF = {number: byte for byte, number in watchdog.SIGNALS.items()}
 _SSH_FAILED = 255  # exit code of the ssh client if the connection failed or was cut
-_LAST_LINES = 5  # number of lines of a command's output that `last_output` holds
+_LAST_LINES = 5  # number of lines of a command's output that `last_output` returns
 _PATIENCE_SECONDS = 5.0  # time limit of a wait for a killed watchdog or a reader thread
 
 
@@ -52,10 +52,10 @@ def watchdog_command(
     grace_seconds: float = watchdog.GRACE_SECONDS,
     given_input: str = "",
 ) -> list[str]:
-    """Return the command line that runs a node's command under a watchdog.
+    """Return the command line that runs a node's command under a watchdog process.
 
     Args:
-        python: Python interpreter on the watchdog's host.
+        python: Path of the Python interpreter on the watchdog's host.
         entry: Python's arguments that run the watchdog on its host, for example `program.WATCHDOG`.
         command: Program and arguments that the watchdog starts and supervises.
         announce: Whether the watchdog writes the line `watchdog.STARTED` when the command was
@@ -64,8 +64,8 @@ def watchdog_command(
             command.
         grace_seconds: Time between SIGTERM and SIGKILL when the watchdog ends the command, in
             seconds; 0 for SIGKILL only.
-        given_input: The command's standard input, ``fd:NUMBER`` or ``file:PATH``; empty for
-            /dev/null.
+        given_input: Standard input of the watchdog's command, ``fd:NUMBER`` or ``file:PATH``; empty
+            for /dev/null.
     """
     words = ["announce" if announce else "quiet"]
     words += [f"{watchdog.INPUT}{given_input}"] if given_input else []
@@ -76,9 +76,9 @@ def exit_code(code: int) -> int:
     """Return a node's exit code in the notation of `subprocess` (-n for signal n).
 
     Args:
-        code: Exit code of the node's watchdog, or of the ssh that runs the watchdog. A code of 128
-            + n stands for signal n, except 130, with which an interrupted node exits. The code 255
-            is a cut ssh connection and counts as SIGHUP.
+        code: Exit code of the node's watchdog, or of the ssh client that runs the watchdog. A code
+            of 128 + n stands for signal n, except 130, with which an interrupted node exits. The
+            code 255 means a cut ssh connection and counts as SIGHUP.
     """
     if code == _SSH_FAILED:
         return -signal.SIGHUP
@@ -91,9 +91,11 @@ def start_here(
     """Start a node on the launching host.
 
     Args:
-        node: Node to start. A node without `output` writes to the terminal directly.
+        node: PS shard, worker or Supervisor to start. A node without `output` writes to the
+            terminal directly.
         more_flags: Flags to add to the node's command line.
-        variables: Environment variables to add to a copy of this process's environment.
+        variables: Environment variables that the started process gets, in addition to this
+            process's variables.
     """
     command = [sys.executable, *node.words(NODE, SCRIPT, more_flags)]
     opened = None if node.input is None else node.input.open()
@@ -116,7 +118,7 @@ def start_here(
 
 
 class SupervisedProcess:
-    """A command under a watchdog, reached by a pipe or ssh; implements `launcher.role.Process`."""
+    """A command under a watchdog process, with which this process communicates by a pipe or ssh."""
 
     def __init__(
         self,
@@ -126,15 +128,16 @@ class SupervisedProcess:
         variables: Mapping[str, str] | None = None,
         passed: Sequence[int] = (),
     ) -> None:
-        """Start the watchdog, which starts the command.
+        """Start the watchdog process, which starts the node's command.
 
         Args:
-            command: The watchdog's command line, or the command line of the ssh that runs it.
-            output: Receives each line that the command writes. None if the command inherits this
-                process's stdout and stderr.
-            announced: Whether the watchdog reports the command's start by the line
+            command: Command line of the watchdog process, or of the ssh client that runs it.
+            output: `LineSink` that receives each line that the command writes. None if the command
+                inherits this process's stdout and stderr.
+            announced: Whether the watchdog process reports the command's start by the line
                 `watchdog.STARTED`.
-            variables: Environment variables to add to a copy of this process's environment.
+            variables: Environment variables that the started process gets, in addition to this
+                process's variables.
             passed: File descriptors of this process that the watchdog inherits.
         """
         self._output, self.is_followed = output, output is not None
@@ -165,7 +168,7 @@ class SupervisedProcess:
 
     @property
     def started(self) -> bool:
-        """Whether the watchdog has reported the command's start; True if it reports no starts."""
+        """Whether the watchdog has reported the command's start; True if it never reports."""
         return self._was_started.is_set()
 
     @property
@@ -188,12 +191,12 @@ class SupervisedProcess:
         return self.started
 
     def poll(self) -> int | None:
-        """Return the command's exit code in the notation of `exit_code`; None while it runs."""
+        """Return the exit code of the node's command (-n for signal n); None while it runs."""
         code = self._process.poll()
         return None if code is None else exit_code(code)
 
     def send_signal(self, number: int) -> None:
-        """Make the watchdog send a signal, given by its number, to the command."""
+        """Make the watchdog process send the signal `number` to the node's command."""
         self._write(_BYTE_OF[signal.Signals(number)])
 
     def beat(self) -> None:
@@ -203,10 +206,10 @@ class SupervisedProcess:
             self._write(watchdog.BEAT)
 
     def kill(self) -> None:
-        """Make the watchdog kill the command; kill a watchdog or ssh process that does not respond.
+        """Make the watchdog kill the node's command; kill a watchdog or ssh that does not respond.
 
-        A watchdog on another host reads the end of its input when the ssh process here is killed.
-        The watchdog then ends the command.
+        When the ssh client on this host is killed, a watchdog on another host reads the end of its
+        input and ends the node's command.
         """
         self.send_signal(signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -215,7 +218,7 @@ class SupervisedProcess:
             self._process.kill()
 
     def wait(self) -> int:
-        """Wait for the end of the command and of its output; return the command's exit code."""
+        """Wait for the end of the node's command and of its output; return the exit code."""
         self._process.wait()
         self._join_readers()
         code = self.poll()
@@ -226,18 +229,18 @@ class SupervisedProcess:
             reader.join(_PATIENCE_SECONDS)
 
     def _pipe(self) -> int:
-        if self._process.stdin is None:  # impossible, because `Popen` was called with stdin=PIPE
+        if self._process.stdin is None:  # never None, because `Popen` was called with stdin=PIPE
             raise OSError("no pipe to the watchdog")
         return self._process.stdin.fileno()
 
     def _write(self, message: bytes) -> None:
-        # A failed write means that the watchdog has ended or does not read its pipe. `poll` reports
-        # the end.
+        # A failed write means that the watchdog has ended or does not read its pipe. `poll` will
+        # report the watchdog's end.
         with contextlib.suppress(OSError):
             os.write(self._pipe(), message)
 
     def _follow(self, stream: IO[bytes] | None, is_error: bool) -> None:
-        """Pass each line of the command's stdout or stderr to the `output` sink."""
+        """Pass each line of the command's stdout or stderr to the object `output`."""
         if stream is None or self._output is None:
             return
         take = self._output.on_line
@@ -264,22 +267,22 @@ class LocalLauncher:
         return start_here(node, f"--worker_threads={self._threads}")
 
     def settle(self) -> None:
-        """Return immediately: `start` returns when a process of this machine has started."""
+        """Return immediately, because `start` has waited until the node's process has started."""
 
     def tend(self) -> None:
         """Do nothing: local watchdogs need no heartbeats, because a dead launcher's pipes close."""
 
     def close(self) -> None:
-        """Do nothing: the local launcher holds no resources."""
+        """Do nothing, because the local launcher holds no resources to release."""
 
 
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> LocalLauncher:
-    """Return the local launcher of a run. The script's folder needs no copy on this machine."""
+    """Return the local launcher of a run, which needs no copy of the script's folder."""
     return LocalLauncher(run)
 
 
 def _choose_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the addresses of the PS shards; with --port=0, loopback addresses with free ports."""
+    """Return the addresses of the PS shards; for --port=0, loopback addresses with free ports."""
     if FLAGS.port != 0 or FLAGS.ps_hosts:
         return addresses
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in addresses]

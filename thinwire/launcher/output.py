@@ -1,8 +1,9 @@
-"""Shows the nodes' output line by line, with names and colors, above a line of progress.
+"""Shows output lines of nodes, with node names and colors, above a line of progress.
 
 No function of this module raises an error or blocks forever when a terminal, a pipe or a disk
-accepts no output. If a function did, the threads that read the nodes' pipes would stop, and the
-nodes would block. All output is written by `thinwire.runtime.output_copy`, which counts lost lines.
+accepts no output. If a function of this module failed or blocked, the threads that read the nodes'
+pipes would stop, and the nodes would block. The module `thinwire.runtime.output_copy` writes all
+output and counts lost lines.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from thinwire.runtime.output_copy import OutputCopy, OutputFile, same_place, sin
 #: Maximum size of one read of a node's output, in bytes.
 READ_BYTES = 65_536
 _LONGEST_LINE = 1 << 20  # maximum length of a node's line, in bytes; a longer line is split
-_USUAL_COLUMNS = 80  # assumed width of a terminal that reports no width
+_USUAL_COLUMNS = 80  # assumed number of columns of a terminal that reports no width
 _PLAIN_LINE_SECONDS = 10.0  # seconds between two progress lines if stdout is not a terminal
 _COLOURS = (36, 33, 35, 32, 34, 31)  # terminal color codes of workers 1, 2, ...: cyan, yellow, ...
 #: Matches the prefix of a line of a node's log: date, time, name and level. `thinwire.cli.node`
@@ -38,18 +39,19 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def each_line(read: Callable[[], bytes]) -> Iterator[str]:
-    """Yield a node's lines as a terminal shows them at the end: a progress bar's last state only.
+    """Yield the lines of a node's output, with only the last state of a progress bar.
 
     Args:
-        read: Waits for the next bytes of the node's output and returns them; empty at the output's
-            end.
+        read: Function that waits for the next bytes of the node's output and returns them; returns
+            no bytes at the output's end.
     """
     pending = b""
     while data := read():
         *whole, pending = (pending + data).split(b"\n")
         for line in whole:
             yield _last_state(line)
-        # A progress bar without line ends would grow the buffer. Keep only the bar's last state.
+        # A progress bar without line ends would grow the buffer, so the buffer keeps only the bar's
+        # last state.
         if len(pending) > READ_BYTES:
             pending = pending[pending.rfind(b"\r", 0, -1) + 1 :]
         if len(pending) > _LONGEST_LINE:
@@ -67,13 +69,13 @@ def _last_state(line: bytes) -> str:
 def follow(read: Callable[[], bytes], on_line: Callable[[str], None]) -> None:
     """Read a node's output to its end, even if `on_line` raises for some of its lines.
 
-    Reading must not stop: a node whose pipe is not read blocks in `print` forever, while its
-    heartbeats continue.
+    Reading must not stop, because a node whose output pipe is not read blocks in `print` forever,
+    while its heartbeats continue.
 
     Args:
-        read: Waits for the next bytes of the node's output and returns them; empty at the output's
-            end.
-        on_line: Called with each line of the node's output.
+        read: Function that waits for the next bytes of the node's output and returns them; returns
+            no bytes at the output's end.
+        on_line: Function that is called with each line of the node's output.
     """
     num_failures = 0
     for line in each_line(read):
@@ -88,19 +90,19 @@ def follow(read: Callable[[], bytes], on_line: Callable[[str], None]) -> None:
 
 
 class Screen:
-    """The launcher's stdout and stderr, shared by all nodes, with a line of progress as last line.
+    """The launcher's stdout and stderr, which show all nodes' lines above a line of progress.
 
-    If stdout and stderr are the same file or terminal, they share an `OutputCopy`, which keeps the
-    order of their lines.
+    If stdout and stderr are the same file or terminal, both share one `OutputCopy`, which keeps the
+    order of the lines.
 
     Attributes:
-        is_terminal: True if stdout is a terminal.
+        is_terminal: True if the launcher's stdout is a terminal.
 
     Args:
         out: Stream that replaces the process's stdout in tests; None for stdout.
         error: Stream that replaces the process's stderr in tests; None for stderr.
-        on_first_loss: Called with a warning for people when the first line of stdout or stderr is
-            lost.
+        on_first_loss: Function that is called with a warning for the user when the first line of
+            stdout or stderr is lost.
     """
 
     def __init__(
@@ -125,21 +127,21 @@ class Screen:
 
     @property
     def copies(self) -> tuple[OutputCopy, ...]:
-        """The `OutputCopy` objects that write to stdout and stderr."""
+        """The `OutputCopy` objects by which the launcher writes to stdout and stderr."""
         return (self._out,) if self._error is self._out else (self._out, self._error)
 
     @property
     def is_error_stalled(self) -> bool:
-        """True if a write to stderr would block, perhaps forever."""
+        """True if a write to the launcher's stderr would block, perhaps forever."""
         return self._error.is_stalled
 
     def write(self, line: str, is_error: bool = False, source: str = "thinwire") -> None:
-        """Write a line above the line of progress.
+        """Write a line of output above the line of progress.
 
         Args:
-            line: Text of the line without its line end.
-            is_error: True to write the line to stderr, False to write it to stdout.
-            source: Name of the process that wrote the line, for the count of lost lines.
+            line: Text of the output line without its line end.
+            is_error: True to write the output line to stderr, False to write it to stdout.
+            source: Name of the process that wrote the output line, for the count of lost lines.
         """
         if not (self._is_error_terminal if is_error else self.is_terminal):
             line = _ESCAPES.sub("", line)
@@ -155,7 +157,7 @@ class Screen:
 
         Args:
             progress: Text of the new line of progress.
-            source: Name of the process that wrote the line, for the count of lost lines.
+            source: Name of the process that wrote the output line, for the count of lost lines.
         """
         if not self.is_terminal:
             self.write(progress, source=source)
@@ -165,7 +167,7 @@ class Screen:
             self._out.put(erasure + self._drawing(), "")
 
     def error_stream(self) -> TextIO:
-        """Return a stream that passes whole lines to `write`, which writes them to stderr."""
+        """Return a text stream that passes whole lines to `write`, which writes them to stderr."""
         return _ScreenStream(self)
 
     def close(self) -> None:
@@ -174,7 +176,7 @@ class Screen:
         self._error.close()
 
     def close_out(self) -> None:
-        """End the line of progress; close stdout's `OutputCopy` unless stderr uses the same one."""
+        """End the line of progress; close stdout's `OutputCopy` unless stderr shares it."""
         self.end_progress()
         if self._out is not self._error:
             self._out.close()
@@ -194,7 +196,7 @@ class Screen:
             return ""
         try:
             columns = os.get_terminal_size(self._out_stream.fileno()).columns
-        except (OSError, ValueError):  # the terminal of stdout was closed
+        except (OSError, ValueError):  # fails after the terminal of stdout was closed
             columns = _USUAL_COLUMNS
         return self._progress[: max(20, columns - 1)]
 
@@ -208,14 +210,14 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 class _ScreenStream(io.StringIO):
-    """Stream that writes whole lines to stderr by a `Screen`."""
+    """Text stream that writes whole lines to stderr by a `Screen`."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__()
         self._screen = screen
 
     def write(self, text: str) -> int:
-        """Write a text that consists of whole lines to stderr; return the text's length."""
+        """Write a text of whole lines to stderr; return the number of characters of the text."""
         for line in text.splitlines():
             self._screen.write(line, is_error=True)
         return len(text)
@@ -225,14 +227,14 @@ class _ScreenStream(io.StringIO):
 def shown_log(
     screen: Screen, files: Callable[[], Sequence[OutputCopy]] = lambda: ()
 ) -> Iterator[None]:
-    """Write this process's log to a screen; at the end, close all copies and log the lost lines.
+    """Write this process's log to a screen; at exit, close all outputs and log the lost lines.
 
-    Reports of lost lines are written to stderr and to the log in the run directory, if stderr and
-    the log accept output.
+    At exit, stderr and the log in the run directory get a report of lost lines, if they accept
+    output.
 
     Args:
-        screen: Screen of the launcher.
-        files: Called at the end; returns the `OutputCopy` objects that write to files.
+        screen: `Screen` by which the launcher writes to stdout and stderr.
+        files: Function that returns the `OutputCopy` objects that write to files; called at exit.
     """
     handler = logging.get_absl_handler().python_handler
     before = handler.stream
@@ -246,20 +248,20 @@ def shown_log(
         screen.close_out()
         logged = report_losses([*file_copies, *screen.copies])
         screen.close()
-        # With a stalled stderr the log keeps the closed screen as its stream: a log handler that
-        # writes to stderr directly would block forever.
+        # If stderr is stalled, the log keeps the closed screen as its stream, because a log handler
+        # that writes to stderr directly would block forever.
         if not screen.is_error_stalled:
             handler.setStream(before)
-        # Closing the copies of stdout and stderr may have lost more lines
+        # Closing stdout and stderr may have lost more lines
         report_losses(screen.copies, logged)
 
 
 def report_losses(copies: Sequence[OutputCopy], logged: Collection[str] = ()) -> list[str]:
-    """Log and return a report on the lost lines of every `OutputCopy` that has lost lines.
+    """Log and return a report for every `OutputCopy` that has lost output lines.
 
     Args:
         copies: `OutputCopy` objects of stdout, stderr and files to report on.
-        logged: Reports that an earlier call logged. This call skips them.
+        logged: Reports that an earlier call logged, and that this call does not log again.
     """
     reports = [report for copy in copies if (report := copy.report()) and report not in logged]
     for report in reports:
@@ -268,33 +270,33 @@ def report_losses(copies: Sequence[OutputCopy], logged: Collection[str] = ()) ->
 
 
 class NamedLines:
-    """Repeats a node's lines on stderr, prefixed with the node's name.
+    """Repeats a node's output lines on stderr, prefixed with the node's name.
 
     Args:
-        name: Name of the node.
-        screen: Screen of the launcher.
+        name: Name of the node, for example "worker-1".
+        screen: `Screen` by which the launcher writes to stdout and stderr.
     """
 
     def __init__(self, name: str, screen: Screen) -> None:
         self._name, self._screen = name, screen
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Show one line of the node with the node's name."""
+        """Show one output line of the node, prefixed with the node's name."""
         self._screen.write(f"[{self._name}] {line}", is_error=True, source=self._name)
 
 
 class NodeOutput:
-    """Repeats a node's lines on the screen, prefixed with the node's name.
+    """Repeats a node's output lines on stdout and stderr, prefixed with the node's name.
 
     Attributes:
-        last_error: Last line of stderr that is an error or has no log level, without the log
-            prefix; empty if the node wrote no error.
+        last_error: Last line of the node's stderr that is an error or has no log level, without the
+            log prefix; empty if the node wrote no error.
 
     Args:
-        name: Name of the node.
-        screen: Screen of the launcher.
-        is_over: Returns whether a script has failed. After a failure the node's lines are not
-            shown, because they are consequences of the failure. The node's log has them.
+        name: Name of the node, for example "worker-1".
+        screen: `Screen` by which the launcher writes to stdout and stderr.
+        is_over: Function that returns True after a script's failure. Then the node's lines, which
+            are consequences of the failure, are only written to the node's log.
     """
 
     def __init__(
@@ -304,7 +306,7 @@ class NodeOutput:
         self.last_error = ""
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Show one line of the node with the node's name."""
+        """Show one output line of the node, prefixed with the node's name."""
         logged = LOG_PREFIX.match(line)
         if is_error and line.strip() and (logged is None or logged["level"] in "EF"):
             self.last_error = line if logged is None else line[logged.end() :]
@@ -313,7 +315,7 @@ class NodeOutput:
 
 
 class SupervisorOutput(NodeOutput):
-    """Shows the Supervisor's status lines, which it writes to stdout, as the line of progress."""
+    """Shows the status lines on the Supervisor's stdout as the launcher's line of progress."""
 
     def __init__(
         self,
@@ -326,10 +328,10 @@ class SupervisorOutput(NodeOutput):
         self._clock, self._shown_at = clock, -math.inf
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Show a status line of stdout as progress, or repeat a line of stderr.
+        """Show the Supervisor's status line on stdout as progress, or repeat its line on stderr.
 
-        If the launcher's stdout is not a terminal, one status line per `_PLAIN_LINE_SECONDS` is
-        shown.
+        If the launcher's stdout is not a terminal, it shows one status line per
+        `_PLAIN_LINE_SECONDS`.
         """
         if is_error:
             super().on_line(line, is_error)
@@ -339,19 +341,20 @@ class SupervisorOutput(NodeOutput):
 
 
 class WorkerOutput:
-    """Writes a worker's lines to the screen, with the worker's name, and to a file of the run.
+    """Writes a worker's output lines to the terminal, with the worker's name, and to a file.
 
     Attributes:
         is_complete: True if the worker's script has run to its end.
-        file: The `OutputFile` that receives the worker's output.
+        file: `OutputFile` that receives the worker's output lines.
 
     Args:
-        worker: Id of the worker.
-        screen: Screen of the launcher.
+        worker: Id of the worker whose output is written.
+        screen: `Screen` by which the launcher writes to stdout and stderr.
         path: Path of the file for the worker's output; an existing file is overwritten.
-        on_failure: Called with the worker's id and its failure when the worker reports a failure.
-        merged: Receives each line of the worker and decides when to show the line. None to show
-            every line immediately.
+        on_failure: Function that is called with the worker's id and its failure when the worker
+            reports a failure.
+        merged: `MergedLines` that receives each output line of the worker and decides when to show
+            the line. None to show every line immediately.
     """
 
     def __init__(
@@ -372,7 +375,7 @@ class WorkerOutput:
         self.file = OutputFile(path)
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Write one line of the worker, or pass a failure that the line reports to `on_failure`."""
+        """Write one output line of the worker, or pass its report of a failure to `on_failure`."""
         if is_error and line == COMPLETED:
             self.is_complete = True
             return
@@ -388,14 +391,14 @@ class WorkerOutput:
             self._on_failure(self._worker, failure)
 
     def show(self, text: str) -> None:
-        """Show a text of the launcher with the worker's name, after the worker's waiting lines."""
+        """Show a text of the launcher, prefixed with the worker's name, after waiting lines."""
         if self._merged is not None:
             self._merged.release(self._worker)
         for line in text.splitlines():
             self.write(line, is_error=True)
 
     def write(self, line: str, is_error: bool) -> None:
-        """Show one line of the worker with the worker's name."""
+        """Show one output line of the worker, prefixed with the worker's name."""
         self._screen.write(f"{self._name} {line}", is_error, self._source)
 
     def _keep(self, text: str) -> None:

@@ -1,11 +1,11 @@
 """The Python interpreter's arguments that start each kind of Thinwire process.
 
-In a source checkout, nodes run `main.py` by its path. A wheel has no `main.py`: nodes run ``-m
-thinwire`` with ``-P``, because the current folder may hold modules of any name, even another
-`thinwire`. `thinwire/__main__.py` never runs by its path: that would put `thinwire/` itself on the
-module path, and ``import ops`` would import a second copy of `thinwire.ops`. `launcher/script.py`
-runs by its path with ``-P`` and finds the package itself, because the module path belongs to the
-user's script.
+In a source checkout, nodes run `main.py` by its path. If Thinwire is installed from a wheel, which
+has no `main.py`, nodes run ``-m thinwire`` with ``-P``, because the current folder may hold modules
+of any name, even another `thinwire`. `thinwire/__main__.py` never runs by its path, because the
+path would put `thinwire/` itself on the module path, and ``import ops`` would import a second copy
+of `thinwire.ops`. `launcher/script.py` runs by its path with ``-P`` and finds the package itself,
+because the module path belongs to the user's script.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Starts nodes in actors of a Ray cluster; the Supervisor runs on the launching host.
+"""Starts PS and workers in actors of a Ray cluster, and the Supervisor on the launching host.
 
-Every PS and worker has one bundle (its resources) in a placement group that is spread over Ray's
-nodes. In each bundle an actor (`ray_actor`) runs the PS or worker as a process under a watchdog,
-which ends the process with the actor. Ray ends the actors of a launcher that has died. The package,
-the script and the files that flags name are the working directory of the run's runtime environment.
-Ray only places the PS and workers: their messages do not pass through Ray.
+Every PS and worker has one bundle (its resources) in a Ray placement group, which is spread over
+Ray's nodes. In each bundle a Ray actor (`ray_actor`) runs the PS or worker as a process under a
+watchdog, which ends the process when the actor ends. Ray ends the actors of a launcher that has
+died. The package thinwire, the user's script and the files that flags name are the working
+directory of the run's runtime environment in Ray. Ray only places the PS and workers, which send
+their messages to each other directly.
 
-When a node of Ray is lost, Ray moves its bundles to other nodes and restarts their actors there.
-The `Cluster` of `role` then starts the lost PS and workers in these actors, as --restart_workers
-and --restart_ps allow. A restarted PS has a new address, which every actor writes to a file for its
-worker or PS (`thinwire.proto.moved`).
+When a node of Ray is lost, Ray moves the node's bundles to other nodes and restarts the bundles'
+actors there. Then `role.Cluster` starts the lost PS and workers in the restarted actors, as
+--restart_workers and --restart_ps allow. A restarted PS has a new address, which every Ray actor
+writes to a file for the actor's worker or PS (`thinwire.proto.moved`).
 """
 
 from __future__ import annotations
@@ -51,19 +52,20 @@ from thinwire.runtime.run.settings import Run
 from thinwire.runtime.standard_input import StandardInput
 
 FLAGS = flags.FLAGS
-#: Time limit for placing the actors, in seconds. A Ray cluster that adds cloud machines takes
-#: minutes.
+#: Time limit for the placement of a run's actors, in seconds. A Ray cluster that starts cloud
+#: machines on demand takes minutes.
 _PLACE_SECONDS = 600.0
 #: Time limit for the start of all PS and workers after Ray has placed their actors, in seconds.
 _START_SECONDS = 60.0
-# Pauses of a wait: between two polls, and between two log lines
+# Seconds between two polls, and between two log lines, of a wait
 _LOOK_SECONDS, _LOG_SECONDS = 0.2, 15.0
 #: Time limit of a wait for a killed node, and for a thread that reads a node's last output.
 _PATIENCE_SECONDS = 10.0
 _BYTE_OF = {number: byte for byte, number in watchdog.SIGNALS.items()}
-#: Short name of a resource in flags -> Ray's name. Any name not listed is a custom resource.
+#: Short name of a resource in flags -> Ray's name. A name that is not listed is a custom resource.
 _RAY_NAMES = {"cpus": "CPU", "gpus": "GPU"}
-#: Keys of the runtime environment that this launcher sets and --ray_runtime_env must not contain.
+#: Keys of Ray's runtime environment that the launcher sets, so --ray_runtime_env must not contain
+#: them.
 _OURS = ("working_dir",)
 
 #: Role ("PS" or "Worker") and number of a node, for example ("Worker", 1).
@@ -75,7 +77,7 @@ class RayProcess:
 
     Attributes:
         started: Event that is set when the PS or worker has started, or has failed to start.
-        error: Ray's error if the node or its actor was lost; None if neither was lost.
+        error: Ray's error if the PS or worker, or its actor, was lost; else None.
     """
 
     is_followed = True
@@ -87,20 +89,21 @@ class RayProcess:
         arrange: Callable[[ActorLocation], tuple[list[str], str]],
         output: LineSink,
     ) -> None:
-        """Start a thread that starts the node as soon as Ray has placed the actor.
+        """Start a thread that starts the PS or worker as soon as Ray has placed its actor.
 
         Args:
-            ray: The imported package `ray`.
-            actor: Handle of the `NodeActor` that runs the node.
-            arrange: Returns the arguments of `NodeActor.start` for the actor's location.
-            output: Receives each line that the node writes.
+            ray: The Python package `ray`, imported.
+            actor: Ray's handle of the `NodeActor` that runs the PS or worker.
+            arrange: Function that returns the arguments of `NodeActor.start` for the actor's
+                location.
+            output: `LineSink` that receives each output line of the PS or worker.
         """
         self._ray, self._actor = ray, actor
         self._arrange, self._output = arrange, output
         self.started = threading.Event()
         self.error: Exception | None = None
         self._code: int | None = None
-        self._early: list[int] = []  # numbers of signals to send as soon as the node runs
+        self._early: list[int] = []  # numbers of the signals to send as soon as the node runs
         self._lock = threading.Lock()
         self._killed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ray-node", daemon=True)
@@ -109,7 +112,7 @@ class RayProcess:
     def _run(self) -> None:
         """Start the PS or worker, read its output to the end, and store its exit code.
 
-        If the actor is lost, the node that it ran counts as killed by SIGHUP.
+        If Ray loses the actor, the actor's PS or worker counts as killed by SIGHUP.
         """
         try:
             location = find(self._ray, self._actor, self._killed)
@@ -136,7 +139,7 @@ class RayProcess:
         self.started.set()
 
     def _follow(self, is_error: bool) -> None:
-        """Pass each line of the node's stdout or stderr to the `output` sink."""
+        """Pass each line of the node's stdout or stderr to the object `output`."""
         follow(
             lambda: self._read(is_error),
             lambda line: self._output.on_line(line, is_error),
@@ -183,12 +186,12 @@ def find(ray: Any, actor: Any, given_up: threading.Event) -> ActorLocation:
     """Wait until Ray has placed or restarted an actor; return the actor's location.
 
     Args:
-        ray: The imported package `ray`.
-        actor: Handle of the `NodeActor` to wait for.
-        given_up: Event that ends the wait when another thread sets it.
+        ray: The Python package `ray`, imported.
+        actor: Ray's handle of the `NodeActor` to wait for.
+        given_up: Event by which another thread ends the wait.
 
     Raises:
-        RayError: The actor is lost and Ray does not restart it, or `given_up` is set.
+        RayError: Ray has lost the actor and does not restart it, or `given_up` is set.
     """
     logged_at = time.monotonic()
     while True:
@@ -200,7 +203,9 @@ def find(ray: Any, actor: Any, given_up: threading.Event) -> ActorLocation:
                 raise
         if time.monotonic() - logged_at >= _LOG_SECONDS:
             logged_at = time.monotonic()
-            logging.warning("waiting for Ray to find a place for a node again; see `ray status`")
+            logging.warning(
+                "waiting for Ray to find resources on which a node can restart; see `ray status`"
+            )
 
 
 class RayLauncher:
@@ -211,25 +216,26 @@ class RayLauncher:
 
         Args:
             run: Settings of the run, from the flags.
-            script_folder: Folder of the workers' script; None if the workers run no script.
+            script_folder: Folder of the user's script that workers run; None if they run no script.
 
         Raises:
             ConfigurationError: The package ray is not installed, the resources or the runtime
                 environment are invalid, or a PS without protection (token or TLS) and without
                 --insecure would listen on an address that other machines reach.
-            Unreachable: Ray cannot be reached, or does not place the actors in time.
+            Unreachable: The Ray cluster cannot be reached, or Ray does not place the actors in
+                time.
         """
         if FLAGS["ip_PS"].present:
             launch.refuse_chosen_addresses()
         if run.device.startswith("gpu:"):
             raise ConfigurationError(
-                f"--device={run.device}: Ray gives each worker its GPUs; leave this out, and set "
-                "--ray_worker_resources=gpus=1."
+                f"--device={run.device}: Ray chooses the GPUs of each worker; leave --device out, "
+                "and set --ray_worker_resources=gpus=1."
             )
         if run.nb_ps > 1 and FLAGS.restart_ps and FLAGS.ps_hosts:
             raise ConfigurationError(
-                "--ps_hosts with --restart_ps: a PS that Ray starts elsewhere has another address; "
-                "leave one out."
+                "--ps_hosts with --restart_ps: a PS that Ray restarts on another machine has "
+                "another address than in --ps_hosts; leave one of the two flags out."
             )
         self._run = run
         self._input: Any = None
@@ -255,14 +261,14 @@ class RayLauncher:
         environment = {**own_environment(), "working_dir": str(code)}
         _connect(self._ray, environment, total(self._bundles.values()))
         self._actors = self._place()
-        self._found: dict[Place, ActorLocation] = {}  # location of each node's actor
+        self._found: dict[Place, ActorLocation] = {}  # node -> location of the node's Ray actor
         pending_of = {
             place: actor.find.remote(TOKEN_VARIABLE) for place, actor in self._actors.items()
         }
         for place, pending in pending_of.items():
             self._found[place] = self._get(pending, _PLACE_SECONDS)
         demand_token([*self._found.values()])
-        # Former address -> id of the shard that has moved to another address
+        # Former address (host:port) -> id of the PS shard that has moved to another address
         self._former: dict[str, int] = {}
         self._lock = threading.Lock()
         self._addresses = [self._address(shard) for shard in range(run.nb_ps)]
@@ -277,8 +283,8 @@ class RayLauncher:
         """Place one actor per PS and worker in a placement group; return node -> actor."""
         util = importlib.import_module("ray.util")
         scheduling = importlib.import_module("ray.util.scheduling_strategies")
-        # SPREAD assigns the bundles in their order, each to an unused Ray node while an unused node
-        # exists. The PS come first, so a PS shares a Ray node only if there are too few nodes.
+        # The strategy SPREAD assigns bundles in order, each to an unused Ray node while one exists.
+        # The PS come first, so a PS shares a Ray node only if there are too few nodes.
         group = util.placement_group([*self._bundles.values()], strategy="SPREAD")
         self._await(group)
         actors = {}
@@ -298,10 +304,10 @@ class RayLauncher:
         return actors
 
     def _await(self, group: Any) -> None:
-        """Wait until Ray has placed the placement group of the run's actors.
+        """Wait until Ray has allocated the placement group of the run's actors.
 
         Raises:
-            Unreachable: Ray has not placed the group within `_PLACE_SECONDS` seconds.
+            Unreachable: Ray has not allocated the placement group within `_PLACE_SECONDS` seconds.
         """
         deadline, logged_at = time.monotonic() + _PLACE_SECONDS, time.monotonic()
         ready = group.ready()
@@ -324,18 +330,18 @@ class RayLauncher:
                 )
             if time.monotonic() - logged_at >= _LOG_SECONDS:
                 logged_at = time.monotonic()
-                logging.info("waiting for Ray to find places for the nodes: %s", why)
+                logging.info("waiting for Ray to find resources for the nodes: %s", why)
         self._ray.get(ready)
 
     def _address(self, shard: int) -> str:
-        """Return the address (host:port) on its actor's host at which a PS shard must listen."""
+        """Return the address (host:port) at which a PS shard must listen on its actor's host."""
         location = self._found["PS", shard]
         return host_and_port(
             location.address, FLAGS.port + shard if FLAGS.port else location.free_port
         )
 
     def start(self, node: Node) -> RayProcess | SupervisedProcess:
-        """Start a node in its actor, which Ray may have restarted on another host."""
+        """Start a PS or worker in its Ray actor, which Ray may have restarted on another host."""
         if node.role == "Supervisor":
             path = pathlib.Path(self._folder.name) / "ps_moved"
             self._supervisor = start_here(node, variables={MOVED_VARIABLE: str(path)})
@@ -351,7 +357,7 @@ class RayLauncher:
         return process
 
     def _put_input(self, given: StandardInput) -> Any:
-        """Put the standard input into Ray's object store; return a reference, None if no input."""
+        """Put the standard input into Ray's object store; return its reference (None without)."""
         file = whole_input(given)
         if file is None:
             return None
@@ -359,12 +365,12 @@ class RayLauncher:
             return self._ray.put(file.read())
 
     def _arrange(self, node: Node, found: ActorLocation) -> tuple[list[str], str]:
-        """Return a node's command line at its actor's location, and the text on moved shards."""
+        """Return a node's command line on its actor's host, and the text on moved PS shards."""
         place = node.role, node.number
         with self._lock:
             before, self._found[place] = self._found[place], found
             if before.ray_node != found.ray_node:
-                logging.warning("%s is now on %s", node.name, found.address)
+                logging.warning("node %s now runs on machine %s", node.name, found.address)
                 if node.role == "PS":
                     self._move(node.number)
             addresses = ",".join(self._addresses)
@@ -377,7 +383,7 @@ class RayLauncher:
         )
         if not FLAGS.ps_hosts:
             more_flags.append(f"--ps_hosts={addresses}")
-        # A restarted node must resume, not clear its files
+        # A restarted node must resume the run, not clear its files
         if self._run.overwrite and not node.num_restarts:
             more_flags.append("--overwrite")
         python = launch.remote_python() if FLAGS.remote_python else found.python
@@ -401,13 +407,13 @@ class RayLauncher:
         return supervised, moved
 
     def _move(self, shard: int) -> None:
-        """Announce the new address of a PS shard to every node. The caller holds `_lock`."""
+        """Send the new address of a PS shard to every node; the caller holds `_lock`."""
         self._former[self._addresses[shard]] = shard
         self._addresses[shard] = self._address(shard)
         self._former.pop(self._addresses[shard], None)
         draft = pathlib.Path(self._folder.name) / "ps_moved.new"
         draft.write_text(self._moved())
-        # The Supervisor reads the new addresses from this file
+        # The Supervisor reads new addresses of PS shards from this file
         draft.replace(draft.with_name("ps_moved"))
         for actor in self._actors.values():
             actor.note_moved.remote(self._moved())
@@ -421,7 +427,8 @@ class RayLauncher:
         """Wait until every PS and worker has started.
 
         Raises:
-            Unreachable: A node failed to start, or did not start within `_START_SECONDS` seconds.
+            Unreachable: A PS or worker failed to start, or did not start within `_START_SECONDS`
+                seconds.
         """
         deadline = time.monotonic() + _START_SECONDS
         for (role, number), process in self._started.items():
@@ -452,18 +459,18 @@ class RayLauncher:
 
 
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> RayLauncher:
-    """Return the Ray launcher of a run; raises the errors of `RayLauncher`."""
+    """Return the Ray launcher of a run, or raise an error of `RayLauncher`."""
     return RayLauncher(run, script_folder)
 
 
 def requested(role: str) -> dict[str, float]:
-    """Return Ray's resource name -> amount that one PS, or one worker, requests."""
+    """Return name of a Ray resource -> amount that one PS, or one worker, requests."""
     words = FLAGS.ray_ps_resources if role == "PS" else FLAGS.ray_worker_resources
     return {_RAY_NAMES.get(name, name): amount for name, amount in launch.amounts(words).items()}
 
 
 def total(bundles: Sequence[Mapping[str, float]] | Any) -> dict[str, float]:
-    """Return Ray's resource name -> amount that all bundles of the run request together."""
+    """Return name of a Ray resource -> amount that all PS and workers request together."""
     amounts: collections.Counter[str] = collections.Counter()
     for bundle in bundles:
         amounts.update(bundle)
@@ -474,7 +481,8 @@ def own_environment() -> dict[str, Any]:
     """Read Ray's runtime environment from the file of --ray_runtime_env; empty without the flag.
 
     Raises:
-        ConfigurationError: The file is not a JSON object, or has a key that the launcher sets.
+        ConfigurationError: The file of --ray_runtime_env is not a JSON object, or has a key that
+            the launcher sets.
     """
     if FLAGS.ray_runtime_env is None:
         return {}
@@ -483,12 +491,13 @@ def own_environment() -> dict[str, Any]:
         document = json.loads(read_bounded(FLAGS.ray_runtime_env))
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f'{what}: {error}; expected a file with JSON, for example {{"pip": ["keras"]}}.'
+            f'{what} cannot be read: {error}; expected a file with JSON, for example {{"pip": '
+            '["keras"]}.'
         ) from error
     if not isinstance(document, dict) or set(_OURS) & document.keys():
         raise ConfigurationError(
-            f"{what}: expected a JSON object without {', '.join(_OURS)}, which the launcher sets "
-            "to send the code; add more modules with py_modules."
+            f"{what}: expected a JSON object without the keys {', '.join(_OURS)}, which the "
+            "launcher sets to send the code; add more modules with py_modules."
         )
     return document
 
@@ -496,13 +505,15 @@ def own_environment() -> dict[str, Any]:
 def demand_token(found: Sequence[ActorLocation]) -> None:
     """Reject a token that is in the launcher's environment but not in a Ray node's environment.
 
-    The launcher must not pass the token through Ray: Ray's dashboard shows runtime environments.
+    The launcher must not pass the token through Ray, because Ray's dashboard shows runtime
+    environments.
 
     Args:
-        found: Locations of the run's actors.
+        found: Locations of the Ray actors of the run's PS and workers.
 
     Raises:
-        ConfigurationError: An actor's environment lacks the token, and no --token_file is given.
+        ConfigurationError: The environment of a Ray actor lacks the token, and no --token_file is
+            given.
     """
     lacking = [location.address for location in found if not location.has_token]
     if os.environ.get(TOKEN_VARIABLE) and not FLAGS.token_file and lacking:
@@ -523,8 +534,8 @@ def _import_ray() -> Any:
         return importlib.import_module("ray")
     except ImportError as error:
         raise ConfigurationError(
-            "--launcher=ray needs the package ray, which is not installed here; install it (pip "
-            "install 'thinwire[ray]'), or choose --launcher=local or ssh."
+            "--launcher=ray needs the package ray, which is not installed on this machine; "
+            "install it (pip install 'thinwire[ray]'), or choose --launcher=local or ssh."
         ) from error
 
 
@@ -532,17 +543,17 @@ def _connect(ray: Any, environment: dict[str, Any], wanted: dict[str, float]) ->
     """Connect to a running Ray cluster, or start a local Ray on this machine.
 
     Args:
-        ray: The imported package `ray`.
-        environment: The runtime environment of the run's actors.
-        wanted: Ray's resource name -> amount that all actors request. A local Ray gets at least
-            this number of CPUs.
+        ray: The Python package `ray`, imported.
+        environment: The runtime environment (in Ray's sense) of the run's actors.
+        wanted: Name of a Ray resource -> amount that all actors request together. A local Ray gets
+            this number of CPUs or more.
 
     Raises:
-        Unreachable: No Ray cluster answers at the configured address.
+        Unreachable: No Ray cluster answers at the address that the flags give.
     """
-    # With this variable, Ray merges the run's runtime environment into the environment of a
+    # The variable makes Ray merge the run's runtime environment into the environment of a
     # surrounding Ray job instead of failing on conflicts. The run's working directory replaces the
-    # job's working directory.
+    # working directory of the Ray job.
     os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
     configured = FLAGS.ray_address or os.environ.get("RAY_ADDRESS")
     for address in [configured] if configured else ["auto", "local"]:

@@ -1,7 +1,7 @@
 """The Ray actor that runs one PS or worker of a run as a child process.
 
 Ray unpacks the package thinwire from the run's runtime environment into the actor's current folder.
-This module imports only the package thinwire, `ray` and the standard library.
+The module `ray_actor` imports only the package thinwire, `ray` and the standard library.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _MOVED_FILE = "ps_moved"
 
 @dataclasses.dataclass(frozen=True)
 class ActorLocation:
-    """Ray node on which Ray has placed the actor of a PS or worker."""
+    """Location of a Ray actor that runs a PS or worker: its Ray node, address and interpreter."""
 
     ray_node: str  # Ray's id of the Ray node
     address: str  # IP address of the Ray node
     free_port: int  # TCP port of the Ray node that was free when the actor was located
-    has_token: bool  # True if the actor's environment has the run's token
-    python: str = "python3"  # path of the Python interpreter that runs the actor
+    has_token: bool  # True if the Ray actor's environment variables have the run's token
+    python: str = "python3"  # path of the Python interpreter that runs the Ray actor
 
 
 def _code_folder() -> pathlib.Path:
     """Return the folder of the package thinwire: the current folder, if it exists.
 
-    Ray's nodes on one machine share the folder, and another Ray node may have deleted and created
-    the folder again. Then this process's current folder does not exist, and the package's path
-    gives the new folder.
+    Ray's nodes on one machine share the folder of the package, and another Ray node may have
+    deleted and created the folder again. If so, the process's current folder does not exist, and
+    the package's path gives the new folder.
     """
     try:
         return pathlib.Path.cwd()
@@ -53,7 +53,7 @@ class NodeActor:
         self._input: pathlib.Path | None = None
 
     def find(self, token_variable: str) -> ActorLocation:
-        """Return the location of this actor: its Ray node, address and Python interpreter.
+        """Return the Ray node, address and Python interpreter of this actor.
 
         Args:
             token_variable: Name of the environment variable that may hold the run's token.
@@ -68,20 +68,19 @@ class NodeActor:
         return ActorLocation(node, address, port, has_token, sys.executable)
 
     def start(self, command: Sequence[str], moved: str) -> None:
-        """Start the PS or worker of this actor.
+        """Start the PS or worker of this Ray actor as a child process.
 
         Args:
             command: Command line of the node's watchdog.
-            moved: Text with the new addresses of moved PS shards, which `note_moved` writes to a
-                file.
+            moved: Text with new addresses of PS shards, which `note_moved` writes to a file.
         """
         self.note_moved(moved)
         environment = dict(os.environ) | {MOVED_VARIABLE: str(_code_folder() / _MOVED_FILE)}
-        # The command line has all flags. These variables of the Ray node's environment would add
-        # flags.
+        # The node's command line has all flags, and these variables of the Ray node's environment
+        # would add flags.
         for name in ("TF_CONFIG", "THINWIRE_FLAGS"):
             environment.pop(name, None)
-        if not importlib.import_module("ray").get_gpu_ids():  # Ray gave this actor no GPU
+        if not importlib.import_module("ray").get_gpu_ids():  # Ray gave the actor no GPU
             environment["CUDA_VISIBLE_DEVICES"] = "-1"
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
@@ -92,7 +91,7 @@ class NodeActor:
         """Write the worker's standard input to a file that only this user can read.
 
         Args:
-            content: Bytes of the whole standard input.
+            content: All bytes of the worker's standard input.
 
         Returns:
             Path of the file, for the watchdog. `wait` deletes the file when the node has ended.
@@ -105,10 +104,10 @@ class NodeActor:
         return str(self._input)
 
     def note_moved(self, moved: str) -> None:
-        """Write the file from which this host's nodes read the new addresses of moved PS shards.
+        """Write the file from which this host's nodes read new addresses of restarted PS shards.
 
         Args:
-            moved: Content of the file, in the format of `thinwire.proto.moved`.
+            moved: Content of the file with new addresses, in the format of `thinwire.proto.moved`.
         """
         draft = _code_folder() / f"{_MOVED_FILE}.{os.getpid()}"
         draft.write_text(moved)
@@ -119,7 +118,7 @@ class NodeActor:
 
         Args:
             is_error: True to read the node's stderr, False to read its stdout.
-            most: Maximum number of bytes to read.
+            most: Maximum number of bytes of output to read.
         """
         process = self._process
         stream = None if process is None else process.stderr if is_error else process.stdout
@@ -128,13 +127,13 @@ class NodeActor:
     def write(self, message: bytes) -> None:
         """Send bytes (`watchdog.SIGNALS` or a heartbeat) to the node's watchdog."""
         if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):  # the watchdog has ended
+            with contextlib.suppress(OSError):  # fails if the watchdog has ended
                 os.write(self._process.stdin.fileno(), message)
 
     def wait(self) -> int:
         """Wait for the end of the node's watchdog; return the watchdog's exit code."""
         if self._process is None:
-            raise RuntimeError("no node was started here")
+            raise RuntimeError("this Ray actor has not started a node yet")
         try:
             return self._process.wait()
         finally:

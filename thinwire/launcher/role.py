@@ -1,8 +1,9 @@
 """The Cluster role: runs every node of a run as a process, on this host or on other hosts.
 
-A `Cluster` starts PS shards, workers and a Supervisor as plain command lines, forwards signals to
-them, reaps every child process, and returns the worst exit code. A launcher (`LAUNCHERS`) starts a
-node on its host; `Restarts` decides whether, and when, a dead worker or PS is restarted.
+A `Cluster` starts PS shards, workers and a Supervisor as child processes, forwards signals to the
+processes, reaps them, and returns the worst exit code. A launcher (`LAUNCHERS`) starts a node (PS
+shard, worker or Supervisor) on the node's host. `Restarts` decides whether and when a dead worker
+or PS is restarted.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ from thinwire.supervisor import metrics_hook
 from thinwire.worker.flags import devices
 
 FLAGS = flags.FLAGS
-#: Value of --launcher -> name of the module whose `prepare(run)` returns the `Launcher`.
+#: Value of --launcher -> name of the module whose function `prepare(run)` returns the `Launcher`.
 LAUNCHERS = {
     "local": "thinwire.launcher.local",
     "ssh": "thinwire.launcher.ssh",
     "ray": "thinwire.launcher.ray",
     "slurm": "thinwire.launcher.slurm",
 }
-#: Values of --launcher with which the PS may run on hosts that do not share this host's disk.
+#: Values of --launcher that may start PS on hosts that do not share this host's disk.
 ELSEWHERE = ("ssh", "ray")
-#: Flags of this process that nodes do not inherit: `_node` sets them for each node, or omits them.
+#: Flags of this process that nodes do not inherit, because `_node` sets or omits them for each
+#: node.
 _OWN_FLAGS = (
     "type_node",
     "id_worker",
@@ -68,40 +70,41 @@ _OWN_FLAGS = (
     "worker_threads",
     "metrics_port",
 )
-#: Environment variables that give this process flags. Nodes get these flags on their command lines,
-#: so nodes must not read the variables too.
+#: Environment variables that give flags to this process. Nodes get these flags on their command
+#: lines, so nodes must not read the variables.
 NOT_INHERITED = ("TF_CONFIG", flags_in_environment.VARIABLE)
 _TURN_SECONDS = 0.1  # seconds between two checks of the node processes
-#: How long to wait for the first bytes of a standard input that is copied to other hosts, in
-#: seconds. Many programs are started with a pipe that never gets data, so the wait must be short.
+#: Time limit for the first bytes of a standard input that is copied to other hosts, in seconds. The
+#: limit is short, because many programs are started with a pipe that never gets data.
 _INPUT_SECONDS = 2.0
-#: How long PS and Supervisor may take to end without a signal after the last worker has ended, in
+#: Longest time in which PS and Supervisor may end without a signal after the last worker's end, in
 #: seconds.
 _ALONE_SECONDS = 2.0
-#: Signals that the launcher forwards to nodes. Nodes run in separate sessions, so a signal of the
-#: terminal, for example SIGHUP when the terminal closes, does not reach nodes directly.
+#: Signals that the launcher forwards to nodes, because nodes run in separate sessions, so that a
+#: signal of the terminal (for example SIGHUP) does not reach them.
 _END_SIGNALS = (*END_SIGNALS, signal.SIGHUP)
-#: Exit codes of a worker after which a restart may succeed. EXIT_BAD_FLAG equals Python's code for
-#: an uncaught error, and the worker's flags were valid at its first start. EXIT_UNREACHABLE means
-#: that the PS was unreachable for a while. Deaths by a signal have negative codes and are not
-#: listed.
+#: Exit codes of a worker after which a restart may succeed. EXIT_BAD_FLAG is also Python's exit
+#: code for an uncaught error, and the flags were valid at the worker's first start.
+#: EXIT_UNREACHABLE means that the PS was unreachable for a while. Exit codes of workers that a
+#: signal killed are negative and not listed.
 _MENDABLE = (EXIT_BAD_FLAG, EXIT_UNREACHABLE)
-#: Backoff before a restart of a node, in seconds: 1 before the first restart, doubled for each
-#: recent restart, at most 30.
+#: Backoff before a node's restart, in seconds. The backoff is 1 s before the first restart, doubles
+#: with each recent restart, and is at most 30 s.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 #: Prefixes of the flags that a node's restart replaces. "--resume" also matches --resume_only.
 _OF_RESTARTS = ("--num_restarts=", "--resume")
 
 
 class Restarts:
-    """Counts the restarts of one role's nodes, and decides whether a dead node is restarted.
+    """Counts restarts of a run's PS or workers, and decides whether a dead one is restarted.
 
     Args:
         most: Maximum number of restarts of one node within the window; 0 for no restarts.
-        window_seconds: Length of the sliding window, in seconds; an older restart does not count.
-        clock: Returns the current time in seconds; replaced in tests.
-        mendable: Exit codes after which a restart may succeed. A node that a signal killed may be
-            restarted too.
+        window_seconds: Length of the sliding window for the number of restarts, in seconds. An
+            older restart does not count.
+        clock: Function that returns the current time in seconds; replaced in tests.
+        mendable: Exit codes of a node after which a restart may succeed. A node that a signal
+            killed may be restarted too.
     """
 
     def __init__(
@@ -118,44 +121,44 @@ class Restarts:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Number of a node (shard or worker id) -> count of the node's restarts."""
+        """Number of a node (shard or worker id) -> number of times that the node was restarted."""
         return dict(self._num)
 
     def pause(self, number: int, code: int) -> float | None:
-        """Return the backoff before a dead node is restarted, in seconds; None for no restart.
+        """Return the seconds to wait before a dead node's restart; None for no restart.
 
         Args:
-            number: Number of the node (shard or worker id).
-            code: Exit code of the node; -n if signal n killed it.
+            number: Shard id or worker id of the dead node.
+            code: Exit code of the dead node; -n if signal n killed the node.
         """
         recent, now = self._recent.setdefault(number, collections.deque()), self._clock()
         while recent and now - recent[0] >= self._window_seconds:
             recent.popleft()
-        # After a host was cut off, the earlier incarnation (process) of a node may hold the node's
-        # id, or the lock of its directory, for some time. The PS or the lock then refuses the
-        # restarted node, which must be restarted once more. A node that is refused at its first
-        # start has a permanent error.
+        # After a network failure, a node's earlier process may hold the node's id, or the lock of
+        # its directory, for some time. Then the PS or the lock rejects the restarted node, which
+        # must be restarted once more. A node that is rejected at its first start has a permanent
+        # error.
         held = code in (EXIT_REFUSED, EXIT_CONFIGURATION) and bool(recent)
         if not (code < 0 or code in self._mendable or held) or len(recent) >= self._most:
             return None
         return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** len(recent))
 
     def started(self, number: int) -> int:
-        """Count a restart of a node; return how often the node was restarted."""
+        """Count a restart of a node; return the number of the node's restarts so far."""
         self._recent.setdefault(number, collections.deque()).append(self._clock())
         self._num[number] += 1
         return self._num[number]
 
 
 class LineSink(Protocol):
-    """Receives the lines that a node writes to stdout and stderr."""
+    """Interface of an object that receives the lines that a node writes to stdout and stderr."""
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Receive one line of the node's output.
+        """Receive one line of a node's output.
 
         Args:
-            line: Text of the line without its line end.
-            is_error: True for a line of stderr, False for a line of stdout.
+            line: Text of the node's output line, without its line end.
+            is_error: True for a line of the node's stderr, False for a line of its stdout.
         """
 
 
@@ -169,7 +172,7 @@ class Node:
     flags: tuple[str, ...]  # flags on the node's command line, as --name=value
     num_restarts: int = 0  # number of times this node was restarted
     script: tuple[str, ...] = ()  # a worker's script and its arguments; empty without a script
-    # Receives the node's lines; None if the node writes to the terminal
+    # Object that receives the node's output lines; None if the node writes to the terminal
     output: LineSink | None = None
     input: StandardInput | None = None  # standard input of the node; None for /dev/null
 
@@ -190,16 +193,16 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class EndRules:
-    """Rules for ending the other nodes of a run when a node ends.
+    """Rules for ending the remaining nodes of a run after the end of one node.
 
     Attributes:
         one_failure_is_all: True if the first failure of a worker ends the run; False if the run
             ends only when all workers have failed.
-        mendable: Exit codes of a worker after which a restart may succeed.
+        mendable: Exit codes of a worker process after which its restart may succeed.
         workers_first_seconds: Time after a failure in which PS and Supervisor may end without a
-            signal; after this time they get SIGTERM. In seconds.
-        kill_after_seconds: Time after a failure, an interruption or the end of all PS, after which
-            the remaining nodes are killed, in seconds.
+            signal, before they get SIGTERM, in seconds.
+        kill_after_seconds: Time from a failure, an interruption or the end of all PS to the kill of
+            the remaining nodes, in seconds.
     """
 
     one_failure_is_all: bool = False
@@ -208,7 +211,7 @@ class EndRules:
     kill_after_seconds: float = 20.0
 
 
-#: Rules for ending a run whose workers run no script of a user.
+#: Rules for ending a run whose workers run no user's script.
 RULES = EndRules()
 
 
@@ -216,7 +219,7 @@ class Process(Protocol):
     """Handle of a node's process that a launcher has started on some host.
 
     Attributes:
-        is_followed: True if the node's `output` receives every line that the node writes.
+        is_followed: True if the launcher reads every output line of the node.
     """
 
     is_followed: bool
@@ -225,7 +228,7 @@ class Process(Protocol):
         """Return the node's exit code: -n if signal n killed the node, None while the node runs."""
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, given by its number, to the node."""
+        """Send the signal `number` to the node."""
 
     def kill(self) -> None:
         """Kill the node immediately, without a signal that the node could handle."""
@@ -240,34 +243,34 @@ class Launcher(Protocol):
     addresses: tuple[str, ...]  # host:port of every PS shard, to which workers connect
 
     def start(self, node: Node) -> Process:
-        """Start a node on its host; return the handle of its process."""
+        """Start a node on the node's host; return the handle of its process."""
 
     def settle(self) -> None:
         """Wait until every started node runs; raise Unreachable if a node does not start."""
 
     def tend(self) -> None:
-        """Send heartbeats to the nodes' watchdogs; called every `_TURN_SECONDS` seconds."""
+        """Send heartbeats to the watchdogs of the nodes; called every `_TURN_SECONDS` seconds."""
 
     def close(self) -> None:
-        """Release the launcher's resources. Called when every node's process has ended."""
+        """Release the launcher's resources, after every node's process has ended."""
 
 
 def _as_it_is(node: Node, process: Process, code: int) -> int:
-    """Return a node's exit code unchanged: the default for `read_code` of a `Cluster`."""
+    """Return a node's exit code unchanged; the default of a `Cluster`'s `read_code`."""
     return code
 
 
 @dataclasses.dataclass
 class Child:
-    """State of one node that the `Cluster` has started, perhaps several times."""
+    """State of one node, which the `Cluster` has started one or more times."""
 
-    node: Node  # description with which the node was last started
-    process: Process  # process that the node's newest start created
-    # Maps an exit code, as `Cluster` describes
+    node: Node  # description of the node at its last start
+    process: Process  # process of the node's last start
+    # Function that maps a node's exit code, as the docstring of `Cluster` describes
     read_code: Callable[[Node, Process, int], int] = _as_it_is
     code: int | None = None  # exit code of `process`; None while it runs
     again_at: float | None = None  # time.monotonic() of the next restart; None if no restart is due
-    # True if the `Cluster` has decided whether to restart the node after its newest end
+    # True if the `Cluster` has decided whether to restart the node after its last end
     restart_decided: bool = False
 
     @property
@@ -287,7 +290,7 @@ def main(run: Run) -> int:
 
     Raises:
         ConfigurationError: Flags contradict the chosen launcher (--launcher).
-        Unreachable: A host cannot be used. The nodes that had started have been ended.
+        Unreachable: A host cannot be used. `main` has ended the nodes that had started.
     """
     devices(run.nb_workers)  # rejects devices that cannot be emulated, before any node starts
     name = launch.check()
@@ -305,18 +308,18 @@ def main(run: Run) -> int:
             code = cluster.run()
     finally:
         launcher.close()
-    if code not in (EXIT_DONE, EXIT_INTERRUPTED):  # the log's last line must be the reason
+    if code not in (EXIT_DONE, EXIT_INTERRUPTED):  # the last log line states the reason
         logging.error("%s", cluster.describe_end())
     return code
 
 
-#: With more PS shards than this, the launcher builds the model and checks its placement on the
-#: shards. Without this check every shard would build the model only to reject the placement.
+#: With more PS shards than `_MOST_UNCHECKED_SHARDS`, the launcher checks the placement of the model
+#: on the shards first. Otherwise every shard would build the model only to reject the placement.
 _MOST_UNCHECKED_SHARDS = 4
 
 
 def check_nodes_here(run: Run, launcher: str) -> None:
-    """Reject settings that every node would reject, before any node is started.
+    """Reject settings that every node would reject, before a node is started.
 
     Args:
         run: Settings of the run, from the flags.
@@ -324,8 +327,8 @@ def check_nodes_here(run: Run, launcher: str) -> None:
             another launcher, nodes may read these files on other hosts.
 
     Raises:
-        ConfigurationError: A named file or folder is not usable, or the run has more shards than
-            the model has tensors.
+        ConfigurationError: A file or folder that a flag names is not usable, or the run has more PS
+            shards than the model has tensors.
     """
     if launcher == "local":
         security.check_nodes(FLAGS, run.nb_ps, run.nb_workers)
@@ -341,13 +344,13 @@ def check_nodes_here(run: Run, launcher: str) -> None:
 
 
 def nodes_of(run: Run, addresses: Sequence[str]) -> list[Node]:
-    """Return the nodes that this launcher starts: PS shards, then workers, then the Supervisor.
+    """Return the nodes to start: PS shards, then workers, then the Supervisor.
 
-    The list has all nodes of the run, or in a Slurm step the nodes that this task starts.
+    The returned list has all nodes of the run, or in a Slurm step the nodes that this task starts.
 
     Args:
         run: Settings of the run, from the flags.
-        addresses: host:port of every PS shard.
+        addresses: Address host:port of every PS shard, by shard id.
     """
     resume = ["--resume"] if run.resume else []
     nodes = [
@@ -380,17 +383,17 @@ def threads_of(num_cpus: int, num_workers: int) -> int:
     """Return the number of threads that each worker of a host may use.
 
     Args:
-        num_cpus: Number of CPUs of the host.
-        num_workers: Number of workers on the host.
+        num_cpus: Number of CPUs of the host on which the workers run.
+        num_workers: Number of workers that run on the host.
     """
     return FLAGS.worker_threads or max(1, num_cpus // max(1, num_workers))
 
 
 def given_flags(left_out: Collection[str]) -> list[str]:
-    """Return the flags that this process was given, as words of a node's command line.
+    """Return this process's given flags as words of a node's command line.
 
     Args:
-        left_out: Names of flags that the result omits.
+        left_out: Names of flags that the returned list omits.
     """
     serialized = (
         FLAGS[name].serialize() for name in FLAGS if FLAGS[name].present and name not in left_out
@@ -399,12 +402,12 @@ def given_flags(left_out: Collection[str]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return a node's environment: this process's variables without the ones that hold flags."""
+    """Return the environment of a node: this process's variables except those that hold flags."""
     return {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
 
 
 def _signal_name(code: int) -> str:
-    """Return the name of signal n for an exit code of -n, for example "SIGKILL" for -9."""
+    """Return the signal's name for a negative exit code, for example "SIGKILL" for -9."""
     try:
         return signal.Signals(-code).name
     except ValueError:
@@ -412,10 +415,10 @@ def _signal_name(code: int) -> str:
 
 
 def whole_input(given: StandardInput) -> IO[bytes] | None:
-    """Read the whole standard input of the launcher, which workers on other hosts get as a copy.
+    """Read the launcher's whole standard input, to copy it to workers on other hosts.
 
     Args:
-        given: The launcher's standard input.
+        given: Standard input of the launcher.
 
     Returns:
         A file with the standard input. None if there is no input, or if the input is a stream that
@@ -432,29 +435,30 @@ def whole_input(given: StandardInput) -> IO[bytes] | None:
 
 
 class Cluster:
-    """Starts, supervises and ends the nodes of one run.
+    """Starts, supervises and ends the nodes (PS shards, workers, Supervisor) of one run.
 
     Attributes:
         run_settings: Settings of the run, from the flags.
-        rules: Rules for ending the other nodes when a node ends.
-        launcher: Launcher that starts the nodes on their hosts.
-        nodes: Nodes to start, in order of their start.
-        children: State of each started node, in order of the first start.
-        interrupted: Event that is set by the first end signal (for example Ctrl-C): all nodes end.
-        impatient: Event that is set by the second end signal: all nodes are killed.
-        restarts: Role ("PS" or "Worker") -> counter of the restarts of the role's nodes.
-        root_cause: Exit code of the failure that ended the run; None before a failure.
+        rules: Rules for ending the remaining nodes after the end of one node.
+        launcher: Launcher that starts each node on the node's host.
+        nodes: PS shards, workers and Supervisor, in the order of their starts.
+        children: State of each started node, in the order of the nodes' first starts.
+        interrupted: Event that the first signal to end (for example Ctrl-C) sets. Then all nodes
+            end.
+        impatient: Event that the second signal to end sets. Then all nodes are killed.
+        restarts: Role ("PS" or "Worker") -> `Restarts`, which counts restarts of the role's nodes.
+        root_cause: Exit code of the node whose failure ended the run; None before a failure.
         culprit: The node whose failure ended the run; None before a failure.
         at_fault: Ids of the workers whose scripts reported a failure caused by the worker itself.
 
     Args:
         run: Settings of the run, from the flags.
-        launcher: Launcher that starts the nodes.
-        nodes: Nodes to start, in order of their start.
-        rules: Rules for ending the other nodes when a node ends.
-        read_code: Called with a node that has ended, its process and its exit code; returns the
-            exit code that the node's end counts as.
-        on_turn: Called every `_TURN_SECONDS` seconds while nodes run.
+        launcher: Launcher that starts the nodes on their hosts.
+        nodes: PS shards, workers and Supervisor, in the order of their starts.
+        rules: Rules for ending the remaining nodes after the end of one node.
+        read_code: Function of a node that has ended, its process and its exit code; returns the
+            exit code with which the node's end is treated.
+        on_turn: Function that is called every `_TURN_SECONDS` seconds while nodes run.
     """
 
     def __init__(
@@ -506,13 +510,13 @@ class Cluster:
             child.process.send_signal(signal.SIGINT)
 
     def _wait(self) -> None:
-        """Wait until every node has ended; after a failure without restart, end all nodes.
+        """Wait until every node has ended; after a failure that no restart repairs, end all nodes.
 
-        After a failure, workers get SIGTERM first. While `patient` is True, PS and Supervisor may
-        end without a signal; then they get SIGTERM too.
+        After a failure that ends the run, workers get SIGTERM first. PS and Supervisor get SIGTERM
+        later, when `patient` becomes False, if they have not ended without a signal.
         """
         ending_since, patient = None, False
-        # time.monotonic() when the last worker had ended; None before
+        # time.monotonic() at the end of the last worker; None before
         alone_since: float | None = None
         while any(child.poll() is None for child in self.children):
             time.sleep(_TURN_SECONDS)
@@ -525,7 +529,7 @@ class Cluster:
                 if self.root_cause is not None:
                     self._signal(signal.SIGTERM, self._of("Worker"))
                     patient = True
-            shards = self._of("PS")  # empty if another task of the Slurm step starts the PS
+            shards = self._of("PS")  # no PS if another Slurm task starts the PS
             ps_gone = bool(shards) and all(child.is_gone for child in shards)
             if ps_gone or self.root_cause is not None or self.interrupted.is_set():
                 ending_since = now if ending_since is None else ending_since
@@ -550,7 +554,7 @@ class Cluster:
             over = over or any(child.is_gone for child in self._of("PS"))
 
     def _restart(self, child: Child, over: bool) -> None:
-        """Restart a node whose restart is due; decide on the restart of a node that has ended."""
+        """Restart a node whose backoff is over; decide whether to restart a node that has ended."""
         if child.again_at is not None and over:
             child.again_at = None
         elif child.again_at is not None and time.monotonic() >= child.again_at:
@@ -561,7 +565,7 @@ class Cluster:
                 self._decide_restart(child, code)
 
     def _decide_restart(self, child: Child, code: int) -> None:
-        """Decide whether a node that has ended is restarted, and log the decision."""
+        """Decide whether to restart a node that has ended, and log the decision."""
         node, flag = child.node, "--restart_ps" if child.node.role == "PS" else "--restart_workers"
         pause = self.restarts[node.role].pause(node.number, code)
         if pause is not None:
@@ -578,16 +582,17 @@ class Cluster:
         child.node = dataclasses.replace(child.node, flags=(*base_flags, again), num_restarts=count)
         try:
             child.process, child.code = self.launcher.start(child.node), None
-        # A failed restart counts as another death of the node, with the exit code of the previous
-        # death.
+        # A restart that fails counts as another death of the node, with the exit code of the
+        # previous death.
         except Unreachable as error:
-            logging.warning("%s cannot be started: %s", child.node.name, error)
+            logging.warning("node %s cannot be started: %s", child.node.name, error)
 
     def _failure(self) -> int | None:
-        """Return the exit code of a node's failure that ends the run, or None; store the `culprit`.
+        """Return the exit code of a node whose failure ends the run, or None; set `culprit`.
 
         The failure of a PS always ends the run. If `EndRules.one_failure_is_all` is True, the first
-        failure of a worker ends the run; if it is False, only the failure of all workers does.
+        failure of a worker ends the run. If `one_failure_is_all` is False, only the failure of all
+        workers ends the run.
         """
         for child in self._of("PS"):
             code = child.poll() if child.is_gone else None
@@ -602,8 +607,8 @@ class Cluster:
                 if code and code > 0 and not self._is_lost(child):
                     self.culprit = child
                     return code
-        # If this launcher starts only some of the workers, workers of other tasks of the Slurm step
-        # may still train.
+        # If this launcher starts only some workers of the run, workers of other Slurm tasks may
+        # still train.
         has_all = len(codes) == self.run_settings.nb_workers
         if has_all and all(code not in (None, EXIT_DONE) for code in codes):
             code = next(iter(own_fault), EXIT_UNREACHABLE)
@@ -612,12 +617,17 @@ class Cluster:
         return None
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        logging.info("%s: ending the cluster", signal.Signals(number).name)
+        logging.info(
+            "received signal %s: ending all nodes of the cluster", signal.Signals(number).name
+        )
         self.interrupted.set()
         self._signal(signal.SIGINT, self.children)
 
     def _insist(self, number: int, frame: Any) -> None:
-        logging.info("%s again: killing the cluster", signal.Signals(number).name)
+        logging.info(
+            "received signal %s again: killing all nodes of the cluster",
+            signal.Signals(number).name,
+        )
         self.impatient.set()
 
     def _signal(self, number: int, children: Sequence[Child]) -> None:
@@ -628,7 +638,7 @@ class Cluster:
     def _reap(self) -> None:
         stubborn = [child for child in self.children if child.poll() is None]
         for child in stubborn:
-            logging.warning("%s does not end; killing it", child.node.name)
+            logging.warning("node %s does not end; killing its process", child.node.name)
             child.process.kill()
         for child in stubborn:
             child.code = child.process.wait()
@@ -645,7 +655,11 @@ class Cluster:
         logging.info("exit codes: %s", codes)
         for what, role in (("PS", "PS"), ("workers", "Worker")):
             if restarts := self.restarts[role].counts:
-                logging.info("%s that were started again: %s", what, restarts)
+                logging.info(
+                    "restarts of the %s (number of the node: number of its restarts): %s",
+                    what,
+                    restarts,
+                )
         if self.interrupted.is_set():
             return EXIT_INTERRUPTED
         lost = {child.node.name for child in self._of("Worker") if self._is_lost(child)}
@@ -657,11 +671,11 @@ class Cluster:
         absent = [child.node.name for child in self._of("Worker") if codes[child.node.name]]
         if worst == EXIT_DONE and absent:
             names = ", ".join(f"{name} (exit code {codes[name]})" for name in absent)
-            logging.warning("the run continued without %s", names)
+            logging.warning("these nodes died and the run continued without them: %s", names)
         return worst
 
     def describe_end(self) -> str:
-        """Return one line on which node ended the run, and how; empty if no node failed."""
+        """Return a line that states which node ended the run, and why; empty if no node failed."""
         child = self.culprit
         if child is None:
             return ""
@@ -680,6 +694,6 @@ class Cluster:
         return [child for child in self._of("Worker") if (child.poll() or 0) < 0]
 
     def _is_lost(self, worker: Child) -> bool:
-        """Return whether a worker's script lost contact with the PS but had no failure itself."""
+        """Return whether a worker ended only because it lost contact with the PS."""
         may_be_lost = self.rules.one_failure_is_all and worker.node.number not in self.at_fault
         return may_be_lost and worker.poll() == EXIT_UNREACHABLE

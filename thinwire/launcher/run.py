@@ -1,9 +1,10 @@
-"""``thinwire run``: runs a script as every worker of a run, with PS shards and a Supervisor.
+"""``thinwire run``: runs a user's script as every worker, with PS shards and a Supervisor.
 
-The PS start without a model: the first worker sends the script's model to the PS. The launchers of
-a `Cluster` (`role`) start the nodes. A script's run differs from a run of --type_node=Cluster in
-these points: workers run the user's script (`script`), the workers' output is shown with their
-names, a failure is shown once, and the first worker that fails ends the run.
+The PS start without a model, and the first worker sends the script's model to the PS. The launchers
+of `role.Cluster` start the nodes of `thinwire run`. A run of `thinwire run` differs from a run of
+--type_node=Cluster in these points: workers run the user's script (module `script`), the launcher
+shows the workers' output with their names and a failure only once, and the first worker that fails
+ends the run.
 """
 
 from __future__ import annotations
@@ -58,20 +59,19 @@ from thinwire.worker.client.control import Control
 from thinwire.worker.flags import devices
 
 FLAGS = flags.FLAGS
-#: Rules for ending a script's run. A restarted script would raise its error again, so only killed
-#: workers are restarted.
+#: Rules for ending the run of a user's script. A restarted script would raise its error again, so
+#: only killed workers are restarted.
 RULES = EndRules(
     one_failure_is_all=True, mendable=(), workers_first_seconds=5.0, kill_after_seconds=12.0
 )
 _INPUT_TAKEN = (
-    "stdin goes to every worker, from its beginning: this command consumes the stdin of a shell "
-    "loop around it; there, give < /dev/null"
+    "every worker receives the whole stdin of this command, so the command consumes the stdin of "
+    "a shell loop around it; in a loop, give < /dev/null"
 )
 _READS_INPUT = re.compile(rb"\bstdin\b|\binput\(|\bfileinput\b|\bopen\(0\b")
-#: Prefixes of flags that a worker has in a Cluster and not in a script's run.
+#: Prefixes of flags that the Cluster role gives to workers and `thinwire run` does not.
 _OF_ROLES = ("--quiet", "--batch_size=")
-#: Time limit for reaching PS shard 0 to end the run for the other tasks of a Slurm step, in
-#: seconds.
+#: Time limit for reaching PS shard 0 to end the run for a Slurm step's other tasks, in seconds.
 _END_SECONDS = 10.0
 #: Offset of exit codes for signals: an exit code of 128 or more is 128 + the number of a signal.
 _EXIT_OF_SIGNALS = 128
@@ -81,14 +81,15 @@ def complete_flags(script: Sequence[str]) -> list[str]:
     """Set the flags of `thinwire run` that depend on the script, before the flags are read.
 
     Args:
-        script: Words of the command line: a file, or -m and a module, then the script's arguments.
-            With --like the list may be empty, and the earlier run's script is used.
+        script: Words of the command line: a script's file, or -m and a module, then the script's
+            arguments. The list may be empty with --like, which then repeats the earlier run's
+            script.
 
     Returns:
         The script and its arguments, as words of a command line.
 
     Raises:
-        ConfigurationError: No script is given, or a given flag has no effect in a script's run.
+        ConfigurationError: No script is given, or a given flag has no effect in a run of a script.
     """
     if FLAGS.like:
         before = launch_document.recorded(FLAGS.like)
@@ -103,27 +104,28 @@ def complete_flags(script: Sequence[str]) -> list[str]:
     target = ScriptTarget.of(script)
     if FLAGS.model_from != "worker":
         raise ConfigurationError(
-            f"--model_from={FLAGS.model_from}: the script brings the model; leave it out."
+            f"--model_from={FLAGS.model_from}: with `thinwire run`, the script provides the "
+            "model; leave --model_from out."
         )
     if misplaced := script_flags.misplaced(target, [*FLAGS]):
         logging.warning("%s", misplaced)
     script_flags.refuse(name for name in FLAGS if FLAGS[name].present)
     if not (FLAGS["port"].present or FLAGS.hosts_file or FLAGS.launcher == "ssh"):
-        FLAGS["port"].value = 0  # 0 stands for any free port
+        FLAGS["port"].value = 0  # port 0 stands for any free port
     if FLAGS.run_dir is None:
         FLAGS["run_dir"].value = _default_run_dir(target.label)
     return list(script)
 
 
 def _default_run_dir(label: str) -> str:
-    """Return a run directory named after the script; with --like, one that does not exist yet."""
+    """Return a run directory named after the script; with --like, the directory is a new one."""
     names = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     folders = (pathlib.Path("runs") / f"{label}{suffix}" for suffix in names)
     return str(next(folder for folder in folders if not (FLAGS.like and folder.exists())))
 
 
 def main(run: Run, script: Sequence[str]) -> int:
-    """Run the script on every worker of a run; return the run's exit code.
+    """Run a user's script on every worker of a run; return the run's exit code.
 
     Args:
         run: Settings of the run, from the flags.
@@ -131,7 +133,7 @@ def main(run: Run, script: Sequence[str]) -> int:
 
     Raises:
         ConfigurationError: Flags contradict the launcher, or another run uses the run directory.
-        Unreachable: A host cannot be used. The nodes that had started have been ended.
+        Unreachable: A host cannot be used. `main` has ended the nodes that had started.
     """
     name, target = _check(run), ScriptTarget.of(script)
     if run.on_metrics is not None:
@@ -153,10 +155,10 @@ def main(run: Run, script: Sequence[str]) -> int:
         code = script_run.run()
     finally:
         launcher.close()
-        # A worker removes its own settings file when it ends, but a killed worker cannot.
+        # A worker removes its settings file at its end, which a killed worker cannot do.
         remove_settings(run.run_dir, [node.name for node in nodes])
-    # The reason of a failure must be the last line of output: a terminal shows this line, and tools
-    # quote it.
+    # The reason for a failure must be the last line of output, which a terminal shows and tools
+    # quote.
     script_run.report_end(code)
     return code
 
@@ -164,7 +166,7 @@ def main(run: Run, script: Sequence[str]) -> int:
 def show(run: Run, script: Sequence[str]) -> int:
     """Write a description of the nodes that `main` would start to stdout; return the exit code.
 
-    This function of --dry_run starts no node and writes no file.
+    The function `show`, for --dry_run, starts no node and writes no file.
 
     Args:
         run: Settings of the run, from the flags.
@@ -189,7 +191,7 @@ def _check(run: Run) -> str:
 
 
 def place_of(run: Run) -> list[str]:
-    """Return the host of every node by --hosts_file, in the order in which nodes start."""
+    """Return the host of every node from --hosts_file, in the order in which nodes start."""
     from thinwire.launcher.ssh import read_hosts
 
     assignment = place(read_hosts(), run.nb_ps, run.nb_workers)
@@ -197,10 +199,10 @@ def place_of(run: Run) -> list[str]:
 
 
 def of_script(node: Node, run: Run, script: Sequence[str]) -> Node:
-    """Return a Cluster's node with the flags of a script's run; a worker also gets the script.
+    """Return a copy of a node with the flags for a script's run, and for a worker the script.
 
     Args:
-        node: Node as `nodes_of` returns it for a Cluster.
+        node: PS shard, worker or Supervisor, as `nodes_of` returns it.
         run: Settings of the run, from the flags.
         script: The user's script (path, or -m and module) and its arguments.
     """
@@ -217,9 +219,9 @@ def of_script(node: Node, run: Run, script: Sequence[str]) -> Node:
 def _may_need_keras(run: Run, script: pathlib.Path) -> bool:
     """Return whether the PS will probably need Keras, because the script's optimizer is not SGD.
 
-    The PS can step with SGD without importing Keras. A script that never names SGD uses another
-    optimizer, or takes its optimizer from another file. If the guess is wrong, the PS wastes memory
-    on Keras, or imports Keras only when the run begins, which takes seconds.
+    The PS can apply SGD updates without importing Keras. A script whose text does not contain "SGD"
+    uses another optimizer, or takes its optimizer from another file. If this guess is wrong, the PS
+    wastes memory on Keras, or imports Keras only when the run begins, which takes seconds.
     """
     if run.method.kind is not Kind.GRADIENT:
         return False
@@ -227,12 +229,12 @@ def _may_need_keras(run: Run, script: pathlib.Path) -> bool:
 
 
 class _ScriptRun:
-    """One run of a script: supervises its nodes, shows their output and reports failures.
+    """One run of a script: supervises nodes, shows the nodes' output and reports failures.
 
     Args:
         run: Settings of the run, from the flags.
-        launcher: Launcher that starts the nodes.
-        nodes: Nodes of the run that this launcher starts.
+        launcher: Launcher that starts the nodes on their hosts.
+        nodes: PS shards, workers and Supervisor that this launcher starts.
         script: The user's script (path, or -m and module) and its arguments.
         began: Start time of the run, in seconds since 1970 (the epoch).
         begun_at: Number of updates that the run had made when this launcher started.
@@ -252,8 +254,8 @@ class _ScriptRun:
         self._has_report = any(node.role == "Supervisor" for node in nodes)
         self._screen = Screen()
         self._input = StandardInput(run.run_dir, on_first_bytes=lambda: logging.info(_INPUT_TAKEN))
-        self._failures: dict[int, Failure] = {}  # worker -> its failure, in the order of arrival
-        # Worker -> exit code of its script that reported no failure
+        self._failures: dict[int, Failure] = {}  # worker id -> failure, in the order of arrival
+        # Worker id -> exit code of a script that exited without a failure report
         self._exited: dict[int, int] = {}
         self._lock = threading.Lock()
         self._workers: dict[int, WorkerOutput] = {}
@@ -277,17 +279,17 @@ class _ScriptRun:
             self._screen.end_progress()
             if code not in (EXIT_DONE, EXIT_INTERRUPTED):
                 first = None if self._is_of_node else self._first
-                # Exit code of the first worker's failure
+                # The exit code of the first failed worker replaces the worst exit code.
                 code = code if first is None else first[1].code
             self._report(code)
         return code
 
     def report_end(self, code: int) -> None:
-        """Log why a run ended early, and the remedy. Log nothing for a completed run."""
+        """Log why a run ended early, and a remedy; log nothing for a completed run."""
         if code == EXIT_DONE:
             return
         if code == EXIT_INTERRUPTED and self._first is None:
-            logging.info("interrupted; the same command resumes the run")
+            logging.info("the run is interrupted; the same command resumes the run")
         else:
             logging.error("%s", self._reason())
 
@@ -299,8 +301,8 @@ class _ScriptRun:
     def _first(self) -> tuple[int, Failure] | None:
         """The worker that failed first, and its failure; None if no worker failed.
 
-        A failure that follows from another worker's failure is returned only if all failures are of
-        this kind.
+        A failure that follows from another worker's failure is returned only if no worker reported
+        a failure of its own.
         """
         failures = list(self._failures.items())
         causes = [failure for failure in failures if failure[1].cause is not Cause.ELSEWHERE]
@@ -308,7 +310,7 @@ class _ScriptRun:
 
     @property
     def _is_of_node(self) -> bool:
-        """True if a PS or the Supervisor ended the run, and no script failed before."""
+        """True if a PS or the Supervisor ended the run, and no worker's script failed before."""
         culprit, first = self._cluster.culprit, self._first
         is_of_node = culprit is not None and culprit.node.role != "Worker"
         return is_of_node and (first is None or first[1].cause in (Cause.LOST, Cause.ELSEWHERE))
@@ -324,7 +326,7 @@ class _ScriptRun:
         return self._cluster.describe_end()
 
     def _warn_of_terminal(self) -> None:
-        """Warn that workers cannot read the terminal, if the script seems to read stdin."""
+        """Warn that workers cannot read the terminal, if the user's script seems to read stdin."""
         if self._input.kind is not InputKind.TERMINAL:
             return
         with contextlib.suppress(OSError):
@@ -335,11 +337,11 @@ class _ScriptRun:
                 )
 
     def _path(self, worker: int) -> pathlib.Path:
-        """Return the path of the file with a worker's output."""
+        """Return the path of the file to which a worker's output is written."""
         return self._run.run_dir / "logs" / f"worker-{worker}.out"
 
     def _node(self, node: Node) -> Node:
-        """Return a Cluster's node with flags, output sink and standard input of a script's run."""
+        """Return a copy of a node with flags, output sink and standard input for a script's run."""
         node = of_script(node, self._run, self._script)
         if node.role != "Worker":
             kind = SupervisorOutput if node.role == "Supervisor" else NodeOutput
@@ -356,16 +358,17 @@ class _ScriptRun:
         return dataclasses.replace(node, output=output, input=self._input)
 
     def _read_code(self, node: Node, process: Process, code: int) -> int:
-        """Return the exit code that a node's end counts as. Implements `read_code` of `Cluster`.
+        """Return the exit code with which a node's end is treated (`read_code` of `Cluster`).
 
-        A worker whose script exits with code 0 before the script's end counts as failed.
+        A worker whose script calls os._exit(0) before the script's end counts as failed.
         """
         output = self._workers.get(node.number) if node.role == "Worker" else None
         if output is not None:
             self._merged.ended(node.number)
         if output is None or code < EXIT_DONE or not process.is_followed:
             return code
-        process.wait()  # reads the last lines of output, which may hold the failure or `COMPLETED`
+        # Wait until the last lines of output are read, which may hold the failure or `COMPLETED`.
+        process.wait()
         if code != EXIT_DONE:
             self._note_exit(node.number, code)
             return code
@@ -382,7 +385,7 @@ class _ScriptRun:
         return EXIT_SCRIPT
 
     def _note_exit(self, worker: int, code: int) -> None:
-        """Record that a worker's script exited without a failure report, as os._exit(3) does."""
+        """Record that a worker's script exited without a failure report, as by os._exit(3)."""
         over = self._cluster.interrupted.is_set() or self._cluster.root_cause is not None
         if not self._failures and code < _EXIT_OF_SIGNALS and not over:
             self._exited[worker] = code
@@ -390,10 +393,10 @@ class _ScriptRun:
             note_failure(self._run.run_dir, text, self._begun_at)
 
     def _on_failure(self, worker: int, failure: Failure) -> None:
-        """Show the first failure of a worker. Later failures are only in the workers' files.
+        """Show the first failure of a worker; later failures are only in the workers' files.
 
-        A failure of one line becomes the launcher's last line. A failure with a traceback is shown
-        immediately.
+        A failure whose text is one line becomes the launcher's last line of output. A script's
+        failure with a traceback is shown immediately.
         """
         if self._is_interrupted:  # an interrupted script's error is not the run's failure
             return
@@ -413,10 +416,11 @@ class _ScriptRun:
             self._workers[worker].show("failed; the reason follows when the run has ended")
 
     def _end_others(self) -> None:
-        """Make PS shard 0 end the run for the other tasks of a Slurm step, if a script failed here.
+        """If a worker failed, make PS shard 0 end the run for the Slurm step's other tasks.
 
-        The other tasks do not know of a script that failed before its first step. PS shard 0
-        answers only when it has a model, so this method waits up to --start_timeout_seconds.
+        Other tasks of the Slurm step do not notice a script that failed before its first training
+        step. PS shard 0 answers only when it has a model, so this method waits up to
+        --start_timeout_seconds.
         """
         part = launch.part_here()
         failed = {
@@ -437,10 +441,10 @@ class _ScriptRun:
         control.finish(True, self._failures[worker].headline, FLAGS.start_timeout_seconds)
 
     def _report(self, code: int) -> None:
-        """Log the workers that failed after the first, the run's result, and the report's path.
+        """Log the further workers that failed, the run's result, and the path of its report.
 
         Args:
-            code: Exit code of the run.
+            code: Exit code of the whole run.
         """
         first = self._first
         failed = [
@@ -450,14 +454,18 @@ class _ScriptRun:
         ]
         if failed:
             names = ", ".join(map(str, failed))
-            logging.error("failed too: worker %s; see %s", names, self._run.run_dir / "logs")
+            logging.error(
+                "also failed: worker %s; the logs of all nodes are in %s",
+                names,
+                self._run.run_dir / "logs",
+            )
         try:
             summary = json.loads((self._run.run_dir / "summary.json").read_text())
         except (OSError, ValueError):
             summary = {}
         if code == EXIT_DONE and summary and self._has_report:
             logging.info(
-                "finished (%s): %d updates in %.1f s",
+                "the run has finished (%s): %d updates in %.1f s",
                 summary["stop_reason"],
                 summary["updates"],
                 summary["seconds"],

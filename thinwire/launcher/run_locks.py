@@ -18,8 +18,8 @@ from thinwire.runtime.run.directory import clear, lock_of, node_locks
 from thinwire.runtime.run.lock import DirectoryLock, LockOwner
 from thinwire.runtime.run.settings import Run
 
-#: How long to wait for the directory locks of a killed Cluster's nodes, in seconds. The watchdogs
-#: end these nodes within GRACE_SECONDS.
+#: Longest wait for directory locks that nodes of a killed Cluster still hold, in seconds. The
+#: watchdogs end such nodes within GRACE_SECONDS.
 PATIENCE_SECONDS = GRACE_SECONDS + 5.0
 
 
@@ -31,16 +31,16 @@ def claim_run_directory(
 ) -> None:
     """Check that no other process writes to the run directory; with --overwrite, clear it.
 
-    This process releases the locks before the nodes start, because each node takes its own lock. A
-    task of a Slurm step claims only the folders of the nodes that it starts, and these nodes clear
-    their folders themselves.
+    This process releases the directory locks before the nodes start, because each node takes its
+    own lock. A task of a Slurm step locks only the folders of the nodes that the task starts, and
+    these nodes clear their folders themselves.
 
     Args:
         run: Settings of the run, from the flags.
-        part: This task of a Slurm step; None if this launcher starts all nodes.
-        patience_seconds: How long to wait for the locks of an earlier Cluster's nodes that are
-            ending, in seconds.
-        clock: Returns the current time in seconds; replaced in tests.
+        part: The task of a Slurm step that this process is; None if this process starts all nodes.
+        patience_seconds: Longest wait for directory locks that ending nodes of an earlier run still
+            hold, in seconds.
+        clock: Function that returns the current time in seconds; replaced in tests.
 
     Raises:
         ConfigurationError: Another process still writes to the run directory.
@@ -48,7 +48,7 @@ def claim_run_directory(
     owner, deadline = LockOwner.here("Cluster", 0), clock() + patience_seconds
     with contextlib.ExitStack() as held:
         for lock in _locks(run, part):
-            if lock.path.exists():  # a lock whose file does not exist was never taken
+            if lock.path.exists():  # a lock without a file was never taken
                 held.enter_context(lock.take(owner, max(0.0, deadline - clock())))
         if run.overwrite and part is None:
             clear(run.run_dir)
@@ -61,22 +61,22 @@ def claim_run_directory(
 def start_in_claimed_directory(
     run: Run, script: Sequence[str] = (), is_elsewhere: bool = False
 ) -> RunStart:
-    """Claim a run directory, log whether the run begins or resumes, and clear it for a new run.
+    """Claim a run directory, log if the run begins or resumes; clear the directory of a new run.
 
     Args:
         run: Settings of the run, from the flags.
-        script: The workers' script and its arguments; empty if the workers run no script.
+        script: Path and arguments of the user's script; empty if the workers run no script.
         is_elsewhere: True if the PS may run on hosts that do not share this host's disk.
 
     Raises:
         ConfigurationError: Another process writes to the run directory, or `find_start` rejects the
-            run.
+            run's settings.
     """
     part = launch.part_here()
     claim_run_directory(dataclasses.replace(run, overwrite=False), part)
     start = find_start(run, script, is_elsewhere)
-    # Only the first task of a Slurm step starts the PS. The disk of a later task may lack the files
-    # of the PS, so the later task does not know whether the run begins or resumes.
+    # Only the first task of a Slurm step starts the PS. The disk of a later Slurm task may lack the
+    # files of the PS, so the later task cannot know whether the run begins or resumes.
     if part is None or part.is_first or start.finished is not None:
         logging.info("%s", start.line)
     for warning in run.method.warnings:
@@ -87,7 +87,7 @@ def start_in_claimed_directory(
 
 
 def _locks(run: Run, part: SlurmStep | None) -> list[DirectoryLock]:
-    """Return the locks of the nodes to start; with --overwrite, all locks in the run directory."""
+    """Return the directory locks of the nodes to start, or with --overwrite of all nodes."""
     if run.overwrite and part is None:
         return node_locks(run.run_dir)
     nodes = [("PS", shard) for shard in range(run.nb_ps)]

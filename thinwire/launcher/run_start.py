@@ -1,9 +1,9 @@
-"""Finds out, before a node starts, whether a run begins or resumes.
+"""Finds out, before a node starts, whether a training run begins or resumes.
 
 The newest checkpoint of PS shard 0 decides whether the run resumes
 (`thinwire.runtime.run.resuming`). If the checkpoint is on another host, the launcher reads only the
-Supervisor's records in the run directory, and the PS compares the run's settings with the
-checkpoint when the PS starts.
+Supervisor's records in the run directory. In this case, the PS compares the run's settings with the
+checkpoint at the start of the PS.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _FIRST_SHARD = "ps-0"
 
 @dataclasses.dataclass(frozen=True)
 class RunStart:
-    """Result of `find_start`: states whether a run begins, resumes or is finished.
+    """Result of `find_start`: whether a training run begins, resumes or is finished.
 
     Attributes:
-        run: The run's settings. Their `overwrite` is True if the run replaces a run whose script
-            failed.
+        run: Settings of the run. `run.overwrite` is True if the run replaces an earlier run whose
+            script failed.
         finished: Stop reason of a run that is already finished; None if the run trains.
         updates: Number of updates that the run has made before this start; 0 if it begins.
-        line: Line for the log that describes the start.
+        line: Text for the log that states whether the run begins, resumes or is finished.
     """
 
     run: Run
@@ -57,7 +57,7 @@ def find_start(run: Run, script: Sequence[str] = (), is_elsewhere: bool = False)
 
     Args:
         run: Settings of the run, from the flags.
-        script: The workers' script and its arguments; empty if the workers run no script.
+        script: Path and arguments of the user's script; empty if the workers run no script.
         is_elsewhere: True if the PS may run on hosts that do not share this host's disk.
 
     Raises:
@@ -96,14 +96,14 @@ def _begin(run: Run, why: str) -> RunStart:
 
 
 def _newest(run: Run) -> State | None:
-    """Return PS shard 0's newest checkpoint without its arrays; None if this host has none."""
+    """Return PS shard 0's newest checkpoint without arrays; None if this host has no checkpoint."""
     folder = checkpoints_of(run.run_dir, _FIRST_SHARD)
     store = checkpoints_at(run.checkpoint_dir, _FIRST_SHARD, folder, run.keep_checkpoints)
     return store.load_values()
 
 
 def _version(run: Run, state: State) -> int:
-    """Return the number of updates that a PS has after loading a checkpoint and its journal."""
+    """Return the model's number of updates after a PS loads the checkpoint and its journal."""
     core, mark = state["core"], read_mark(checkpoints_of(run.run_dir, _FIRST_SHARD))
     version = int(core["model"]["version"])
     if state.get("journal") is None or mark is None or mark.generation < core["generation"]:
@@ -112,7 +112,7 @@ def _version(run: Run, state: State) -> int:
 
 
 def _has_failed(run: Run, state: State) -> bool:
-    """Return whether the script of the run in the run directory failed after it had trained."""
+    """Return whether the earlier run in the run directory trained until its script failed."""
     begun_at = update_of_failure(run.run_dir)
     if begun_at is not None and (not state or _version(run, state) > begun_at):
         return True
@@ -122,7 +122,7 @@ def _has_failed(run: Run, state: State) -> bool:
 
 
 def _recorded(run: Run) -> int | None:
-    """Return the number of updates in the Supervisor's newest metrics; None without metrics."""
+    """Return the number of updates in the newest line of metrics.jsonl; None without the file."""
     try:
         with open(run.run_dir / METRICS_FILE, encoding="utf-8") as file:
             newest = json.loads(file.readlines()[-1])

@@ -1,9 +1,9 @@
 """Reads a worker's id and the PS addresses from the environment of Slurm, torchrun or Kubernetes.
 
-Each process of the job is a worker, and its rank (from 0) is the worker's id - 1. The user starts
-the PS separately, at the addresses in ``THINWIRE_PS`` (host:port, with commas between shards).
-Without this variable the workers expect the PS on the first host that Slurm or torchrun names, at
-the default port.
+Each process of the scheduler's job is a worker, whose id is the process's rank (from 0) plus 1. The
+user starts the PS separately, at the addresses in ``THINWIRE_PS`` (host:port, with commas between
+shards). If ``THINWIRE_PS`` is not set, the workers expect the PS on the first host that Slurm or
+torchrun names, at the default port.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from thinwire.ops.types import ConfigurationError
 
 #: Name of the environment variable with the addresses (host:port) of the PS shards.
 PS_VARIABLE = "THINWIRE_PS"
-#: Name of the environment variable with the number of workers: a pod of a Kubernetes Job cannot
-#: find out this number.
+#: Name of the environment variable with the number of workers, which a pod of a Kubernetes Job
+#: cannot find out otherwise.
 WORKERS_VARIABLE = "THINWIRE_NB_WORKERS"
 _DEFAULT_PORT = 2223
 
@@ -25,16 +25,16 @@ Environment = Mapping[str, str]
 
 
 def position(environment: Environment) -> tuple[str, ClusterPosition] | None:
-    """Return the scheduler's name and this process's role, number and addresses in the job.
+    """Return the scheduler's name, and this process's role, worker id and PS addresses.
 
-    Return None if no scheduler has started this process.
+    The function returns None if no scheduler has started this process.
 
     Args:
         environment: Environment variables of this process.
 
     Raises:
-        ConfigurationError: A variable of the scheduler is not a number, or no variable gives the
-            address of the PS.
+        ConfigurationError: A numeric environment variable of the scheduler is malformed, or no
+            variable gives the address of the PS.
     """
     for name, read in _SCHEDULERS.items():
         place = read(environment)
@@ -65,7 +65,7 @@ def _kubernetes(environment: Environment) -> ClusterPosition | None:
     if WORKERS_VARIABLE not in environment:
         raise ConfigurationError(
             f"JOB_COMPLETION_INDEX={rank} and {PS_VARIABLE} are set, but the number of workers is "
-            f"not known; set {WORKERS_VARIABLE} to the Job's completions."
+            f"unknown; set {WORKERS_VARIABLE} to the Job's completions."
         )
     return _worker(rank, _number(environment, WORKERS_VARIABLE), _shards(environment, "", ""))
 
@@ -84,20 +84,22 @@ NAMES = tuple(_SCHEDULERS)
 def _worker(rank: int, count: int, shards: tuple[str, ...]) -> ClusterPosition:
     if not 0 <= rank < count:
         raise ConfigurationError(
-            f"this process has rank {rank} of {count}; expected 0 to {count - 1}. Correct the "
-            "scheduler's variables, or give distribute() id_worker and nb_workers."
+            f"this process has rank {rank} of {count} processes; expected a rank from 0 to "
+            f"{count - 1}. Correct the scheduler's variables, or give distribute() id_worker and "
+            "nb_workers."
         )
     return ClusterPosition("Worker", rank + 1, shards, count)
 
 
 def _shards(environment: Environment, host: str, variable: str) -> tuple[str, ...]:
-    """Return host:port of every PS shard, from ``THINWIRE_PS`` or as the default port of `host`."""
+    """Return host:port of every PS shard, by ``THINWIRE_PS`` or of `host` with the default port."""
     addresses = environment.get(PS_VARIABLE, "")
     if addresses:
         return tuple(address.strip() for address in addresses.split(","))
     if not host:
         raise ConfigurationError(
-            f"{variable} names no host, so the PS is not known; set {PS_VARIABLE}=host:port."
+            f"environment variable {variable} names no host, so the PS address is unknown; set "
+            f"{PS_VARIABLE}=host:port."
         )
     return (f"{host}:{_DEFAULT_PORT}",)
 
@@ -105,5 +107,7 @@ def _shards(environment: Environment, host: str, variable: str) -> tuple[str, ..
 def _number(environment: Environment, name: str, default: int = 0) -> int:
     text = environment.get(name, str(default))
     if not text.isdecimal():
-        raise ConfigurationError(f"{name}={text!r}: expected a number from 0.")
+        raise ConfigurationError(
+            f"environment variable {name}={text!r}; expected a whole number, 0 or more."
+        )
     return int(text)

@@ -2,12 +2,11 @@
 
 `thinwire run` starts ``script.py [--flag=value ...] -- SCRIPT [ARGUMENT ...]``, by the path of this
 module or as ``-m``. This module writes the flags to a file that only this user can read, for
-`thinwire.script.settings`. It sets the seeds and threads of a library when the user's script
-imports the library. If the script fails on a worker, this module writes one line for the launcher
-(`failures`), which shows the failure once and ends the run. If the script fails as the evaluator,
-this module writes the traceback, and the run continues.
-
-Because this module may run as the main program, no module imports from it.
+`thinwire.script.settings`. The module sets the seeds and threads of a library when the user's
+script imports the library. If the script fails on a worker, this module writes one line for the
+launcher (`failures`), which shows the failure once and ends the run. If the script fails as the
+evaluator, this module writes the traceback, and the run continues. Because
+`thinwire.launcher.script` may run as the main program, no module imports from it.
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 if not __package__:
-    # This file was run by its path, and the module path, which belongs to the user's script, lacks
-    # the package thinwire. Once imported, the package finds its modules by its own path. The
-    # package's parent folder must not stay on the module path, where it could hide modules of the
-    # user.
+    # If `script.py` is run by its path, the module path, which belongs to the user's script, lacks
+    # the package thinwire. Once imported, thinwire finds its modules by its own path. The package's
+    # parent folder must not stay on the module path, where it could hide modules of the user.
     _ROOT = str(pathlib.Path(__file__).resolve().parents[2])
     sys.path.insert(0, _ROOT)
     importlib.import_module("thinwire")
@@ -78,17 +76,17 @@ from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow, share_dow
 from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary, remove_temporary
 
-#: Stop reasons with which the PS end this script because another process failed or was interrupted.
+#: Stop reasons with which the PS end a script because another process failed or was interrupted.
 _OTHERS_CAUSES = (SCRIPT_FAILED, "interrupted")
-#: Delay before an interrupted script ends the run, in seconds. If all nodes were interrupted, the
-#: PS end the run during this delay. If only this script was interrupted, this script ends the run
-#: after the delay.
+#: Delay in seconds before an interrupted script ends the run. If all nodes were interrupted, the PS
+#: end the run during the delay. If only this script was interrupted, it ends the run after the
+#: delay.
 _INTERRUPTED_SECONDS = 0.5
 _STEP_VARIABLE = "SLURM_STEP_ID"
 _SEPARATOR = "--"
 _HASH_SEED = "PYTHONHASHSEED"
-#: Number of the signal (SIGTERM) by which the launcher has ended this script; empty before the
-#: signal.
+#: Number of the signal (SIGTERM) by which the launcher has ended this script; an empty list before
+#: the signal.
 _ENDED: list[int] = []
 
 
@@ -119,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _go_to_folder(script: list[str]) -> None:
-    """Change to the folder of a script's file; for -m, to the copy of the launcher's folder."""
+    """Change to the folder of the script; for -m, to the copy of the launcher's current folder."""
     if script[0] == MODULE_OPTION:
         os.chdir(SENT_SCRIPT)
         return
@@ -136,22 +134,22 @@ def _name_of(script: Sequence[str]) -> str:
 
 
 def _absolute(word: str) -> str:
-    """Return a flag with an absolute path, because the script may change the current folder."""
+    """Return a flag with its path made absolute, because a script may change the current folder."""
     name, equals, value = word.partition("=")
     is_path = name == "--run_dir" or name.endswith("_file") or name.startswith("--tls_")
     return f"{name}={os.path.abspath(value)}" if is_path and equals else word
 
 
 def _values(words: Sequence[str]) -> dict[str, str]:
-    """Return name -> value for flags written as --name=value; the last value of a name counts."""
+    """Return name -> value for flags written as --name=value; the last of equal names counts."""
     pairs = (word.removeprefix("--").partition("=") for word in words)
     return {name: value for name, _, value in pairs}
 
 
 def _hold_files(given: Mapping[str, str], node: str) -> None:
-    """Prevent a worker other than the chief from deleting or truncating the chief's files."""
+    """Keep workers other than the chief from deleting or truncating files that the chief writes."""
     began = given.get(RUN_BEGAN.strip("-="))
-    # No launcher of a run started this script, so no other worker writes the same files
+    # Without a launcher's start time, no other worker writes the same files.
     if began is None:
         return
     number = 0 if node == "evaluator" else int(given["id_worker"])
@@ -166,9 +164,9 @@ def _hold_files(given: Mapping[str, str], node: str) -> None:
 
 
 def _fix_hashes(seed: int) -> None:
-    """Restart the interpreter with the run's seed as PYTHONHASHSEED, unless a hash seed is set.
+    """Restart Python with the run's seed as PYTHONHASHSEED, unless a hash seed is set.
 
-    The order of a set of strings depends on the hash seed. With different hash seeds, workers would
+    The order of a set of strings depends on the hash seed. With different hash seeds, workers could
     number the words of a vocabulary differently.
     """
     if os.environ.get(_HASH_SEED, "random") != "random":
@@ -179,15 +177,15 @@ def _fix_hashes(seed: int) -> None:
 
 
 def _prepare_process(given: Mapping[str, str]) -> None:
-    """Configure the device, output streams and signals of this process."""
-    # Hides TensorFlow's greeting, which every worker would log
+    """Configure the device, output streams and signal handlers of this process."""
+    # Hide TensorFlow's greeting, which every worker would log.
     configure_libraries(tensorflow_log_level=2)
     device = given.get("device", "auto")
     if device != "auto":
         os.environ["CUDA_VISIBLE_DEVICES"] = device.removeprefix("gpu:").replace("cpu", "-1")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # By default a stream to a pipe is block-buffered
+            # By default, Python block-buffers an output stream to a pipe.
             stream.reconfigure(line_buffering=True)
     record_temporary()
     signal.signal(signal.SIGTERM, _end_evaluator if EVALUATES[2:] in given else _end)
@@ -228,13 +226,13 @@ def _end(number: int, frame: Any) -> None:
 
 
 def _end_evaluator(number: int, frame: Any) -> None:
-    """End the evaluator on SIGTERM, without cleanup except for its temporary files."""
+    """End the evaluator process on SIGTERM; clean up only its temporary files."""
     remove_temporary()
     os._exit(128 + number)
 
 
 def _act_after_imports(actions: Mapping[str, Callable[[Any], None]]) -> None:
-    """Call each action with its module: now if the module is imported, else when it is imported."""
+    """Call each action with its module: now if it is imported already, else after its import."""
     later = dict(actions)
     for name, action in actions.items():
         # Python's start-up files (sitecustomize) may have imported the module
@@ -248,7 +246,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     """Import hook that calls an action once, as soon as a module has been imported.
 
     Args:
-        actions: Name of a module -> action that is called with the imported module.
+        actions: Name of a module -> function that is called with the imported module.
     """
 
     def __init__(self, actions: dict[str, Callable[[Any], None]]) -> None:
@@ -257,9 +255,9 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return a module's spec from Python's usual finders; its loader also calls the action."""
-        # The action is removed first: `importlib.util.find_spec` below calls this method again, and
-        # this second call must return None to let Python's usual finders find the module.
+        """Return a module's spec, whose loader also calls the module's action after the import."""
+        # The action is removed first, because `importlib.util.find_spec` calls this method again,
+        # and the second call must return None to let Python's usual finders find the module.
         action = self._actions.pop(fullname, None)
         if action is None:
             return None
@@ -282,7 +280,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _run(words: Sequence[str]) -> int:
-    """Run the script as a worker to its end, report a failure, and return the exit code."""
+    """Run the user's script as a worker, report a failure, and return the exit code."""
     name, thread_errors = _name_of(words), _note_thread_errors()
     try:
         _execute(words)
@@ -309,7 +307,8 @@ def _run(words: Sequence[str]) -> int:
         return code
     if (failure is not None and (failure.is_lost or failure.is_refused)) or _is_cancelled(code):
         RECORD.abandon()
-    with contextlib.suppress(Exception):  # if this fails, the launcher ends the run
+    # If the PS cannot be notified of the end, the launcher ends the run.
+    with contextlib.suppress(Exception):
         RECORD.end(code != EXIT_DONE, "" if failure is None else failure.headline)
     if code == EXIT_DONE:
         report_completion()
@@ -333,7 +332,7 @@ def _failure_of_exit(error: SystemExit, code: int, name: str) -> Failure | None:
 
 
 def _note_thread_errors() -> list[BaseException]:
-    """Return a list to which each error of Thinwire that ends a thread of the script is added.
+    """Return a list that collects each error of Thinwire that ends a thread of the script.
 
     If Thinwire's error ends a thread, the training in this thread has failed, even if the main
     thread runs the script to its end.
@@ -354,7 +353,8 @@ def _note_thread_errors() -> list[BaseException]:
 def _is_cancelled(code: int) -> bool:
     """Return whether Slurm has ended this script and all other nodes of the step by a signal.
 
-    Slurm sends the signal to every process of the step, and this process may be the first to act.
+    Slurm sends the signal to every process of the step, and this process may be the first that
+    reacts.
     """
     return _STEP_VARIABLE in os.environ and (bool(_ENDED) or code == EXIT_INTERRUPTED)
 
@@ -362,8 +362,9 @@ def _is_cancelled(code: int) -> bool:
 def _code_of_signal(error: BaseException) -> int | None:
     """Return the exit code of the signal that caused an error; None if no signal caused it.
 
-    TensorFlow replaces a SystemExit by another error. A KeyboardInterrupt during an import of
-    TensorFlow becomes the cause or context of an ImportError.
+    If a signal handler raises SystemExit inside TensorFlow, TensorFlow replaces it by another
+    error. A KeyboardInterrupt during an import of TensorFlow becomes the cause or context of an
+    ImportError.
     """
     if _ENDED:
         return 128 + _ENDED[0]
@@ -376,7 +377,7 @@ def _code_of_signal(error: BaseException) -> int | None:
 
 
 def _evaluate(words: Sequence[str]) -> int:
-    """Run the script as the evaluator (a process that evaluates); return its exit code."""
+    """Run the script as the evaluator (a process that evaluates); return the exit code."""
     try:
         _execute(words)
     except SystemExit as error:
@@ -389,8 +390,9 @@ def _evaluate(words: Sequence[str]) -> int:
 
 
 def _execute(words: Sequence[str]) -> None:
-    """Run the script as the main module; the script stays the main module after its end."""
-    admit_signals()  # from this line on, the callers catch exceptions that signal handlers raise
+    """Run the user's script as the main module, which it remains after its end."""
+    # From this line on, the callers catch the exceptions that signal handlers raise.
+    admit_signals()
     if words[0] == MODULE_OPTION:
         _execute_module(words[1], words[2:])
         return
@@ -405,12 +407,12 @@ def _execute(words: Sequence[str]) -> None:
 
 
 def _execute_module(name: str, arguments: Sequence[str]) -> None:
-    """Run a module as ``python -m`` does, and import the module's packages first.
+    """Run a module as ``python -m`` does, after importing the module's packages.
 
-    `runpy.run_module` is not used: at its end it restores the previous main module, but the
-    script's threads and exit handlers still need the script as main module.
+    This function does not use `runpy.run_module`, which restores the previous main module at its
+    end, although the script's threads and exit handlers still need the script as main module.
     """
-    # The same value as under `python -m` while Python imports packages
+    # `python -m` sets the same sys.argv while Python imports packages.
     sys.argv[:] = [MODULE_OPTION, *arguments]
     _begin_module_path(os.getcwd())
     spec = importlib.util.find_spec(name)
@@ -434,7 +436,7 @@ def _execute_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def _new_main_module(file: str, spec: importlib.machinery.ModuleSpec | None) -> Any:
-    """Create an empty main module and install it in `sys.modules`."""
+    """Create an empty module `__main__` for the user's script; install it in `sys.modules`."""
     main_module: Any = types.ModuleType("__main__")
     main_module.__file__ = file
     main_module.__builtins__ = builtins
@@ -455,7 +457,7 @@ def _begin_module_path(folder: str) -> None:
 def _code_of(error: SystemExit) -> int:
     """Return the exit code that the Python interpreter would use for a SystemExit.
 
-    If the code of the SystemExit is neither None nor a number, it is written to stderr, as the
+    A code of the SystemExit that is neither None nor a number is written to stderr, as the
     interpreter does.
     """
     if error.code is None:
@@ -467,7 +469,7 @@ def _code_of(error: SystemExit) -> int:
 
 
 def _idleness(name: str) -> Failure | None:
-    """Return the failure of a script that never exchanged with the PS; None if it has exchanged."""
+    """Return the failure of a script that never communicated with the PS; else None."""
     if not RECORD.is_distributed:
         return Failure(
             EXIT_CONFIGURATION,
@@ -497,7 +499,7 @@ def _failure(error: BaseException) -> Failure:
     if code is None:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next  # skips the frames of this module
+            trace = trace.tb_next  # skips the traceback's frames of this module
         text = "".join(traceback.format_exception(type(error), error, trace))
         return Failure(EXIT_SCRIPT, text.rstrip(), reason=placed)
     if stop_reason in _OTHERS_CAUSES:

@@ -1,7 +1,7 @@
-"""Starts the nodes of one task of a Slurm step; each other task of the step starts its own nodes.
+"""Starts the nodes of one task of a Slurm step; every task starts its own nodes.
 
-Slurm ends all processes that a task has started: Slurm sends them signals, and kills them at the
-end of the job.
+Slurm sends signals to all processes that a task has started, and kills these processes at the end
+of the job.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ class SlurmLauncher:
         self._overwrite = ("--overwrite",) if run.overwrite else ()
 
     def start(self, node: Node) -> SupervisedProcess:
-        """Start a node; a watchdog ends it when this task of the Slurm step ends or dies."""
+        """Start a node under a watchdog, which ends the node when this Slurm task ends or dies."""
         bind = (f"--ip_PS={self._bind}",) if node.role == "PS" else ()
-        # A restarted node resumes. With --overwrite the node would delete its checkpoints.
+        # A restarted node resumes its run, so it must not delete its checkpoints because of
+        # --overwrite.
         overwrite = self._overwrite if not node.num_restarts else ()
         return start_here(node, f"--worker_threads={self._threads}", *bind, *overwrite)
 
     def settle(self) -> None:
-        """Return immediately: `start` returns when a process of this machine has started."""
+        """Return immediately, because `start` has waited until the node's process has started."""
 
     def tend(self) -> None:
         """Do nothing: local watchdogs need no heartbeats, because a dead launcher's pipes close."""
 
     def close(self) -> None:
-        """Do nothing: the Slurm launcher holds no resources."""
+        """Do nothing, because the Slurm launcher holds no resources to release."""
 
 
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> SlurmLauncher:

@@ -1,9 +1,10 @@
 """Starts nodes over ssh on the hosts of a hosts file; the Supervisor runs on the launching host.
 
-First the launcher probes every host (`Ssh.probe`). If a host is not usable, an error names the host
-and no node is started. Then the launcher copies the code to every host, if --sync_dst_dir is given
-(`thinwire.launcher.deployment`). Then each node is started through a separate ssh connection, under
-a watchdog that ends the node when the connection closes.
+Before the launcher starts nodes, it probes every host (`Ssh.probe`). If a host is not usable, the
+launcher starts no node and raises an error that names the host. If --sync_dst_dir is given, the
+launcher then copies Thinwire's code to every host (`thinwire.launcher.deployment`). The launcher
+starts each node through a separate ssh connection, under a watchdog that ends the node when the
+connection closes.
 
 ssh never prompts (``BatchMode``) and checks host keys according to the user's configuration.
 """
@@ -40,8 +41,8 @@ FLAGS = flags.FLAGS
 Result = TypeVar("Result")
 _PROBE = pathlib.Path(__file__).resolve().parent / "host_probe.py"
 _PROBE_MARK = "thinwire-probe "
-#: Options of ssh that follow the user's options, which therefore win: ssh uses the first value of
-#: an option.
+#: Options of ssh that follow the user's options. The user's options win, because ssh uses the first
+#: value of an option.
 _OPTIONS = (
     "-T",
     "-o",
@@ -49,32 +50,32 @@ _OPTIONS = (
     "-o",
     "ConnectTimeout=5",
     "-o",
-    "SendEnv=THINWIRE_TOKEN",  # passes the token to hosts whose sshd accepts the variable
+    "SendEnv=THINWIRE_TOKEN",  # sends the token to hosts whose sshd accepts it
     "-o",
     "ServerAliveInterval=15",
     "-o",
     "ServerAliveCountMax=3",
 )
-_PROBE_SECONDS = 30.0  # time limit of one probe of a host
-_COPY_SECONDS = 600.0  # time limit of one copy of the code, or of the standard input, to one host
+_PROBE_SECONDS = 30.0  # time limit of one probe of a host, in seconds
+_COPY_SECONDS = 600.0  # seconds that a copy of code or stdin to one host may take
 _BEAT_SECONDS = 1.0  # seconds between two calls of `tend` while stdin is copied
 _MOST_CONNECTIONS = 16  # number of hosts that are probed, or receive the code, in parallel
 _SSH_FAILED = 255  # exit code of the ssh client for a failed connection
 _NOT_FOUND = (126, 127)  # exit codes of a shell that cannot run a program
-_START_SECONDS = 30.0  # time limit of the wait for a node's start
+_START_SECONDS = 30.0  # time limit for a node's start, in seconds
 _ANY = ("0.0.0.0", "::")
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbedHost:
-    """CPUs and address that a probe of one host reports."""
+    """Number of CPUs and IP address of a host, as the probe of the host reports them."""
 
     num_cpus: int  # number of the host's CPUs that a process may use
     address: str | None  # IPv4 address of --interface; None if no interface is named
 
 
 class HostFailed(Exception):
-    """One host cannot be used. The exception's text has the reason."""
+    """A host of the hosts file cannot be used; the exception's text has the reason."""
 
 
 class Ssh:
@@ -88,25 +89,26 @@ class Ssh:
         self._options = tuple(options)
 
     def command(self, host: Host, remote: str) -> list[str]:
-        """Return the command line of the ssh client that runs a shell line on a host.
+        """Return the command line of the ssh client that runs a shell command line on a host.
 
         Args:
-            host: Host on which the shell line runs.
-            remote: Shell line that the host runs.
+            host: Host on which the shell command line runs.
+            remote: Shell command line that the host runs.
         """
         return ["ssh", *self._arguments(host), "--", host.target, remote]
 
     def run(self, host: Host, remote: str, given: bytes | IO[bytes], seconds: float) -> str:
-        """Run a shell line on a host, wait for its end, and return its standard output.
+        """Run a shell command line on a host, wait for its end, and return its standard output.
 
         Args:
-            host: Host to run the line on.
-            remote: Shell line that the host runs.
-            given: Standard input of the shell line. A file is streamed from its current position.
-            seconds: Time limit of the shell line, in seconds.
+            host: Host on which the shell command line runs.
+            remote: Shell command line that the host runs.
+            given: Standard input of the shell command line. A file is streamed from its current
+                position.
+            seconds: Time limit of the shell command line, in seconds.
 
         Raises:
-            HostFailed: The shell line failed, or did not end in time.
+            HostFailed: The shell command line failed, or did not end in time.
         """
         sent, read = (given, None) if isinstance(given, bytes) else (None, given)
         try:
@@ -146,17 +148,18 @@ class Ssh:
     def probe(
         self, host: Host, python: str, interface: str, needed: Sequence[str] = ()
     ) -> ProbedHost:
-        """Probe a host's CPUs, packages and interfaces with `host_probe`.
+        """Probe a host's CPUs, Python packages and network interfaces with `host_probe`.
 
         Args:
-            host: Host to probe.
-            python: Python interpreter on the host.
-            interface: Name of the network interface whose address is looked up; empty for no
+            host: Host whose CPUs, packages and network interfaces are probed.
+            python: Path of the Python interpreter on the host.
+            interface: Name of the host's network interface whose address is looked up; empty for no
                 interface.
             needed: Python packages that the host must have in addition to Thinwire's requirements.
 
         Raises:
-            HostFailed: The host cannot be reached, or lacks Python, a package or the interface.
+            HostFailed: The host cannot be reached, or lacks Python, a required package or the
+                network interface.
         """
         report = self.run_probe(host, python, _PROBE, [interface, *needed], _PROBE_SECONDS)
         if report["missing"]:
@@ -182,11 +185,11 @@ class Ssh:
         """Run a probe program on a host; return the JSON object that the program reports.
 
         Args:
-            host: Host to run the program on.
-            python: Python interpreter on the host.
-            program: Path on this host of the probe program. The program imports only the standard
-                library, and writes a line of `_PROBE_MARK` and a JSON object.
-            arguments: Arguments of the probe program.
+            host: Host on which the probe program runs.
+            python: Path of the Python interpreter on the host.
+            program: Local path of the probe program, which imports only the standard library, and
+                writes a line of `_PROBE_MARK` and a JSON object.
+            arguments: Command-line arguments of the probe program.
             seconds: Time limit of the probe program, in seconds.
 
         Raises:
@@ -196,17 +199,18 @@ class Ssh:
         return probe_answer(self.run(host, line, program.read_bytes(), seconds))
 
     def unpack(self, host: Host, archive: bytes, folder: str) -> None:
-        """Unpack the archive with the code on a host.
+        """Unpack the archive of Thinwire's code on a host.
 
         Args:
             host: Host on which the archive is unpacked.
-            archive: Content of the archive, a .tar.gz file.
-            folder: Folder on the host; created if it does not exist.
+            archive: Content of the archive as a .tar.gz file.
+            folder: Path of the folder on the host in which the archive is unpacked; created if
+                missing.
 
         Raises:
-            HostFailed: The host cannot be reached, or unpacking failed.
+            HostFailed: The host cannot be reached, or it failed to unpack the archive.
         """
-        logging.info("copying the code to %s:%s", host, folder)
+        logging.info("copying the code to host %s, folder %s", host, folder)
         line = (
             f"mkdir -p -- {shlex.quote(folder)} && exec tar -x -z -o -f - -C {shlex.quote(folder)}"
         )
@@ -218,17 +222,17 @@ class Ssh:
 
 
 def on_all(hosts: Sequence[Host], do: Callable[[Host], Result]) -> dict[Host, Result]:
-    """Call a function for every host, with up to `_MOST_CONNECTIONS` calls in parallel.
+    """Call a function for every host, up to `_MOST_CONNECTIONS` hosts in parallel.
 
     Args:
-        hosts: Hosts with which the function is called.
-        do: Function that is called with one host; raises HostFailed if the host is not usable.
+        hosts: Hosts for which the function `do` is called.
+        do: Function of one host, which raises HostFailed if the host is not usable.
 
     Returns:
         Host -> result of the function.
 
     Raises:
-        Unreachable: The function failed for at least one host. The message names all unusable
+        Unreachable: The function `do` failed for one or more hosts. The message names all of these
             hosts.
     """
     results: dict[Host, Result] = {}
@@ -253,22 +257,22 @@ def probe_answer(written: str) -> dict[str, Any]:
     for line in written.splitlines():
         if line.startswith(_PROBE_MARK):
             return dict(json.loads(line.removeprefix(_PROBE_MARK)))
-    raise HostFailed("its shell or Python gave no answer; is --remote_python right?")
+    raise HostFailed("its shell or Python gave no answer; check --remote_python")
 
 
 class SshLauncher:
-    """Starts PS and workers over ssh on the hosts of --hosts_file; the Supervisor runs here."""
+    """Starts PS and workers over ssh on the hosts of --hosts_file, and the Supervisor locally."""
 
     def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:
         """Probe every host of --hosts_file and copy the code to each host.
 
         Args:
             run: Settings of the run, from the flags.
-            script_folder: Folder of the workers' script; None if the workers run no script.
+            script_folder: Folder of the user's script that workers run; None if they run no script.
 
         Raises:
             ConfigurationError: A flag of the ssh launcher or the hosts file is invalid.
-            Unreachable: At least one host is not usable; the message names these hosts.
+            Unreachable: One or more hosts are not usable. The message names the unusable hosts.
         """
         launch.refuse_chosen_addresses()
         self._overwrite = ["--overwrite"] if run.overwrite else []
@@ -283,7 +287,7 @@ class SshLauncher:
         self._python = launch.remote_python()
         interface = "" if _is_address(FLAGS.interface) else FLAGS.interface or ""
         hosts = self._placement.hosts
-        # If Thinwire is installed from a wheel here, and no code is copied to the hosts, every host
+        # If this host has Thinwire from a wheel, and no code is copied to the hosts, every host
         # must have the wheel too.
         is_installed = program.CHECKOUT is None and self._code.archive is None
         needed = [program.PACKAGE.name] if is_installed else []
@@ -303,7 +307,7 @@ class SshLauncher:
         """Start a node over ssh on its host, or the Supervisor on the launching host.
 
         Raises:
-            Unreachable: An earlier node on the same host has not started.
+            Unreachable: An earlier node on the host of this node has not started.
         """
         if node.role == "Supervisor":
             self._supervisor = start_here(node)
@@ -330,7 +334,7 @@ class SshLauncher:
         """Wait until every node that was started over ssh runs.
 
         Raises:
-            Unreachable: A node has not started; the message names the node's host.
+            Unreachable: A node has not started. The message names the node's host.
         """
         for host, process in self._started:
             _demand_start(host, process)
@@ -343,7 +347,7 @@ class SshLauncher:
             self._supervisor.beat()
 
     def close(self) -> None:
-        """Close the nodes' output. The copied code stays on the hosts for the next run."""
+        """Close the nodes' output; the copied code stays on the hosts for the next run."""
         if self._input is not None:
             self._input.close()
         self._screen.close()
@@ -357,11 +361,12 @@ class SshLauncher:
         return self._placement.workers[node.number - 1]
 
     def _send_input(self, node: Node, host: Host) -> str:
-        """Copy the launcher's standard input to a node's host, once per host.
+        """Copy the launcher's standard input to a node's host, unless the host has a copy.
 
-        The copies on different hosts have different names, because hosts may share the folder. The
-        last node of a host deletes the host's copy, so a restarted node needs a new copy. The
-        launcher sends heartbeats to running nodes while it copies.
+        The copies of the standard input on different hosts have different names, because hosts may
+        share the folder. The last node that opens the host's copy deletes the copy, so a restarted
+        node needs a new copy. The launcher sends heartbeats to running nodes while it copies the
+        standard input.
 
         Returns:
             The watchdog's argument for the copy, ``file:PATH``; empty if the node has no input.
@@ -398,15 +403,16 @@ class SshLauncher:
         """Return the shell line that runs a node under a watchdog on a host.
 
         Args:
-            node: Node to start.
-            host: Host of the node.
+            node: PS shard or worker to start.
+            host: Host on which the node runs.
             given_input: The watchdog's argument for the node's standard input; empty for /dev/null.
         """
         workers = sum(worker_host == host for worker_host in self._placement.workers)
         threads = threads_of(self._probed[host].num_cpus, workers)
         more_flags = [f"--ip_PS={self._binds[node.number]}"] if node.role == "PS" else []
         more_flags.append(f"--worker_threads={threads}")
-        # A restarted node resumes. With --overwrite the node would delete its checkpoints.
+        # A restarted node resumes its run, so it must not delete its checkpoints because of
+        # --overwrite.
         if not node.num_restarts:
             more_flags += self._overwrite
         command = [self._python, *self._code.words(node, more_flags)]
@@ -416,7 +422,7 @@ class SshLauncher:
         return f"cd {shlex.quote(self._code.folder)} && exec {shlex.join(supervised)}"
 
     def _bind(self, host: Host) -> str:
-        """Return the IP address on which a host's PS listens, by --interface or the hosts file."""
+        """Return the IP address on which a host's PS listens (--interface or hosts file)."""
         if FLAGS.interface is None:
             return self._resolve(host)
         if _is_address(FLAGS.interface):
@@ -431,14 +437,15 @@ class SshLauncher:
             infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except OSError as error:
             raise ConfigurationError(
-                f"{_where(host)}: no address is known for {name!r} ({error}); write the address "
-                "into the file, or give --interface, the interface of that host for its PS."
+                f"{_where(host)}: the host {name!r} has no known address ({error}); write its "
+                "address into the hosts file, or give --interface, the network interface on which "
+                "the host's PS listens."
             ) from error
         ordered = sorted(infos, key=lambda each: each[0] != socket.AF_INET)  # IPv4 addresses first
         return str(ordered[0][4][0])
 
     def _choose_addresses(self, given: tuple[str, ...]) -> tuple[str, ...]:
-        """Return host:port of every PS shard for workers: --ps_hosts, or where the PS listen."""
+        """Return host:port of every PS shard for workers, by --ps_hosts or where the PS listen."""
         if FLAGS.ps_hosts:
             return given
         dialed = [
@@ -450,7 +457,7 @@ class SshLauncher:
         )
 
     def _check_binds(self) -> None:
-        """Reject addresses on which a PS would be unreachable for other hosts, or unprotected.
+        """Reject addresses on which a PS would be unreachable from other hosts, or unprotected.
 
         Raises:
             ConfigurationError: --interface is one address for several hosts, a PS listens on
@@ -461,8 +468,8 @@ class SshLauncher:
         for host, bind in zip(shards, self._binds, strict=True):
             if bind not in _ANY and _is_address(FLAGS.interface) and len(set(shards)) > 1:
                 raise ConfigurationError(
-                    f"--interface={bind} is the address of one host, and {len(set(shards))} hosts "
-                    "have a PS; give the interface's name, or 0.0.0.0 for all addresses."
+                    f"--interface={bind} is the address of one host, but {len(set(shards))} hosts "
+                    "run a PS; give the name of a network interface, or 0.0.0.0 for all addresses."
                 )
             remote_hosts = [
                 other
@@ -471,7 +478,7 @@ class SshLauncher:
             ]
             if is_loopback(bind) and remote_hosts:
                 raise ConfigurationError(
-                    f"{_where(host)}: the PS of this host would listen on {bind}, which "
+                    f"{_where(host)}: the PS of this host would listen on {bind}, which the host "
                     f"{remote_hosts[0]} cannot reach; write an address that all hosts can reach, "
                     "or set --interface."
                 )
@@ -480,7 +487,7 @@ class SshLauncher:
 
 
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> SshLauncher:
-    """Return the ssh launcher of a run; raises the errors of `SshLauncher`."""
+    """Return the ssh launcher of a run, or raise an error of `SshLauncher`."""
     return SshLauncher(run, script_folder)
 
 
@@ -488,7 +495,7 @@ def read_hosts() -> tuple[Host, ...]:
     """Read --hosts_file; return one host per slot (place for a node).
 
     Raises:
-        ConfigurationError: The file cannot be read, or a line is invalid.
+        ConfigurationError: The hosts file cannot be read, or a line of the file is invalid.
     """
     try:
         text = read_bounded(FLAGS.hosts_file).decode()
@@ -502,7 +509,7 @@ def _ssh_options() -> list[str]:
         return shlex.split(FLAGS.ssh_options)
     except ValueError as error:
         raise ConfigurationError(
-            f"--ssh_options={FLAGS.ssh_options!r}: {error}; quote it as for a shell."
+            f"--ssh_options={FLAGS.ssh_options!r}: {error}; quote the options as for a shell."
         ) from error
 
 
@@ -510,7 +517,7 @@ def _demand_start(host: Host, process: SupervisedProcess) -> None:
     """Wait until a node that was started over ssh runs on its host.
 
     Raises:
-        Unreachable: The node has ended, or has not started within `_START_SECONDS` seconds.
+        Unreachable: The node has ended early, or has not started within `_START_SECONDS` seconds.
     """
     if not process.wait_until_started(_START_SECONDS):
         why = process.last_output or f"no answer within {_START_SECONDS:g} s"

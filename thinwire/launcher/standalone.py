@@ -1,4 +1,4 @@
-"""The Standalone role: trains in one process without a network, and writes a run's records.
+"""The Standalone role: trains in one process without a network, and writes records of the run.
 
 A Standalone run is the reference to which accuracy and speed of distributed runs are compared.
 """
@@ -43,7 +43,7 @@ def main(run: Run) -> int:
     """Train the model in this process until the run ends; return the exit code.
 
     Raises:
-        ConfigurationError: The data, the model and the batch size contradict each other.
+        ConfigurationError: The data set, the model and the batch size contradict each other.
         Diverged: The loss of a training step is not finite.
     """
     settings = worker_flags.read(run.nb_workers)
@@ -65,7 +65,7 @@ def main(run: Run) -> int:
 
 
 class _Standalone:
-    """State of one run of the Standalone role, which trains without a network."""
+    """One run of the Standalone role, which trains in one process without a network."""
 
     def __init__(
         self, run: Run, trainer: LocalTrainer, dataset: Dataset, recorder: Recorder
@@ -84,7 +84,7 @@ class _Standalone:
         self.dashboard = Dashboard()
 
     def train(self) -> int:
-        """Train until the run's updates, epochs or seconds are spent; return the exit code."""
+        """Train until the run's limit of updates, epochs or seconds; return the exit code."""
         port = open_port(
             self.run, _NAME, lambda: collect(self._status(None), self.recorder.evaluations)
         )
@@ -188,7 +188,8 @@ class _Standalone:
     def _compile(self) -> None:
         """Compile the training step on the first batch, then restore the trainer's state.
 
-        Compiling before the first counted step keeps the compilation time out of `seconds`.
+        Compiling before the first counted training step keeps the compilation time out of
+        `seconds`.
         """
         state = self.trainer.save()
         batch = slice(0, self.run.batch_size)

@@ -1,13 +1,14 @@
-"""Reads a node's role, number and addresses from ``TF_CONFIG``, unless flags give them.
+"""Reads a node's role, number and PS addresses from ``TF_CONFIG``, unless flags give them.
 
 Cluster managers set the environment variable TF_CONFIG for TensorFlow's strategies, as JSON::
 
     {"cluster": {"ps": ["host:port", ...], "worker": [...], "chief": [...], "evaluator": [...]},
      "task": {"type": "worker", "index": 0}}
 
-The address ``ps`` i belongs to PS shard i. ``chief`` is worker 1, and the ``worker`` list begins
-with worker 2; without a chief, ``worker`` i is worker i + 1. ``evaluator`` is the Supervisor.
-Workers of Thinwire accept no connections, so their addresses are counted but not used.
+The address ``ps`` i belongs to PS shard i. The ``chief`` is worker 1, and then the list ``worker``
+begins with worker 2. Without a chief, ``worker`` i is worker i + 1. The task type ``evaluator``
+means Thinwire's Supervisor. Workers of Thinwire accept no connections, so their addresses are
+counted but not used.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _ROLES = {
     "ps": "PS",
     "worker": "Worker",
     "chief": "Worker",
-    "master": "Worker",  # the older name of the task type "chief"
+    "master": "Worker",  # older name of TF_CONFIG's task type "chief"
     "evaluator": "Supervisor",
 }
 #: Value of --type_node -> name of the flag with the node's number.
 _NUMBERED = {"PS": "id_ps", "Worker": "id_worker"}
-_FIRST = ("chief", "master")  # task types in TF_CONFIG that stand for worker 1
+_FIRST = ("chief", "master")  # task types in TF_CONFIG that mean worker 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,14 +51,15 @@ def parse(text: str) -> ClusterPosition | None:
     """Parse the value of ``TF_CONFIG``.
 
     Args:
-        text: Value of ``TF_CONFIG``, a JSON text. An empty text or ``{}`` means no configuration.
+        text: Value of ``TF_CONFIG``, a JSON text. An empty text or ``{}`` means that there is no
+            configuration.
 
     Returns:
         The node's role, number and PS addresses; None for an empty configuration.
 
     Raises:
-        ConfigurationError: The text is not valid JSON of the expected form, or the task that it
-            names is not in the cluster that it lists.
+        ConfigurationError: ``TF_CONFIG`` is not JSON of the expected form, or its task is not in
+            its cluster.
     """
     if not text.strip():
         return None
@@ -82,10 +84,9 @@ def parse(text: str) -> ClusterPosition | None:
 
 def _bad(what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"TF_CONFIG: {what}. Expected "
-        '{"cluster": {"ps": ["host:port"], "worker": ["host:port"]}, '
-        '"task": {"type": "worker", "index": 0}}; correct TF_CONFIG, or unset it and give '
-        "--type_node, --id_worker or --id_ps, and --ps_hosts."
+        f'environment variable TF_CONFIG: {what}. Expected {{"cluster": {{"ps": ["host:port"], '
+        '"worker": ["host:port"]}, "task": {"type": "worker", "index": 0}}; correct TF_CONFIG, or '
+        "unset it and give --type_node, --id_worker or --id_ps, and --ps_hosts."
     )
 
 
@@ -105,7 +106,7 @@ def _cluster(given: Any) -> dict[str, tuple[str, ...]]:
 def _task(
     given: Any, cluster: Mapping[str, tuple[str, ...]], first: int
 ) -> tuple[str | None, int | None]:
-    """Return this node's role and number from TF_CONFIG; None and None if it names no task."""
+    """Return this node's role and number from TF_CONFIG; (None, None) without a task."""
     if given is None:
         return None, None
     if not isinstance(given, dict):
@@ -113,7 +114,8 @@ def _task(
     kind, index = given.get("type"), given.get("index", 0)
     if not isinstance(kind, str) or kind not in _ROLES:
         raise _bad(f"its task type is {kind!r}, which is none of {', '.join(_ROLES)}")
-    if isinstance(index, str) and index.isdecimal():  # some cluster managers write a text
+    # Some cluster managers write the index of the task as a text.
+    if isinstance(index, str) and index.isdecimal():
         index = int(index)
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
         raise _bad(f"its task index is {index!r}, not a number from 0")
@@ -130,19 +132,22 @@ def _task(
 def fill(values: flags.FlagValues, text: str) -> None:
     """Set the flags that were not given on the command line to the values in ``TF_CONFIG``.
 
-    A given flag overrides ``TF_CONFIG``. A role that TF_CONFIG has no task type for, for example
-    Cluster or Standalone, ignores ``TF_CONFIG``.
+    A given flag overrides ``TF_CONFIG``. Roles without a task type in TF_CONFIG, for example
+    Cluster or Standalone, ignore ``TF_CONFIG``.
 
     Args:
         values: Parsed flags of this process. This function changes them.
-        text: Value of ``TF_CONFIG``; empty if the variable is not set.
+        text: Value of ``TF_CONFIG``; empty if the environment variable is not set.
 
     Raises:
         ConfigurationError: ``TF_CONFIG`` is invalid, or names no PS although the node needs a PS.
     """
     if values["type_node"].present and values["type_node"].value not in _ROLES.values():
         if text.strip():
-            logging.info("--type_node=%s does not read TF_CONFIG", values["type_node"].value)
+            logging.info(
+                "a node with --type_node=%s does not read the environment variable TF_CONFIG",
+                values["type_node"].value,
+            )
         return
     place = parse(text)
     if place is not None:
@@ -150,26 +155,32 @@ def fill(values: flags.FlagValues, text: str) -> None:
 
 
 def fill_position(values: flags.FlagValues, place: ClusterPosition, source: str) -> None:
-    """Set role, number and address flags that were not given to a node's position in a cluster.
+    """Set the flags of role, number and addresses that were not given from a node's position.
 
     Args:
         values: Parsed flags of this process. This function changes them.
-        place: Role, number and PS addresses of this node.
+        place: Role, number and PS addresses of this node in its cluster.
         source: Name of the variable or scheduler that gives the position, for messages.
 
     Raises:
-        ConfigurationError: The position names no PS although the node needs a PS.
+        ConfigurationError: The position has no PS addresses although the node needs a PS.
     """
     for name, value in _settings(values, place, source).items():
         if values[name].present:
-            logging.info("--%s=%s wins over %s's %s", name, values[name].value, source, value)
+            logging.info(
+                "flag --%s=%s takes precedence over the value in %s, which is %s",
+                name,
+                values[name].value,
+                source,
+                value,
+            )
         else:
             values.set_default(name, value)
             logging.info("--%s=%s, from %s", name, value, source)
 
 
 def _settings(values: flags.FlagValues, place: ClusterPosition, source: str) -> dict[str, Any]:
-    """Return flag -> value for a node's position, without addresses if a flag gives an address."""
+    """Return flag -> value for a node's position, without PS addresses if a flag gives some."""
     settings: dict[str, Any] = {}
     if place.role is not None:
         settings["type_node"] = place.role
@@ -178,11 +189,11 @@ def _settings(values: flags.FlagValues, place: ClusterPosition, source: str) -> 
         settings[_NUMBERED[role]] = place.number
     if place.nb_workers:
         settings["nb_workers"] = place.nb_workers
-    # On a PS, --ip_PS is the address on which this PS listens. It gives no address of any other
+    # On a PS, --ip_PS is the address on which this PS listens, and gives no address of another
     # shard.
     dialed = ("port",) if role == "PS" else ("ip_PS", "port")
     if any(values[name].present for name in dialed) or values["ps_hosts"].present:
-        logging.info("the addresses of flags win over %s's", source)
+        logging.info("the addresses in flags take precedence over the addresses in %s", source)
         return settings
     if not place.shards:
         raise _bad("its cluster has no ps, and no flag gives the address of one")
@@ -193,11 +204,11 @@ def _settings(values: flags.FlagValues, place: ClusterPosition, source: str) -> 
 
 
 def _bind(address: str) -> str:
-    """Return the IP address on which a PS listens, for its address in TF_CONFIG.
+    """Return the IP address on which a PS must listen, given the PS's address in TF_CONFIG.
 
-    The PS listens on an IP address itself. For a host name the PS listens on all addresses, as
-    TensorFlow does: the name may belong to a service, and a service's address is not an address of
-    this machine.
+    If TF_CONFIG gives an IP address, the PS listens on this address. If TF_CONFIG gives a host
+    name, the PS listens on all addresses, as TensorFlow does, because the name may belong to a
+    service, whose address is not an address of this machine.
     """
     host = address.rpartition(":")[0].strip("[]")
     try:

@@ -3,15 +3,17 @@
 ``python -I watchdog.py SILENCE_SECONDS GRACE_SECONDS announce|quiet [--input=INPUT] COMMAND...``
 
 The launcher writes to the watchdog's standard input, through ssh or a pipe. When the launcher ends
-or dies, this input ends. If a broken network hides the end of the input, the watchdog notices that
-heartbeats are missing. The watchdog leaves no process running. On Linux it even ends processes that
-the command has started in other sessions: when their parents have ended, the system makes them
-children of the watchdog, and the watchdog kills all its children.
+or dies, the watchdog's standard input ends. If a broken network hides the launcher's end, the
+watchdog notices that heartbeats are missing. After its end, the watchdog leaves no process of its
+command running. On Linux the watchdog also ends processes that the command has started in other
+sessions. When the parents of these processes have ended, the system makes the processes children of
+the watchdog, which kills all its children.
 
-The command's standard input is /dev/null, an inherited descriptor (``--input=fd:NUMBER``), or a
-file (``--input=file:PATH``).
+The standard input of the watchdog's command is /dev/null, an inherited descriptor
+(``--input=fd:NUMBER``), or a file (``--input=file:PATH``).
 
-This file imports only the standard library, because it may run on hosts with unknown packages.
+The file `watchdog.py` imports only the standard library, because it may run on hosts with unknown
+packages.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ import sys
 import time
 from collections.abc import Callable
 
-#: Byte that the launcher writes -> signal that the watchdog sends to the command.
+#: Byte that the launcher writes to the watchdog -> signal that the watchdog sends to its command.
 SIGNALS = {b"I": signal.SIGINT, b"T": signal.SIGTERM, b"K": signal.SIGKILL}
-#: Byte that the launcher writes as a heartbeat.
+#: Byte that the launcher writes to a watchdog as a heartbeat.
 BEAT = b"."
 #: Line that the watchdog, with the argument "announce", writes to stdout when the command was
 #: started.
@@ -41,8 +43,8 @@ _POLL_SECONDS = 0.1
 _READ_BYTES = 4096
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-#: How long to wait for the end of killed processes, in seconds: a process may be in uninterruptible
-#: disk I/O.
+#: Longest wait for the end of killed processes, in seconds. A killed process may still be in
+#: uninterruptible disk I/O.
 _END_SECONDS = 5.0
 
 
@@ -81,8 +83,8 @@ class Watchdog:
             command, stdin=given_input, start_new_session=True, preexec_fn=_die_with_parent()
         )
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        # If the watchdog kept its copy of the input open, the writer of a pipe would not notice
-        # that the command has closed the pipe.
+        # If the watchdog kept its copy of the command's standard input open, the writer of a pipe
+        # would not notice that the command has closed the pipe.
         if given_input >= 0:
             os.close(given_input)
 
@@ -144,7 +146,7 @@ def _adopt_orphans() -> None:
 
 
 def _end_children() -> None:
-    """Kill all child processes, then their orphaned children, which the watchdog adopts."""
+    """Kill all child processes, then the orphaned children of the killed processes."""
     deadline = time.monotonic() + _END_SECONDS
     while (children := _children()) and time.monotonic() < deadline:
         for pid in children:
@@ -170,11 +172,12 @@ def _children() -> list[int]:
 def _die_with_parent() -> Callable[[], None] | None:
     """Return a `preexec_fn` that makes the kernel kill the command when the watchdog is killed.
 
-    Return None on systems other than Linux, which lack this kernel function.
+    Systems other than Linux lack this kernel function, and the result is None.
     """
     if not sys.platform.startswith("linux"):
         return None
-    # The library is loaded before the fork: a forked process should do as little as possible.
+    # The C library is loaded before the fork, because a forked process should do as little as
+    # possible.
     system = ctypes.CDLL(None)
     return lambda: system.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""AlexNet in one tower on 224 x 224 images; 57,029,322 parameters for 1 channel and 10 classes.
+"""AlexNet as one tower for 224 x 224 images; 57,029,322 parameters for 1 channel and 10 classes.
 
 Source: Krizhevsky, "One weird trick for parallelizing convolutional neural networks",
 arXiv:1404.5997, the one-tower layer list. Differences: no local response normalization, as in the

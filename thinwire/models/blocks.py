@@ -1,14 +1,14 @@
 """Building blocks of the larger networks: input, convolutions, pools, normalization, classifier.
 
-Padding is explicit and symmetric. Keras' padding "same" adds the odd row and column of a
-convolution or pool with stride 2 only at the bottom right. The image would then be shifted by a
-pixel relative to the published networks. Kernels start from Xavier's uniform distribution (limit
-sqrt(6 / (fan in + fan out))) and biases from zero. These are Keras' defaults, with a new
-initializer for each layer.
+The networks pad images explicitly and symmetrically. Keras' padding "same" adds the odd row and
+column of a convolution or pool with stride 2 only at the bottom right. With this padding, the image
+would be shifted by a pixel relative to the published networks. Kernels start from Xavier's uniform
+distribution (limit sqrt(6 / (fan in + fan out))) and biases from zero. These initial values are
+Keras' defaults, with a new initializer for each layer.
 
-Every function takes and returns symbolic tensors [N, height, width, channels] float32. The caller
-names the layers. Keras' automatic names count up within a process, but a variable's path must be
-the same on every node.
+Every function of this module takes and returns symbolic tensors [N, height, width, channels]
+float32. The caller names the layers, because Keras' automatic names count up within a process, but
+a variable's path must be the same on every node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def images(image_size: int, image_depth: int, resize_to: int | None = None) -> t
     Args:
         image_size: Height and width of a stored image, in pixels.
         image_depth: Number of channels of an image.
-        resize_to: Height and width in pixels to which the images are resized bilinearly; None: the
+        resize_to: Height and width in pixels to which the images are resized bilinearly. None: the
             images keep their size.
     """
     inputs = keras.Input((image_size, image_size, image_depth), name="images")
@@ -51,14 +51,14 @@ def convolution(
     bias: bool = False,
     activation: str | None = None,
 ) -> Any:
-    """Apply a convolution with symmetric padding.
+    """Apply a 2D convolution with symmetric zero padding.
 
     Args:
         x: Input tensor [N, height, width, channels] float32.
         filters: Number of output channels.
-        kernel: Height and width of the kernel; odd if `padding` is None.
+        kernel: Height and width of the kernel in pixels; odd if `padding` is None.
         name: Name of the convolution layer, from which the padding layer's name is derived.
-        strides: Stride of the convolution in both directions.
+        strides: Stride of the convolution along height and width.
         padding: Number of rows and columns of zeros on each side; None: (kernel - 1) / 2.
         bias: True to add a trained bias to each output channel.
         activation: Keras' name of the activation; None for no activation.
@@ -82,7 +82,7 @@ def convolution(
 
 
 def depthwise_convolution(x: Any, name: str, strides: int = 1) -> Any:
-    """Convolve each channel with a separate 3 x 3 kernel, without bias."""
+    """Convolve each channel with a separate 3 x 3 kernel (depthwise), without bias."""
     if strides > 1:
         x = pad(x, (1, 1), name)
     padding = "valid" if strides > 1 else "same"
@@ -106,18 +106,18 @@ def normalise(x: Any, name: str, epsilon: float = EPSILON, affine: bool = True) 
 def max_pool(x: Any, name: str, padding: int = 0) -> Any:
     """Apply max pooling over 3 x 3 positions with stride 2.
 
-    The padding consists of zeros, so `x` must not be negative if `padding` is not 0.
+    The pooling pads with zeros, so the input `x` must not be negative if `padding` is not 0.
     """
     return layers.MaxPooling2D(3, strides=2, name=name)(pad(x, (padding, padding), name))
 
 
 def average_pool(x: Any, name: str) -> Any:
-    """Apply average pooling of 3 x 3 with stride 1; the mean includes the zeros of the padding."""
+    """Apply 3 x 3 average pooling with stride 1; each mean includes the zeros of the padding."""
     return layers.AveragePooling2D(3, strides=1, name=name)(pad(x, (1, 1), name))
 
 
 def relu(x: Any, name: str, limit: float | None = None) -> Any:
-    """Apply ReLU; `limit` is the largest output, None for no limit."""
+    """Apply ReLU; `limit` is the largest output value, None for no limit."""
     return layers.ReLU(max_value=limit, name=name)(x)
 
 

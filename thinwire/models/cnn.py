@@ -1,6 +1,6 @@
 """The convolutional network of the AdaComp paper: two convolutions and one hidden layer.
 
-The network has 421,642 parameters for images of 28 x 28 x 1 and 10 classes.
+The network of the AdaComp paper has 421,642 parameters for images of 28 x 28 x 1 and 10 classes.
 
 Source: the network of AdaComp's original program. Differences: variables keep their shapes instead
 of being declared one-dimensional, and the batch size is not fixed.
@@ -35,7 +35,8 @@ def _convolution(filters: int, name: str) -> keras.Layer:
         padding="same",
         activation="relu",
         name=name,
-        # A new initializer for each layer: one initializer object draws equal numbers at each call.
+        # Each layer needs a new initializer, because one initializer object draws equal numbers at
+        # each call.
         kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.1),
         bias_initializer=keras.initializers.Constant(0.1),
     )

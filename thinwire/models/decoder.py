@@ -1,7 +1,7 @@
 """Decoder-only language models with causal attention and pre-normalization.
 
-`build_decoder` returns a model of 867,328 parameters for a vocabulary of 256 bytes. Position
-embeddings are learned, for sequences of up to `CONTEXT` tokens.
+`build_decoder` returns a model that has 867,328 parameters with a vocabulary of 256 bytes. The
+decoder's position embeddings are learned, for sequences of up to `CONTEXT` tokens.
 
 Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (GPT-2), 2019: layer
 normalization before each attention and feed-forward part and after the last block, GELU, initial
@@ -58,7 +58,8 @@ def build_tiny(image_size: int, image_depth: int, nb_classes: int) -> keras.Mode
 
 def _build(name: str, vocabulary: int, width: int, num_blocks: int) -> keras.Model:
     tokens = keras.Input((None,), dtype="int32", name="tokens")
-    places = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=1) - 1  # [N, T]: 0, 1, ... T - 1
+    # Positions of the tokens in their sequence, 0, 1, ... T - 1, as [N, T].
+    places = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=1) - 1
     hidden = _embedding(vocabulary, width, "token")(tokens)
     hidden = hidden + _embedding(CONTEXT, width, "position")(places)
     for number in range(1, num_blocks + 1):

@@ -1,4 +1,4 @@
-"""Checks that examples fit a model, before a training step would fail with an error of Keras."""
+"""Checks that examples fit a model, before a training step fails with an error of Keras."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _MEND = (
 def check_examples(model: Any, images: Any, labels: NDArray[Any], part: str = "training") -> None:
     """Reject examples whose shape differs from the model's input, and labels beyond its outputs.
 
-    Inputs (outputs) are not checked if the model has several inputs (outputs) or an unknown shape.
+    The inputs (outputs) are not checked if the model has several inputs (outputs), or if their
+    shape is unknown.
 
     Args:
         model: Keras model that will be trained or evaluated on the examples.
-        images: Examples [N, ...], an array or another object with a shape.
+        images: Examples [N, ...] of the data set, an array or another object with a shape.
         labels: Labels of the examples, [N, ...].
         part: Name of the part of the data set ("training" or "test"), for the error message.
 
     Raises:
-        ConfigurationError: The examples or labels do not fit the model.
+        ConfigurationError: The examples or labels do not fit the model's inputs or outputs.
     """
     expected, shape = _shape(model, "input_shape"), tuple(images.shape[1:])
     if expected is not None and not _takes(expected, shape):
@@ -40,13 +41,13 @@ def check_examples(model: Any, images: Any, labels: NDArray[Any], part: str = "t
         highest = int(labels.max())
         if highest >= outputs[-1]:
             raise ConfigurationError(
-                f"the {part} labels go up to {highest}, but model {model.name!r} has {outputs[-1]} "
-                f"outputs; expected labels 0 to {outputs[-1] - 1}. {_MEND}"
+                f"the {part} labels go up to {highest}, but model {model.name!r} has "
+                f"{outputs[-1]} outputs; expected labels from 0 to {outputs[-1] - 1}. {_MEND}"
             )
 
 
 def _shape(model: Any, name: str) -> tuple[int | None, ...] | None:
-    """Return one example's shape in a model's input or output; None if several or unknown."""
+    """Return the shape of a model's input or output for one example; None if several or unknown."""
     try:
         shape = getattr(model, name)
     except (AttributeError, ValueError):
@@ -69,7 +70,8 @@ def _text(shape: tuple[int | None, ...]) -> str:
 def _compares_classes(model: Any, labels: NDArray[Any]) -> bool:
     """Return True if a model's loss interprets integer labels as class numbers.
 
-    A model without a compiled loss gets the loss of its task, which interprets labels as classes.
+    A model without a compiled loss is trained with its task's loss, which interprets integer labels
+    as class numbers.
     """
     loss = getattr(model, "loss", None)
     name = getattr(loss, "name", loss)

@@ -1,7 +1,8 @@
-"""A built model as one flat vector of its shared variables, in the same order on every node.
+"""Reads and assigns a model's shared variables as one flat vector, equal on every node.
 
 `SharedModel` holds the model and the signature of its W_global variables. `moving_statistics`
-returns the moving means and variances of its BatchNormalization layers, which are not shared.
+returns the moving means and variances of a model's BatchNormalization layers, which are not in
+W_global.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ _NAMES = frozenset({"moving_mean", "moving_variance"})
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     """Return a model's moving means and variances layer by layer, each mean before its variance.
 
-    The list includes inner models and frozen layers. The order depends only on the model, so every
-    node that builds the same model gets the same order. The list may be empty.
+    The list of moving statistics includes inner models and frozen layers. The order of the
+    statistics depends only on the model, so every node that builds the same model gets the same
+    order. The list of moving statistics may be empty.
 
     Args:
         model: Built Keras model.
@@ -47,30 +49,30 @@ _CALLS_AS_THEY_ARE = 8
 
 
 class FlatVariables:
-    """View of a list of variables (may be empty) as one flat float32 vector.
+    """View of a list of TensorFlow or Keras variables (may be empty) as one float32 vector.
 
     Attributes:
-        size: Number of float32 values in the flat vector.
+        size: Number of float32 values in the flat vector of all variables.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
-        """Prepare functions that read and assign `variables`; their first calls run uncompiled."""
+        """Prepare functions that read and assign `variables`; the first calls run uncompiled."""
         import tensorflow as tf
 
         self._variables = list(variables)
         self._sizes = [int(np.prod(variable.shape)) for variable in self._variables]
         self.size = sum(self._sizes)
         self._num_calls = 0
-        # Compiled, so that reading or assigning all variables is one call: one call per variable
-        # would take longer than a small model's step. Each function is a new partial object:
-        # TensorFlow counts retracing per code object, so plain methods of several instances would
-        # share one count and cause a false warning.
+        # The functions are compiled so that reading or assigning all variables is one call. One
+        # call per variable would take longer than a small model's training step. Each function is a
+        # new partial object, because TensorFlow counts retracing per code object, and plain methods
+        # of several instances would share one count and cause a false warning.
         self._joined = tf.function(functools.partial(self._join), autograph=False)
         self._split = tf.function(functools.partial(self._assign_split), autograph=False)
 
     @property
     def _is_worth_compiling(self) -> bool:
-        """True after more calls than the few at a worker's start; each access counts as a call."""
+        """True after more than `_CALLS_AS_THEY_ARE` reads of this property, which are counted."""
         self._num_calls += 1
         return self._num_calls > _CALLS_AS_THEY_ARE
 
@@ -81,7 +83,7 @@ class FlatVariables:
         return np.array(self._joined() if self._is_worth_compiling else self._join())
 
     def assign(self, flat: Float32) -> None:
-        """Overwrite the variables with `flat`, [size] float32, an array or a tensor."""
+        """Overwrite the variables with the values of `flat`, an array or tensor [size] float32."""
         if self.size:
             (self._split if self._is_worth_compiling else self._assign_split)(flat)
 
@@ -99,14 +101,15 @@ class FlatVariables:
 
     def _assign_split(self, flat: Any) -> None:
         for variable, values in self.parts(flat):
-            # Not `variable.assign`: Thinwire patches that method to record a script's assignments.
+            # `variable.assign` is avoided, because Thinwire patches it to record assignments of
+            # scripts.
             variable.value.assign(values)
 
     def parts(self, flat: Any) -> list[tuple[Any, Any]]:
-        """Return each variable with its part of `flat`, for use inside a tf.function.
+        """Return pairs (variable, its values in `flat`), for use inside a tf.function.
 
         Args:
-            flat: Flat vector of values, [size] float32.
+            flat: Values of all variables as one vector, [size] float32.
         """
         import tensorflow as tf
 
@@ -128,19 +131,21 @@ def has_gpu(run: Run) -> bool:
     present = bool(tf.config.list_physical_devices("GPU"))
     if run.device.startswith("gpu") and not present:
         raise ConfigurationError(
-            f"--device={run.device}: TensorFlow sees no GPU; expected one, or --device=cpu."
+            f"--device={run.device}: TensorFlow finds no GPU on this machine; expected a GPU, or "
+            "--device=cpu."
         )
     return present and run.device != "cpu"
 
 
 class SharedModel:
-    """A Keras model, its variables that workers share (W_global) in order, and their signature."""
+    """A Keras model with the ordered list and signature of the variables that workers share."""
 
     def __init__(self, choice: ModelChoice, seed: int) -> None:
-        """Build the network or the user's model, with the same initial values for the same seed.
+        """Build the network or the user's model, with equal initial weights for equal seeds.
 
         Raises:
-            ConfigurationError: The model cannot be built, or has no variables to share.
+            ConfigurationError: The model cannot be built, or has no variables that workers could
+                share.
         """
         user_module: ModuleType | None = None
         if choice.path is not None:
@@ -158,16 +163,17 @@ class SharedModel:
     def of(
         cls, model: Any, is_offered: bool = False, stepped: Sequence[Any] | None = None
     ) -> SharedModel:
-        """Share a Keras model that the caller has built, with its current weights.
+        """Return a `SharedModel` of a Keras model that the caller has built, with current weights.
 
         Args:
             model: Built Keras model.
-            is_offered: True if a script sends the model to the servers, so that no server builds
-                the model. Variables may then have equal paths, which are numbered.
-            stepped: The variables that a training step passes to the optimizer; None if unknown.
+            is_offered: True if a script sends the model to the PS shards, so that no shard builds
+                the model. Then several variables may have equal paths, which are numbered.
+            stepped: Variables that a training step passes to the optimizer; None if unknown.
 
         Raises:
-            ConfigurationError: The model has no variables to share, or W_global does not fit it.
+            ConfigurationError: The model has no variables to share, or W_global does not fit the
+                model.
         """
         shared = cls.__new__(cls)
         shared.task = TASKS[CLASSIFICATION]
@@ -187,11 +193,11 @@ class SharedModel:
         self.statistics = moving_statistics(model)
 
     def flat(self) -> Float32:
-        """Return a copy of the shared variables' values, [num_parameters] float32."""
+        """Return a copy of the values of all shared variables, [num_parameters] float32."""
         return np.concatenate([np.asarray(v.value).ravel() for v in self.variables])
 
     def part(self, layout: ShardLayout) -> Float32:
-        """Return a copy of a shard's values, in the order of the shard's layout, [k] float32."""
+        """Return a copy of a PS shard's part of the model, [k] float32, in the shard's order."""
         part, filled = np.empty(layout.size, np.float32), 0
         for piece in layout.slices:  # one variable at a time, because reading copies a variable
             values = np.asarray(self.variables[piece.tensor].value).ravel()

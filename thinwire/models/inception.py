@@ -33,7 +33,7 @@ def build_model(image_size: int, image_depth: int, nb_classes: int) -> keras.Mod
     x = _reduce_17(x, "d")
     for number in (1, 2):
         x = _block_8(x, f"e{number}")
-    x = layers.GlobalAveragePooling2D(name="average")(x)  # average over 8 x 8 positions
+    x = layers.GlobalAveragePooling2D(name="average")(x)  # mean over 8 x 8 pixels
     x = layers.Dropout(0.5, name="dropout")(x)
     logits = layers.Dense(nb_classes, name="logits")(x)
     return keras.Model(inputs, logits, name="inception_v3")
@@ -67,7 +67,7 @@ def _pooled(x: Any, filters: int, name: str) -> Any:
 
 
 def _block_35(x: Any, pooled: int, name: str) -> Any:
-    """Build the Inception block of the paper's figure 5, for inputs of 35 x 35."""
+    """Build the block of figure 5 of the Inception v3 paper, for inputs of 35 x 35 pixels."""
     five = _convolution(x, 48, 1, f"{name}_five1")
     five = _convolution(five, 64, 5, f"{name}_five2")
     double = _convolution(x, 64, 1, f"{name}_double1")
@@ -78,7 +78,7 @@ def _block_35(x: Any, pooled: int, name: str) -> Any:
 
 
 def _reduce_35(x: Any, name: str) -> Any:
-    """Build the size reduction of the paper's figure 10, from 35 x 35 to 17 x 17."""
+    """Build the size reduction of figure 10 of the Inception v3 paper, from 35 x 35 to 17 x 17."""
     three = _convolution(x, 384, 3, f"{name}_three", strides=2, padding=0)
     double = _convolution(x, 64, 1, f"{name}_double1")
     double = _convolution(double, 96, 3, f"{name}_double2")
@@ -87,7 +87,7 @@ def _reduce_35(x: Any, name: str) -> Any:
 
 
 def _block_17(x: Any, inner: int, name: str) -> Any:
-    """Build the Inception block of the paper's figure 6, for inputs of 17 x 17."""
+    """Build the block of figure 6 of the Inception v3 paper, for inputs of 17 x 17 pixels."""
     seven = _convolution(x, inner, 1, f"{name}_seven1")
     seven = _convolution(seven, inner, _ROW, f"{name}_seven2")
     seven = _convolution(seven, 192, _COLUMN, f"{name}_seven3")
@@ -100,7 +100,7 @@ def _block_17(x: Any, inner: int, name: str) -> Any:
 
 
 def _reduce_17(x: Any, name: str) -> Any:
-    """Build the paper's size reduction with a 7 x 7 branch, from 17 x 17 to 8 x 8."""
+    """Build Inception v3's size reduction with a 7 x 7 branch, from 17 x 17 to 8 x 8."""
     three = _convolution(x, 192, 1, f"{name}_three1")
     three = _convolution(three, 320, 3, f"{name}_three2", strides=2, padding=0)
     seven = _convolution(x, 192, 1, f"{name}_seven1")
@@ -111,7 +111,7 @@ def _reduce_17(x: Any, name: str) -> Any:
 
 
 def _block_8(x: Any, name: str) -> Any:
-    """Build the Inception block of the paper's figure 7, for inputs of 8 x 8."""
+    """Build the block of figure 7 of the Inception v3 paper, for inputs of 8 x 8 pixels."""
     three = _convolution(x, 384, 1, f"{name}_three")
     double = _convolution(x, 448, 1, f"{name}_double1")
     double = _convolution(double, 384, 3, f"{name}_double2")

@@ -1,6 +1,6 @@
 """Inception with batch normalization for small images.
 
-The network has 1,651,114 parameters for 3 channels and 10 classes.
+The small Inception network has 1,651,114 parameters for 3 channels and 10 classes.
 
 Source: Ioffe and Szegedy, "Batch normalization", arXiv:1502.03167, in the reduced form that MXNet
 calls *inception-bn-28-small* and Grouping-SGD trains on CIFAR-10. As in MXNet, convolutions have a
@@ -37,7 +37,7 @@ def build_model(image_size: int, image_depth: int, nb_classes: int) -> keras.Mod
 
 
 def _convolution(x: Any, filters: int, kernel: int, name: str, strides: int = 1) -> Any:
-    """Apply a convolution, batch normalization with a trained shift, and ReLU."""
+    """Apply a convolution, batch normalization with a trained shift, and ReLU, in this order."""
     x = blocks.convolution(x, filters, kernel, f"{name}_conv", strides=strides, bias=True)
     norm = layers.BatchNormalization(
         momentum=blocks.MOMENTUM, epsilon=_EPSILON, scale=False, name=f"{name}_norm"
@@ -46,13 +46,13 @@ def _convolution(x: Any, filters: int, kernel: int, name: str, strides: int = 1)
 
 
 def _block(x: Any, one: int, three: int, name: str) -> Any:
-    """Concatenate a 1 x 1 and a 3 x 3 convolution; `one` and `three` are their output channels."""
+    """Concatenate a 1 x 1 and a 3 x 3 convolution with `one` and `three` output channels."""
     ways = [_convolution(x, one, 1, f"{name}_one"), _convolution(x, three, 3, f"{name}_three")]
     return blocks.concatenate(ways, f"{name}_concat")
 
 
 def _reduce(x: Any, filters: int, name: str) -> Any:
-    """Halve the images' height and width by a convolution and a max pooling, concatenated."""
+    """Halve the images' height and width by a convolution and a max pooling, side by side."""
     convolved = _convolution(x, filters, 3, f"{name}_three", strides=2)
     pooled = blocks.max_pool(x, f"{name}_pool", padding=1)
     return blocks.concatenate([convolved, pooled], f"{name}_concat")

@@ -1,4 +1,4 @@
-"""The training loss of a model: its compiled loss, or the loss of its task if it has none."""
+"""The training loss of a model: the compiled loss, or without one the task's loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _FunctionLoss(keras.losses.Loss):
 def ensure_compiled_loss(
     model: keras.Model, task: Task = TASKS[CLASSIFICATION]
 ) -> keras.losses.Loss:
-    """Return the loss to train and evaluate a model with.
+    """Return the Keras loss with which a model is trained and evaluated.
 
     Args:
         model: Built Keras model, compiled or not.
@@ -47,7 +47,7 @@ def ensure_compiled_loss(
     if isinstance(compiled_loss, list | tuple | dict):
         raise ConfigurationError(
             f"Model {model.name!r} is compiled with several losses ({compiled_loss!r:.80}); "
-            "expected one. Compile the model with one loss for one output."
+            "expected one loss. Compile the model with one loss for one output."
         )
     try:
         loss = keras.losses.get(compiled_loss)

@@ -1,4 +1,4 @@
-"""File with the measurements of a script's model; `thinwire.script.keras.measure` writes it."""
+"""The file with measurements of a script's model, written by `thinwire.script.keras.measure`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _ARRAYS = ("weights", "statistics")
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredModel:
-    """Measurements of a script's model and of its training steps."""
+    """Measurements of a script's Keras model and of the model's training steps."""
 
     name: str
-    spec: ModelSpec  # signature of the shared variables
+    spec: ModelSpec  # names and shapes of the shared variables
     rows: int  # number of examples in a mini-batch of the script
     step_seconds: float  # median time of a mini-batch, including its data, in seconds
-    num_steps: int  # number of mini-batches that were timed for step_seconds
+    num_steps: int  # number of mini-batches that were timed to measure step_seconds
     optimizer: str  # class name of the optimizer that the script compiled
-    embedding_share: float  # fraction of the parameters that get row-sparse gradients
-    weights: Float32  # values of the shared variables, [num_parameters]
-    statistics: Float32  # moving statistics of BatchNormalization layers, [m]
-    gradients: list[Float32]  # gradient [num_parameters] of each of the first steps
+    embedding_share: float  # fraction of the model's parameters that get row-sparse gradients
+    weights: Float32  # initial values of the shared variables, [num_parameters]
+    statistics: Float32  # initial moving statistics of BatchNormalization layers, [m]
+    gradients: list[Float32]  # gradients [num_parameters] of the first training steps
 
     def store(self, path: pathlib.Path) -> None:
-        """Write the measurements to a file, atomically."""
+        """Write the measurements of the script's model to a file atomically."""
         about: dict[str, Any] = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -53,7 +53,7 @@ class MeasuredModel:
 
 
 def load(path: pathlib.Path) -> MeasuredModel:
-    """Read a file of `MeasuredModel.store`; raises OSError, or ValueError for other content."""
+    """Read a file of `MeasuredModel.store`; raise OSError, or ValueError for wrong content."""
     with np.load(path, allow_pickle=False) as file:
         about = json.loads(str(file["about"]))
         tensors = tuple(TensorSpec(name, tuple(shape)) for name, shape in about.pop("tensors"))

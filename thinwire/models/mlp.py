@@ -6,7 +6,7 @@ import keras
 
 
 def build_model(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
-    """Return the network: examples [N, size, size, depth] float32 to [N, nb_classes]."""
+    """Return the network: examples [N, size, size, depth] float32 to outputs [N, nb_classes]."""
     return keras.Sequential(
         [
             keras.Input((image_size, image_size, image_depth), name="images"),

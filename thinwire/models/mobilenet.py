@@ -1,4 +1,4 @@
-"""MobileNet v1 and v2 of full width; 3,216,650 and 2,237,184 parameters for 1 channel, 10 classes.
+"""MobileNet v1 (3,216,650 parameters for 1 channel, 10 classes) and v2 (2,237,184 parameters).
 
 Source: Howard et al., "MobileNets", arXiv:1704.04861, table 1 (v1); Sandler et al., "MobileNetV2",
 arXiv:1801.04381, table 2 (v2). Differences: the layout follows Gluon's model zoo. In v1 all
@@ -68,7 +68,7 @@ def build_mobilenet_v2(image_size: int, image_depth: int, nb_classes: int) -> ke
 
 
 def _inverted_residual(x: Any, expansion: int, channels: int, strides: int, name: str) -> Any:
-    """Expand, convolve each channel, project linearly; add `x` if input and output shapes agree."""
+    """Expand, convolve each channel and project linearly; add `x` if the shapes agree."""
     expand, depthwise, project = (f"{name}_{part}" for part in ("expand", "depthwise", "project"))
     inner = blocks.convolution(x, x.shape[-1] * expansion, 1, f"{expand}_conv")
     inner = _norm_relu(inner, expand, limit=6.0)

@@ -1,8 +1,9 @@
 """Builds networks by name, and the user's own model from a file.
 
-Each network is a function ``(image_size, image_depth, nb_classes)`` that returns a Keras model
-without a final activation. The layers have fixed names, so that ``variable.path`` is the same on
-every node. The functions import Keras: flags and ``--help`` need only the networks' names.
+Each network is built by a function of ``(image_size, image_depth, nb_classes)`` that returns a
+Keras model without a final activation. The networks' layers have fixed names, so that
+``variable.path`` is the same on every node. Only the building functions import Keras, because flags
+and ``--help`` need only the networks' names.
 """
 
 from __future__ import annotations
@@ -58,17 +59,17 @@ def build_network(
         network: Name of a built-in network, one of ``NETWORKS``.
         image_size: Height and width of an image in pixels.
         image_depth: Number of channels of an image.
-        nb_classes: Size of the output: number of classes, of regressed numbers, of labels or of
-            words, depending on the task.
-        seed: Seed of Python, numpy and Keras (initializers, dropout).
+        nb_classes: Size of the network's output, which is a number of classes, regressed numbers,
+            labels or words, depending on the task.
+        seed: Seed of the random numbers of Python, numpy and Keras (initializers, dropout).
 
     Raises:
         ConfigurationError: The network is unknown, or cannot be built for this size of images.
     """
     if network not in NETWORKS:
         raise ConfigurationError(
-            f"--network {network} is not known; expected one of {', '.join(NETWORKS)}, or --model "
-            "with your own file."
+            f"--network {network} is unknown; expected one of {', '.join(NETWORKS)}, or --model "
+            "with a file of your own."
         )
     import keras
 
@@ -88,7 +89,7 @@ def build_network(
 
 
 def load_user_model(path: str) -> ModuleType:
-    """Import the user's model file; the file can import modules from its folder.
+    """Import the user's model file, which can import modules from its folder.
 
     Raises:
         ConfigurationError: The user's file is missing, fails on import, or has no ``build_model``.
@@ -96,8 +97,8 @@ def load_user_model(path: str) -> ModuleType:
     file = Path(path).resolve()
     if not file.is_file() or file.suffix != ".py":
         raise ConfigurationError(
-            f"--model {path} is not a Python file (looked at {file}); expected a .py file with "
-            "build_model(). Correct the path."
+            f"--model {path} is not a Python file (the resolved path is {file}); expected a .py "
+            "file with build_model(). Correct the path."
         )
     spec = importlib.util.spec_from_file_location(_USER_MODULE, file)
     if spec is None or spec.loader is None:
@@ -112,12 +113,13 @@ def load_user_model(path: str) -> ModuleType:
         del sys.modules[_USER_MODULE]
         raise ConfigurationError(
             f"--model {path} failed on import: {type(error).__name__}: {error}. Expected a file "
-            "that only defines build_model() and load_data(); run it alone to see where it fails."
+            "that only defines build_model() and load_data(); run the file alone to see where it "
+            "fails."
         ) from error
     if not callable(getattr(module, "build_model", None)):
         raise ConfigurationError(
-            f"--model {path} has no function build_model(); expected one without arguments that "
-            "returns a keras.Model. Add it."
+            f"--model {path} has no function build_model(); expected a function without arguments "
+            "that returns a keras.Model. Add the function."
         )
     return module
 
@@ -127,7 +129,7 @@ def build_user_model(module: ModuleType, seed: int) -> keras.Model:
 
     Args:
         module: The module that ``load_user_model`` returned.
-        seed: Seed of Python, numpy and Keras.
+        seed: Seed of the random numbers of Python, numpy and Keras.
 
     Raises:
         ConfigurationError: ``build_model()`` raises, or returns something other than a Keras model.
@@ -144,11 +146,11 @@ def build_user_model(module: ModuleType, seed: int) -> keras.Model:
     except Exception as error:
         raise ConfigurationError(
             f"build_model() of {where} failed: {type(error).__name__}: {error}. Expected a "
-            "keras.Model; call it alone to see where it fails."
+            "function that returns a keras.Model; call the function alone to see where it fails."
         ) from error
     if not isinstance(model, keras.Model):
         raise ConfigurationError(
-            f"build_model() of {where} returned a {type(model).__name__}; expected a keras.Model. "
-            "Return the model itself."
+            f"build_model() of {where} returned an object of type {type(model).__name__}; "
+            "expected a keras.Model. Return the model itself."
         )
     return model

@@ -1,8 +1,9 @@
 """Residual networks: ResNet-18 v1, ResNet-50 v1 and v2, and ResNet-18 for CIFAR.
 
-With 1 channel and 10 classes, the networks have 11,175,370, 23,541,130 and 23,514,698 parameters.
-The CIFAR network has 11,173,962 parameters for 3 channels. An image of 28 x 28 is reduced to sizes
-14 and 7 in the stem, and to 7, 4, 2 and 1 in the stages.
+With 1 channel and 10 classes, ResNet-18 v1 has 11,175,370 parameters, ResNet-50 v1 has 23,541,130
+and ResNet-50 v2 has 23,514,698. The ResNet-18 for CIFAR has 11,173,962 parameters for 3 channels.
+An image of 28 x 28 pixels is reduced to sizes 14 and 7 in a ResNet's stem, and to 7, 4, 2 and 1 in
+the stages.
 
 Source: He et al., "Deep residual learning for image recognition", arXiv:1512.03385, table 1 (v1);
 "Identity mappings in deep residual networks", arXiv:1603.05027, figure 1b (v2). Differences: the
@@ -52,7 +53,7 @@ def build_resnet50_v2(image_size: int, image_depth: int, nb_classes: int) -> ker
 
 
 def build_resnet18_cifar(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
-    """Return ResNet-18 for small images: a stem of 3 x 3 with stride 1, without max pooling."""
+    """Return ResNet-18 for small images, with a 3 x 3 stem of stride 1 and no max pooling."""
     inputs, x = blocks.images(image_size, image_depth)
     x = _norm_relu(blocks.convolution(x, 64, 3, "stem_conv"), "stem")
     x = _stages(x, _basic_block, _BASIC_CHANNELS, (2, 2, 2, 2))
@@ -90,7 +91,7 @@ def _bottleneck(x: Any, channels: int, strides: int, name: str) -> Any:
 
 
 def _join(x: Any, residual: Any, channels: int, strides: int, name: str, last: int) -> Any:
-    """Normalize a block's residual and add the shortcut from `x`; apply ReLU to the sum."""
+    """Normalize the residual branch of a block, add the shortcut from `x`, and apply ReLU."""
     residual = blocks.normalise(residual, f"{name}_norm{last}")
     if strides > 1 or x.shape[-1] != channels:
         x = blocks.convolution(x, channels, 1, f"{name}_shortcut_conv", strides=strides)
@@ -112,5 +113,5 @@ def _preactivated_bottleneck(x: Any, channels: int, strides: int, name: str) -> 
 
 
 def _norm_relu(x: Any, name: str, number: int | str = "") -> Any:
-    """Apply batch normalization and ReLU; `number` is the pair's number within its block."""
+    """Apply batch normalization and ReLU; `number` is the two layers' number in their block."""
     return blocks.relu(blocks.normalise(x, f"{name}_norm{number}"), f"{name}_relu{number}")

@@ -1,9 +1,8 @@
-"""Exact metrics over a whole test set, computed from sums over its batches.
+"""Computes exact metrics over a whole test set from sums over its batches.
 
-A mean of the batches' means would depend on how the test set is split into batches; sums over all
-examples do not.
-The sums are float64, in which counts are exact. The functions import TensorFlow, so that flags can
-read the tasks without it.
+A mean of the batches' means would depend on the split of the test set into batches, but sums over
+all examples do not. The sums over examples are float64, in which counts are exact. Only the
+functions of this module import TensorFlow, so that flags can read the tasks without TensorFlow.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Name of a quantity -> its sum over all test examples, a float64 array of any shape.
+#: Name of a quantity -> sum of the quantity over all test examples, a float64 array of any shape.
 Sums = Mapping[str, "NDArray[np.float64]"]
-#: Number of highest outputs among which top-5 accuracy looks for the correct class.
+#: Number of largest outputs among which top-5 accuracy looks for the correct class.
 _TOP = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreGroup:
-    """Metrics that are computed from the same sums over a test set's examples.
+    """Metrics that share sums over the examples of a test set, from which they are computed.
 
     Attributes:
-        sums: Function (labels [B, ...], outputs [B, ...], loss) -> name -> tensor of a batch's
-            sums, for use inside a tf.function. The argument `loss` is the task's Keras loss.
-        values: Function of the sums over all examples; returns name -> metric.
+        sums: Function of (labels [B, ...], outputs [B, ...], loss) that returns name -> sum over a
+            batch, for use inside a tf.function. The argument `loss` is the task's Keras loss.
+        values: Function of the sums over all test examples that returns name -> metric.
     """
 
     sums: Callable[[Any, Any, Any], Mapping[str, Any]]
@@ -64,8 +63,8 @@ def _top5_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
 
     if outputs.shape[-1] <= _TOP:
         raise ConfigurationError(
-            f"--top5: the model has {outputs.shape[-1]} classes; expected more than {_TOP}. "
-            "Leave --top5 out."
+            f"--top5: the model has {outputs.shape[-1]} classes; expected more than {_TOP} "
+            "classes. Leave --top5 out."
         )
     classes, values = tf.cast(labels, tf.int64), tf.cast(outputs, tf.float32)
     return {"right": _total(tf.math.in_top_k(classes, values, _TOP)), "all": _size(labels)}
@@ -109,7 +108,7 @@ def _number_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
     return {
         "absolute": tf.reduce_sum(tf.abs(predictions - targets)),
         "squared": tf.reduce_sum(tf.square(predictions - targets)),
-        "label": tf.reduce_sum(targets, axis=0),  # [...], one sum of labels per output
+        "label": tf.reduce_sum(targets, axis=0),  # [...], a sum over examples for each output
         "label_squared": tf.reduce_sum(tf.square(targets), axis=0),
         "rows": tf.cast(tf.shape(labels)[0], tf.float64),
         "all": _size(labels),

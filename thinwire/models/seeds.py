@@ -24,13 +24,13 @@ def seed_apart(variables: Iterable[Any], id_worker: int) -> None:
     """Give a model's random layers seeds that differ between workers; worker 1 keeps its seeds.
 
     Args:
-        variables: Variables of a model; only the states of random layers are changed.
-        id_worker: Id of this worker, 1..nb_workers.
+        variables: Variables of a model, of which only the states of random layers are changed.
+        id_worker: Id of this worker, from 1 to nb_workers.
     """
     if id_worker == 1:
         return
     for variable in variables:
         if variable.name == _STATE:
-            state = np.array(variable, np.int64)  # [2]: the layer's seed and number of draws
+            state = np.array(variable, np.int64)  # [2]: the layer's seed and its number of draws
             state[0] = own_seed(int(state[0]), id_worker)
             variable.assign(state)

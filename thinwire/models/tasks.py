@@ -1,9 +1,9 @@
 """Table of the training tasks: labels, loss, metrics and defaults of each task.
 
-`TASKS` has one row for each value of --task; no other code distinguishes tasks. To add a task, add
-a row. If no existing network or generator of examples fits, add these to `registry` and to
-thinwire.data.readers.synthetic. The functions import Keras and numpy, because flags and ``--help``
-read the table and must be fast.
+`TASKS` has one row for each value of --task, and no other code distinguishes tasks. To add a task,
+add a row to `TASKS`. If no existing network or generator of examples fits a new task, add a network
+to `registry` and a generator to thinwire.data.readers.synthetic. Only functions import Keras and
+numpy, because flags and ``--help`` read the table of tasks and must be fast.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ CLASSIFICATION = "classification"
 
 @dataclasses.dataclass(frozen=True)
 class LabelForm:
-    """Form of a task's labels, which the loss compares with a model's outputs."""
+    """Form (dtype and shape) of a task's labels, which the loss compares with a model's outputs."""
 
     text: str  # description of the expected labels, for error messages
     dtype: str  # dtype of the labels, int32 or float32
-    ranks: tuple[int, ...]  # allowed numbers of axes of a label array, with the axis of examples
+    ranks: tuple[int, ...]  # allowed numbers of a label array's axes, with the axis of examples
     number_classes: bool = False  # True: labels [N] are the class numbers of the examples
     as_outputs: bool = False  # True: labels have the same shape as the outputs
     are_inputs: bool = False  # True: the labels are the examples themselves
-    highest: float | None = None  # each label is 0 or this value; None: labels of any value
+    highest: float | None = None  # each label is 0 or this number; None: any label is allowed
 
     def read(self, labels: Any, inputs: NDArray[Any]) -> NDArray[Any]:
-        """Convert labels to the form that the loss takes.
+        """Convert labels to the dtype and shape that the task's loss takes.
 
         Args:
-            labels: Array-like of one of the allowed ranks, from the user or a data set.
-            inputs: Examples of the labels, [N, ...].
+            labels: Labels from the user or a data set, an array-like of one of the allowed ranks.
+            inputs: Examples to which the labels belong, [N, ...].
 
         Raises:
-            ValueError: The labels do not have this form. The message is the rest of a sentence that
+            ValueError: The labels do not have this form. The message continues a sentence that
                 starts with the labels' name.
         """
         import numpy as np
@@ -59,20 +59,23 @@ class LabelForm:
         is_number = is_whole or np.issubdtype(array.dtype, np.floating) or array.dtype == bool
         kind_fits = is_whole if self.dtype == "int32" else is_number
         if array.ndim not in self.ranks or not kind_fits:
-            raise ValueError(f"is {array.dtype} {array.shape}. Expected {self.text}")
+            raise ValueError(
+                f"is an array of dtype {array.dtype} and shape {array.shape}. Expected {self.text}"
+            )
         if self.dtype == "int32" and array.size and array.min() < 0:
-            raise ValueError(f"has a negative number, {array.min()}. Expected {self.text}")
+            raise ValueError(f"has the negative value {array.min()}. Expected {self.text}")
         converted: NDArray[Any] = array.astype(self.dtype)
         if not np.isfinite(converted).all():
-            raise ValueError(f"has a NaN or infinity. Expected {self.text}")
+            raise ValueError(f"has a value that is NaN or infinite. Expected {self.text}")
         if self.highest is not None and not np.isin(converted, (0, self.highest)).all():
-            raise ValueError(f"is not 0 or {self.highest:g} everywhere. Expected {self.text}")
+            raise ValueError(f"has values other than 0 and {self.highest:g}. Expected {self.text}")
         return converted[:, None] if converted.ndim < max(self.ranks) else converted
 
     def check_outputs(self, model: Any, labels: Any, outputs: Any) -> None:
         """Reject outputs whose shape differs from the labels, if the task requires equal shapes.
 
-        Without this check, a loss may broadcast arrays of different shapes without an error.
+        Without `check_outputs`, a loss may broadcast labels and outputs of different shapes without
+        an error.
 
         Args:
             model: Keras model that is trained for the task.
@@ -80,36 +83,38 @@ class LabelForm:
             outputs: The model's outputs for the mini-batch, [B, ...].
 
         Raises:
-            ConfigurationError: The shapes differ and the task requires equal shapes.
+            ConfigurationError: Labels and outputs have different shapes, and the task requires
+                equal shapes.
         """
         label_shape, output_shape = tuple(labels.shape[1:]), tuple(outputs.shape[1:])
         if self.as_outputs and label_shape != output_shape:
             raise ConfigurationError(
-                f"Model {model.name!r} gives outputs of shape {output_shape} for each example, but "
-                f"the labels have {label_shape}; expected equal shapes. With --network, set "
-                "--nb_classes to the number of labels per example. With --model, correct "
-                "build_model() or load_data()."
+                f"Model {model.name!r} gives outputs of shape {output_shape} for each example, "
+                f"but the labels of an example have the shape {label_shape}; expected equal "
+                "shapes. With --network, set --nb_classes to the number of labels per example. "
+                "With --model, correct build_model() or load_data()."
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One training task, a value of --task.
+    """A training task, for example classification, which a value of --task selects.
 
     Attributes:
         name: Value of --task that selects the task.
-        about: Description in one line, for docs and messages.
+        about: Description of the task in one line, for docs and messages.
         labels: Form (dtype and shape) of the task's labels.
         inputs: dtype of the task's examples.
-        loss: Function that takes a Keras model and returns the task's loss, used if the model was
-            compiled without a loss.
+        loss: Function of a Keras model that returns the task's loss, for models compiled without a
+            loss.
         scores: Metrics that an evaluation computes for the task.
-        goal: Metric that determines the best model, and its best possible value.
-        networks: Built-in networks for the task; the first is the default.
-        datasets: Built-in data sets for the task; the first is the default.
+        goal: Metric by which an evaluation finds the best model, and the metric's best possible
+            value.
+        networks: Names of built-in networks for the task; the first is the default.
+        datasets: Names of built-in data sets for the task; the first is the default.
         nb_classes: Default of --nb_classes (number of classes, numbers, labels or words).
         least_classes: Smallest allowed value of --nb_classes.
-        extras: Name of a flag -> metrics that the flag adds to `scores`.
+        extras: Name of a flag -> metrics that the flag adds to the task's `scores`.
     """
 
     name: str
@@ -127,7 +132,7 @@ class Task:
 
     @property
     def has_classes(self) -> bool:
-        """True if examples may have a class, so that data can be split by class."""
+        """True if examples of the task may have a class, so that data can be split by class."""
         return self.labels.number_classes or self.labels.are_inputs
 
 
@@ -165,7 +170,7 @@ _OF_INPUTS = "autoencoder"
 _OF_TOKENS = tuple(name for name in NETWORKS if name.split("-")[0] in ("gru", "decoder"))
 #: Networks that output a vector of --nb_classes values for each example.
 _VECTORS = tuple(name for name in NETWORKS if name not in (_OF_INPUTS, *_OF_TOKENS))
-#: The networks with a vector as output, for tasks with simple examples: mlp is the default.
+#: Networks with a vector as output, for tasks with simple examples. The first, mlp, is the default.
 _SIMPLE = ("mlp", *(name for name in _VECTORS if name != "mlp"))
 _NUMBERS = LabelForm(
     "numbers of shape [N] or [N, values]", dtype="float32", ranks=(1, 2), as_outputs=True
@@ -255,17 +260,18 @@ def check_choice(task: str, network: str | None, dataset: str, nb_classes: int) 
 
     Args:
         task: Name of the task, a key of `TASKS`.
-        network: A value of --network; None if the user's own model is trained.
-        dataset: Built-in data set, a value of --dataset.
+        network: Name of a built-in network, a value of --network; None for the user's own model.
+        dataset: Name of a built-in data set, a value of --dataset.
         nb_classes: Number of classes, a value of --nb_classes.
 
     Raises:
-        ConfigurationError: A value does not fit the task; the message lists the allowed values.
+        ConfigurationError: An argument does not fit the task. The message lists the allowed values.
     """
     row = TASKS[task]
     if nb_classes < row.least_classes:
         raise ConfigurationError(
-            f"--nb_classes={nb_classes}: expected at least {row.least_classes} for --task={task}."
+            f"--nb_classes={nb_classes}: expected at least {row.least_classes} classes or outputs "
+            f"for --task={task}."
         )
     fitting = {"network": (network, row.networks), "dataset": (dataset, row.datasets)}
     for name, (choice, allowed) in fitting.items():
@@ -273,6 +279,6 @@ def check_choice(task: str, network: str | None, dataset: str, nb_classes: int) 
             tasks = [key for key, row in TASKS.items() if choice in getattr(row, f"{name}s")]
             raise ConfigurationError(
                 f"--{name}={choice} fits --task={' or '.join(tasks)}, but this run has "
-                f"--task={task}; expected --{name}={'|'.join(allowed)}, or --model with your own "
-                "file."
+                f"--task={task}; expected --{name}={'|'.join(allowed)}, or --model with a file of "
+                "your own."
             )

@@ -1,5 +1,6 @@
 """Services for all processes of a training run that need files, threads or signals.
 
-`run` holds the settings and the directory of a run. `persistence` holds checkpoints and JSON
-documents. `telemetry` holds the reports that a process makes about its own work.
+The package `run` has the settings, flags, directory and locks of a training run. The package
+`persistence` reads and writes checkpoints and JSON documents. The package `telemetry` has the
+reports of a process about its own work.
 """

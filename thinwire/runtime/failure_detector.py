@@ -1,7 +1,7 @@
-"""Timeouts for recurring events, estimated from the intervals and durations measured so far.
+"""Adaptive timeouts for heartbeats and retries, estimated from measured durations.
 
-The caller passes in every moment and duration; the module reads no clock. So a live server, the
-simulator and the replay of a server's journal compute the same timeouts.
+The caller passes in every moment and duration, so that the failure detector reads no clock. So a
+live server, the simulator and the replay of a server's journal compute equal timeouts.
 
 Source: Mean and mean deviation are Jacobson's ("Congestion Avoidance and Control", SIGCOMM 1988),
 with RFC 6298's constants for TCP's retransmission timer. Doubling a timeout after a false alarm
@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import dataclasses
 
-_MEAN_GAIN, _DEVIATION_GAIN = 1 / 8, 1 / 4  # weights of a new duration: alpha, beta of RFC 6298
-_DEVIATIONS = 4.0  # deviations that the timeout adds to the mean: K of RFC 6298
+_MEAN_GAIN, _DEVIATION_GAIN = 1 / 8, 1 / 4  # weights of a new duration: alpha and beta of RFC 6298
+_DEVIATIONS = 4.0  # number of mean deviations in the timeout: K of RFC 6298
 _MARGIN = 2.0  # the timeout is at least this multiple of the peer's longest recent silence
-_FORGOTTEN = 7 / 8  # factor of the longest silence and of the patience at each heartbeat
-_MOST_PATIENCE = 8.0  # upper bound of the patience, which doubles at each false alarm
+#: Factor by which each heartbeat reduces the longest silence and the patience.
+_FORGOTTEN = 7 / 8
+_MOST_PATIENCE = 8.0  # upper bound of the timeout's factor `patience`
 
 
 @dataclasses.dataclass
@@ -34,7 +35,8 @@ class MeanDeviation:
     Attributes:
         mean_seconds: Mean duration, in seconds (SRTT of RFC 6298).
         deviation_seconds: Mean deviation, in seconds (RTTVAR of RFC 6298).
-        num_samples: Number of durations added. If 0, mean and deviation have no meaning.
+        num_samples: Number of durations that were added. If the number is 0, mean and deviation
+            have no meaning.
     """
 
     mean_seconds: float = 0.0
@@ -60,7 +62,7 @@ class MeanDeviation:
 
     @property
     def most_seconds(self) -> float:
-        """Duration that few durations exceed, in seconds: the mean plus four deviations."""
+        """Mean plus four mean deviations, in seconds, which few durations exceed."""
         return self.mean_seconds + _DEVIATIONS * self.deviation_seconds
 
 
@@ -70,13 +72,15 @@ class RtoEstimator:
 
     Attributes:
         least_seconds: Lower bound of the timeout, in seconds: more than two heartbeat intervals.
-        most_seconds: Upper bound of the timeout, in seconds. It is the timeout until the peer has
-            sent two heartbeats.
-        last_arrival_at: Moment of the peer's newest message, or of `begin`, in clock seconds.
-        beat_at: Moment of the newest heartbeat, in clock seconds; None before the first heartbeat.
-        longest_seconds: Longest recent silence that ended with an arrival, in seconds.
+        most_seconds: Upper bound of the timeout, in seconds, which applies until the peer has sent
+            two heartbeats.
+        last_arrival_at: Moment of the peer's newest message, or of the call of `begin`, in clock
+            seconds.
+        beat_at: Moment of the peer's newest heartbeat, in clock seconds; None before the first
+            heartbeat.
+        longest_seconds: Longest recent time between two messages of the peer, in seconds.
         patience: Factor of the timeout: 1 at first, doubled by each false alarm.
-        beats: Mean and deviation of the intervals between heartbeats.
+        beats: Mean and deviation of the intervals between the peer's heartbeats.
     """
 
     least_seconds: float
@@ -88,16 +92,16 @@ class RtoEstimator:
     beats: MeanDeviation = dataclasses.field(default_factory=MeanDeviation)
 
     def begin(self, now: float) -> None:
-        """Start waiting for the peer at moment ``now``, with the estimates made before."""
+        """Start waiting for the peer's messages at moment ``now``, and keep earlier estimates."""
         self.last_arrival_at, self.beat_at = now, None
 
     def record_arrival(self, now: float) -> None:
-        """Record that data other than a heartbeat arrived from the peer."""
+        """Record that data other than a heartbeat arrived from the peer at moment ``now``."""
         self.longest_seconds = max(self.longest_seconds, now - self.last_arrival_at)
         self.last_arrival_at = max(self.last_arrival_at, now)
 
     def record_beat(self, now: float) -> None:
-        """Record that a heartbeat of the peer arrived; update the estimates."""
+        """Record that a heartbeat of the peer arrived at moment ``now``; update the estimates."""
         if self.beat_at is not None and now > self.beat_at:
             self.beats.add(now - self.beat_at)
             self.longest_seconds *= _FORGOTTEN
@@ -106,18 +110,18 @@ class RtoEstimator:
         self.record_arrival(now)
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Exclude from the silence a time in which this process was suspended and got no data."""
+        """Exclude from the peer's silence the time in which this process was suspended."""
         self.last_arrival_at = min(now, self.last_arrival_at + seconds)
         if self.beat_at is not None:
             self.beat_at = min(now, self.beat_at + seconds)
 
     def record_alarm(self) -> None:
-        """Record that the caller declared the peer dead; double the patience for a false alarm."""
+        """Record that the caller declared the peer dead; double the patience, for a false alarm."""
         self.patience = min(_MOST_PATIENCE, 2 * self.patience)
 
     @property
     def timeout_seconds(self) -> float:
-        """Silence after which the caller must declare the peer dead, in seconds."""
+        """Silence of the peer after which the caller must declare the peer dead, in seconds."""
         if not self.beats.num_samples:
             return self.most_seconds
         expected = max(self.beats.most_seconds, _MARGIN * self.longest_seconds)
@@ -134,10 +138,12 @@ class RetryDeadline:
     """Adaptive time limit for attempts at an operation that may fail, for example a connection.
 
     Attributes:
-        least_seconds: Time limit of the first attempt, in seconds; later limits are not lower.
+        least_seconds: Time limit of the first attempt, in seconds. The limits of later attempts are
+            not lower.
         most_seconds: Upper bound of the time limit of an attempt, in seconds.
         took: Mean and deviation of the durations of successful attempts.
-        num_failed: Failed attempts since the last success. Each doubles the next time limit.
+        num_failed: Number of failed attempts since the last success. Each failure doubles the next
+            time limit.
     """
 
     least_seconds: float
@@ -147,31 +153,31 @@ class RetryDeadline:
 
     @property
     def timeout_seconds(self) -> float:
-        """Time limit of the next attempt, in seconds."""
+        """Time limit of the next attempt at the operation, in seconds."""
         expected = self.took.most_seconds if self.took.num_samples else self.least_seconds
         doubled = max(self.least_seconds, expected) * 2.0 ** min(self.num_failed, 32)
         return min(self.most_seconds, doubled)
 
     def succeed(self, seconds: float) -> None:
-        """Record the duration of an attempt that succeeded."""
+        """Record the duration of an attempt at the operation that succeeded."""
         self.took.add(seconds)
         self.num_failed = 0
 
     def fail(self) -> None:
-        """Record that an attempt exceeded its time limit."""
+        """Record that an attempt at the operation exceeded its time limit."""
         self.num_failed += 1
 
 
 @dataclasses.dataclass
 class Backoff:
-    """Exponential backoff with jitter: the pauses between attempts double up to a maximum.
+    """Exponential backoff with jitter, whose pauses between attempts double up to a maximum.
 
     The jitter spreads the attempts of peers that failed at the same moment.
 
     Attributes:
-        first_seconds: Upper bound of the first pause, in seconds.
-        most_seconds: Upper bound of any pause, in seconds.
-        num_pauses: Number of pauses returned so far.
+        first_seconds: Upper bound of the first pause between attempts, in seconds.
+        most_seconds: Upper bound of every pause between attempts, in seconds.
+        num_pauses: Number of pauses that `next_seconds` has returned so far.
     """
 
     first_seconds: float
@@ -179,7 +185,7 @@ class Backoff:
     num_pauses: int = 0
 
     def next_seconds(self, draw: float) -> float:
-        """Return the length of the next pause, in seconds.
+        """Return the length of the next pause between attempts, in seconds.
 
         Args:
             draw: Uniform random number in [0, 1). 0 gives half of the pause's upper bound.

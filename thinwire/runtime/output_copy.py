@@ -1,9 +1,10 @@
-"""Copies of a process's output to a terminal, a pipe or a file; a copy never stops its writer.
+"""Copies output lines to a terminal, a pipe or a file without blocking the writing process.
 
-A thread reads the output of a process and copies it. If the copy raised an error or blocked, the
-thread would stop reading the process's pipe, and the process would wait in `print` forever. So a
-copy puts lines into a bounded backlog (`LineBacklog`, without threads or files), and a second
-thread writes the backlog (`OutputCopy`). Lines that cannot be written are counted and reported.
+A thread reads the output of a process and copies the lines. If the copying raised an error or
+blocked, the thread would stop reading the process's pipe, and the process would wait in `print`
+forever. So the thread puts lines into a bounded backlog (`LineBacklog`, without threads or files),
+which a second thread writes (`OutputCopy`). Output lines that cannot be written are counted and
+reported.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from typing import Any, Protocol, TextIO
 
 from absl import logging
 
-#: Upper bound of the memory for one copy's lines that wait to be written, in bytes.
+#: Upper bound of the memory for the output lines of one `OutputCopy` that wait to be written, in
+#: bytes.
 MOST_BACKLOG_BYTES = 1 << 20
-#: Time that a line waits for space in a full backlog before it is lost, in seconds.
+#: Longest time that a new output line waits for space in a full backlog before it is lost, in
+#: seconds.
 PATIENCE_SECONDS = 10.0
-#: Largest number of bytes in one write. Small writes show that a slow reader still reads.
+#: Largest number of bytes in one write of output. Small writes show that a slow reader still reads.
 _CHUNK_BYTES = 4096
-#: Memory that one entry of a backlog takes in addition to the text of its lines, in bytes.
+#: Memory of one entry of a `LineBacklog` in addition to the text of its lines, in bytes.
 _ENTRY_BYTES = 128
 #: Time limit of one wait until a non-blocking terminal takes bytes, in milliseconds.
 _LOOK_MILLISECONDS = 500
@@ -38,7 +41,7 @@ _LOOK_MILLISECONDS = 500
 
 @dataclasses.dataclass
 class Loss:
-    """Count of the output lines that a copy dropped instead of writing them."""
+    """Number of output lines, and of their bytes, that an `OutputCopy` dropped."""
 
     lines: int = 0
     num_bytes: int = 0
@@ -54,7 +57,7 @@ class Loss:
 
 
 class BacklogState(enum.Enum):
-    """State of a backlog of output lines, which follows from the results of its writes."""
+    """State of a `LineBacklog` (output lines that wait to be written), which writes change."""
 
     WRITING = "the last write succeeded, or there was no write yet"
     FAILING = "the last write raised an error"
@@ -64,7 +67,7 @@ class BacklogState(enum.Enum):
 
 
 class Offered(enum.Enum):
-    """Result of offering a line of output to a backlog."""
+    """Result of offering an output line to a `LineBacklog`."""
 
     TAKEN = "the line waits to be written"
     FULL = "there is no space; offer the line again after each write or when the patience is over"
@@ -74,8 +77,8 @@ class Offered(enum.Enum):
 @dataclasses.dataclass
 class _WaitingLines:
     data: bytes
-    source: str  # source of the lines for the count of losses; empty: losses do not count
-    gap: Loss | None = None  # lines missing before this entry, which shows their number; or None
+    source: str  # source of the lines, to count lost lines; empty: do not count
+    gap: Loss | None = None  # lost lines whose number this entry reports; None: none
 
     @property
     def cost(self) -> int:
@@ -86,23 +89,23 @@ class _WaitingLines:
 class LineBacklog:
     """Backlog: output lines that wait to be written, and a count of the lines that were lost.
 
-    A backlog holds no lock, thread, clock or file. Its user takes bytes with `take`, writes the
-    bytes, and reports the end of the write with `wrote` or `failed`.
+    A `LineBacklog` holds no lock, thread, clock or file. The user of a backlog takes bytes with
+    `take`, writes the bytes, and reports the end of the write with `wrote` or `failed`.
 
-    A write that fails drops the whole backlog. Otherwise a sink that takes minutes to report each
-    error could stop the threads that offer lines. Lines offered after the failure are written
-    normally. So a disk that has space again gets a line with the number of missing lines, then the
-    new lines.
+    A write that fails drops the whole backlog of output lines. Otherwise a sink that takes minutes
+    to report each error could stop the threads that offer lines. Output lines that are offered
+    after a failed write are written normally. So a disk that has space again gets a line with the
+    number of missing lines, then the new lines.
 
     Attributes:
-        state: State of the backlog after its last write.
-        reason: Reason why lines were last lost; empty if no line was lost.
-        losses: Source of lines (a node's name, for example) -> count of its lost lines.
+        state: State of the backlog of output lines after the last write.
+        reason: Reason for the last loss of output lines; empty if no line was lost.
+        losses: Source of lines (a node's name, for example) -> number of the source's lost lines.
 
     Args:
-        patience_seconds: Time that a line waits for space in the backlog before it is lost, in
-            seconds.
-        most_bytes: Upper bound of the memory of the waiting lines, in bytes.
+        patience_seconds: Longest time that a new line waits for space in a full backlog before it
+            is lost, in seconds.
+        most_bytes: Upper bound of the memory of the lines that wait to be written, in bytes.
     """
 
     def __init__(
@@ -116,28 +119,30 @@ class LineBacklog:
         self._patience_seconds, self._most_bytes = patience_seconds, most_bytes
         self._entries: collections.deque[_WaitingLines] = collections.deque()
         self._cost = 0
-        self._offset = 0  # bytes of the first waiting entry that are already written
-        self._progress_at = 0.0  # moment of the last write, or of the first line after emptiness
+        self._offset = 0  # number of bytes of the first waiting entry that are written
+        # Clock time of the last write, or of the first line that was offered to an empty backlog.
+        self._progress_at = 0.0
         self._gap = Loss()  # lines lost after the last entry and not yet reported to the reader
         self._ends_line = True  # True if the last byte written to the sink ended a line
 
     @property
     def is_empty(self) -> bool:
-        """True if no line waits: every line offered to the backlog was written or lost."""
+        """True if no line waits, because every line offered to the backlog was written or lost."""
         return not self._entries
 
     @property
     def patience_ends_at(self) -> float:
-        """Moment, in clock seconds, at which a closing copy gives up a sink that takes no bytes."""
+        """Clock time in seconds at which a closing copy gives up a sink that accepts no bytes."""
         return self._progress_at + self._patience_seconds
 
     def offer(self, data: bytes, source: str, since: float, now: float) -> Offered:
-        """Append bytes that end a line, or drop the bytes if the backlog is stalled or closed.
+        """Append whole lines, or drop the lines if the backlog is stalled or closed.
 
         Args:
-            data: Bytes of one or more lines.
-            source: Source of the lines, under which their loss is counted. Empty: do not count.
-            since: Moment at which the bytes were first offered, in seconds of a monotonic clock.
+            data: Bytes of one or more output lines, with line ends.
+            source: Name of the source of the output lines, under which lost lines are counted.
+                Empty: do not count lost lines.
+            since: Moment of the first offer of the bytes, in seconds of a monotonic clock.
             now: Present time of the monotonic clock, in seconds.
         """
         if self.state in (BacklogState.CLOSING, BacklogState.CLOSED):
@@ -163,19 +168,19 @@ class LineBacklog:
         return Offered.TAKEN
 
     def take(self) -> bytes:
-        """Return the next bytes to write, which stay in the backlog; empty if no line waits."""
+        """Return the next output bytes to write, without removing them; empty if no line waits."""
         chunk = bytearray()
         for entry in self._entries:
             chunk += entry.data if chunk else entry.data[self._offset :]
             if len(chunk) >= _CHUNK_BYTES:
                 break
-        # Cut the bytes at the end of a line: another process may write to the terminal between two
-        # writes.
+        # Cut the bytes at the end of a line, because another process may write to the terminal
+        # between two writes.
         end = chunk.rfind(b"\n", 0, _CHUNK_BYTES) + 1
         return bytes(chunk[: end or _CHUNK_BYTES])
 
     def wrote(self, count: int, now: float) -> None:
-        """Remove ``count`` written bytes; 0 means that the sink took none and raised no error."""
+        """Remove ``count`` written bytes; 0 if the sink accepted none and raised no error."""
         if self.state is BacklogState.CLOSED or not count:
             return
         self._progress_at = now
@@ -187,14 +192,15 @@ class LineBacklog:
             self._ends_line = entry.data.endswith(b"\n")
         if self._offset:
             self._ends_line = False
-        # End the stall when half of the space is free, not when one byte is free: with a reader
-        # that reads a few bytes at a time, every new line would wait for the whole patience.
+        # End the stall when half of the backlog's space is free. If it ended when one byte is free,
+        # every new line would wait for the whole `patience_seconds` for a reader of a few bytes at
+        # a time.
         has_space = self._cost <= self._most_bytes // 2
         if self.state is BacklogState.FAILING or (self.state is BacklogState.STALLED and has_space):
             self.state = BacklogState.WRITING
 
     def failed(self, reason: str) -> None:
-        """Drop all waiting lines, because the last write raised an error."""
+        """Drop all output lines that wait, because the last write raised an error."""
         if self.state is BacklogState.CLOSED:
             return
         if self.state is not BacklogState.CLOSING:
@@ -202,12 +208,12 @@ class LineBacklog:
         self._lose_all(reason)
 
     def close(self) -> None:
-        """Reject new lines; the waiting lines are still written while the sink takes bytes."""
+        """Reject new output lines; waiting lines are still written while the sink accepts bytes."""
         if self.state is not BacklogState.CLOSED:
             self.state = BacklogState.CLOSING
 
     def give_up(self) -> None:
-        """Drop all bytes not written so far, even while a write of some of these bytes blocks."""
+        """Drop all output bytes that are not written, even while a write of some bytes blocks."""
         if self._entries:
             self._lose_all(f"nothing was read for {self._patience_seconds:g} s at the end")
         self.state = BacklogState.CLOSED
@@ -226,7 +232,8 @@ class LineBacklog:
     def _lose_all(self, reason: str) -> None:
         self.reason = reason
         for entry in self._entries:
-            if entry.gap is not None:  # its losses are counted, but no line has reported them
+            # The number of lost lines that this entry would have reported is not yet reported.
+            if entry.gap is not None:
                 self._gap.add(entry.gap)
             self._lose(entry.data[self._offset :], entry.source)
             self._offset = 0
@@ -241,19 +248,19 @@ class LineBacklog:
 
 
 class Sink(Protocol):
-    """Destination of a copy's bytes: a file descriptor or a text stream."""
+    """Destination of copied output: a file descriptor or a text stream."""
 
     encoding: str
 
     def write(self, data: bytes) -> int:
-        """Write some of the bytes; return how many were written. May block or raise an error."""
+        """Write some of the bytes; return their number; the call may block or raise an error."""
 
 
 class DescriptorSink:
     """Sink (destination of copied output) that writes to a file descriptor of this process.
 
-    The sink bypasses Python's own buffer. A buffer that cannot be flushed keeps its bytes. At its
-    end the interpreter would write these bytes, and block or exit with code 120.
+    A `DescriptorSink` bypasses Python's own buffer. A buffer that cannot be flushed would keep its
+    bytes, and the interpreter would try to write them at its end, and block or exit with code 120.
     """
 
     def __init__(self, descriptor: int, encoding: str = "utf-8") -> None:
@@ -263,7 +270,7 @@ class DescriptorSink:
         """Write some of the bytes to the descriptor and return their number."""
         try:
             return os.write(self._descriptor, data)
-        except BlockingIOError:  # another program has made the shared terminal non-blocking
+        except BlockingIOError:  # another program made the shared terminal non-blocking
             poll = select.poll()
             poll.register(self._descriptor, select.POLLOUT)
             poll.poll(_LOOK_MILLISECONDS)
@@ -287,20 +294,20 @@ class StreamSink:
 
 
 class ClosedSink:
-    """Sink for copied output of a process that was started without this stream (``>&-``)."""
+    """Sink for output of a process that was started with closed stdout or stderr (``>&-``)."""
 
     encoding = "utf-8"
 
     def write(self, data: bytes) -> int:
-        """Raise OSError, because the process has no such stream."""
+        """Raise OSError, because the process has no open stdout or stderr."""
         raise OSError("the process was started without this stream")
 
 
 def sink_of(stream: TextIO | None) -> Sink:
     """Return a sink that writes to a text stream, through the stream's file descriptor if it can.
 
-    The `fileno` of a notebook's stream leads to the terminal of the notebook's server, and no cell
-    shows that terminal. So the sink uses the descriptor only of Python's own text files.
+    The `fileno` of a notebook's stream leads to the terminal of the notebook's server, which no
+    cell shows, so the sink uses only descriptors of Python's own text files.
     """
     if stream is None:
         return ClosedSink()
@@ -310,24 +317,27 @@ def sink_of(stream: TextIO | None) -> Sink:
         except (OSError, ValueError):  # the stream is closed, or in memory
             return StreamSink(stream)
         with contextlib.suppress(OSError):
-            stream.flush()  # text printed before must precede the text of the sink
+            stream.flush()  # text that was printed before must precede the sink's text
         return sink
     return StreamSink(stream)
 
 
 class OutputCopy:
-    """Copy of output lines to a sink. No method raises an error or waits longer than the patience.
+    """Copies output lines to a sink (terminal, pipe or file) by a thread.
 
-    A sink that is slower than its writers slows the writers down, as a pipe does. If a line has
-    waited for the patience, the copy drops lines.
+    No method of `OutputCopy` raises an error or waits longer than `patience_seconds`.
+
+    A sink that is slower than its writers slows the writers down, as a pipe does. If a new line has
+    waited for `patience_seconds`, the `OutputCopy` drops lines.
 
     Args:
-        name: Name of the sink in messages, for example stdout or a path.
-        sink: Destination of the lines.
-        patience_seconds: Time that a line waits for space in the backlog, in seconds.
-        most_bytes: Upper bound of the memory of the waiting lines, in bytes.
-        on_first_loss: Called once, in a thread that calls `put`, with a sentence that reports the
-            first lost lines.
+        name: Name of the sink for messages, for example stdout or a path.
+        sink: Destination of the output lines: a terminal, a pipe or a file.
+        patience_seconds: Longest time that a new line waits for space in a full backlog before it
+            is lost, in seconds.
+        most_bytes: Upper bound of the memory of the lines that wait to be written, in bytes.
+        on_first_loss: Function that is called once, in a thread that calls `put`, with a sentence
+            that reports the first lost lines.
     """
 
     def __init__(
@@ -349,15 +359,16 @@ class OutputCopy:
 
     @property
     def is_stalled(self) -> bool:
-        """True if the sink takes no bytes now, so that any write to its stream would block."""
+        """True if the sink accepts no bytes now, so that a write to its stream would block."""
         return self._is_abandoned or self._backlog.state is BacklogState.STALLED
 
     def put(self, output: str | bytes, source: str) -> None:
-        """Copy one or more lines, with their line ends, to the sink.
+        """Copy one or more output lines, with their line ends, to the sink.
 
         Args:
             output: Lines to copy, as text or as bytes in the sink's encoding.
-            source: Source of the lines, under which their loss is counted. Empty: do not count.
+            source: Name of the source of the output lines, under which lost lines are counted.
+                Empty: do not count lost lines.
         """
         if isinstance(output, str):
             output = output.encode(self._sink.encoding, "backslashreplace")
@@ -371,8 +382,8 @@ class OutputCopy:
                 BacklogState.CLOSED,
             )
             self._was_noticed |= notice
-        # Call back without the lock and only once: the callback may log, and this copy may be the
-        # copy of the log, so that the call would end in this method.
+        # Call `on_first_loss` without the lock and only once. The callback may log, and this
+        # `OutputCopy` may write the log, so that the call would end in this method.
         if notice:
             self._on_first_loss(
                 f"{self.name} cannot be written: {self._backlog.reason}. The run continues; lines "
@@ -380,7 +391,7 @@ class OutputCopy:
             )
 
     def close(self) -> None:
-        """Write the waiting lines while the sink takes bytes; drop lines that are put later."""
+        """Write the waiting lines while the sink accepts bytes; drop lines of later `put` calls."""
         with self._changed:
             self._backlog.close()
             self._changed.notify_all()
@@ -394,7 +405,7 @@ class OutputCopy:
             self._changed.notify_all()
 
     def report(self) -> str:
-        """Return a sentence with the lost lines by source and the reason; empty without losses."""
+        """Return a sentence on lost lines by source, and the reason; empty if no line was lost."""
         with self._changed:
             total = Loss()
             for loss in self._backlog.losses.values():
@@ -406,7 +417,7 @@ class OutputCopy:
             return f"{self.name}: {total} not written ({self._backlog.reason}): {parts}"
 
     def _offer(self, data: bytes, source: str) -> None:
-        """Put bytes into the backlog; wait while the backlog is full, at most the patience."""
+        """Put output bytes into the backlog; wait up to `patience_seconds` while it is full."""
         since = now = time.monotonic()
         while (answer := self._backlog.offer(data, source, since, now)) is Offered.FULL:
             self._changed.wait(max(0.0, since + self._patience_seconds - now))
@@ -417,7 +428,7 @@ class OutputCopy:
         self._changed.notify_all()
 
     def _write(self) -> None:
-        """Write the lines of the backlog until the backlog is closed."""
+        """Write the backlog's output lines to the sink until the backlog is closed."""
         while True:
             with self._changed:
                 while self._backlog.is_empty and self._backlog.state is not BacklogState.CLOSED:
@@ -439,14 +450,14 @@ class OutputCopy:
 
 
 class OutputFile(OutputCopy):
-    """Copy of output lines to a file.
+    """Copies output lines to a file.
 
     Args:
-        path: Path of the file.
-        append: True to append to the file, False to empty it first.
+        path: Path of the file that receives the output lines.
+        append: True to append lines to the file, False to empty the file first.
 
     Raises:
-        OSError: The file cannot be opened.
+        OSError: The file that receives the output lines cannot be opened.
     """
 
     def __init__(self, path: pathlib.Path, append: bool = False) -> None:
@@ -455,17 +466,17 @@ class OutputFile(OutputCopy):
         super().__init__(str(path), DescriptorSink(self._descriptor))
 
     def close(self) -> None:
-        """Write the waiting lines and close the file; while a write is blocked, leave it open."""
+        """Write the waiting lines and close the file, unless a write to the file is blocked."""
         super().close()
-        # While a write is blocked, the descriptor stays open: another file could get its number,
-        # and the blocked write would then go into that file.
+        # While a write is blocked, the descriptor stays open. If it were closed, another file could
+        # get its number, and the blocked write would write into that file.
         if not self._is_abandoned and self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def describe(error: Exception) -> str:
-    """Return an error's cause in a few words, for messages."""
+    """Return the cause of an OSError or another error in a few words, for messages."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

@@ -1,23 +1,25 @@
-"""Standard input of a launcher; every process that the launcher starts can read all its bytes.
+"""Standard input of a launcher, all of which every started process can read.
 
-A script without Thinwire reads its input as in ``cat settings.json | python train.py``. In a run,
-several workers, restarted workers and the evaluator must read the same bytes from the beginning, at
-any time. There are four kinds of input:
+A user's script without Thinwire may read its stdin as in ``cat settings.json | python train.py``.
+In a run, several workers, restarted workers and the evaluator must be able to read the same stdin
+from its beginning, at any time. A launcher's standard input is of one of four kinds:
 
-- No input: /dev/null, or a closed stream. The started processes get /dev/null.
-- A terminal: only the launcher reads the terminal. The started processes get /dev/null, because
-  several processes cannot share the input that a person types.
-- A file (``< settings.json``): every started process opens the file separately, at the position at
-  which the launcher received it. The launcher's own position does not move. So a shell loop
-  (``while read line; do thinwire run ...; done < list``) still reads all its lines.
-- A stream (a pipe, a socket): one thread copies the stream to an unnamed file, and one thread per
-  started process feeds a pipe from that file. The copy is at most `READ_AHEAD_BYTES` and a pipe's
-  capacity ahead of the process that has read most. So no process waits for a stream that never
-  ends, and a stream without a reader takes no disk space. A shell loop cannot read the bytes that
+- No input means /dev/null or a closed stream, and the started processes get /dev/null.
+- A terminal is read only by the launcher. The started processes get /dev/null, because several
+  processes cannot share the input that a person types.
+- A file (``< settings.json``) is opened by every started process separately, at the position at
+  which the launcher received the file. The launcher's own position in the file does not move. So a
+  shell loop (``while read line; do thinwire run ...; done < list``) still reads all lines of its
+  list.
+- A stream (a pipe, a socket) is copied by one thread to an unnamed file, from which one thread per
+  started process feeds a pipe. The copy of the stream is at most `READ_AHEAD_BYTES` and a pipe's
+  capacity ahead of the process that has read most. So no process waits for the end of a stream, and
+  a stream without a reader takes no disk space. A shell loop cannot read the bytes of its list that
   the thread has copied, as with ssh.
 
-A stream is UNREAD until the first process opens it, then READING. A stream is ENDED at its end, or
-FAILED if it cannot be read or its copy cannot be written. Only its reading thread ends READING.
+An input stream is UNREAD until the first process opens it, then READING. A stream is ENDED at its
+end, or FAILED if it cannot be read or its copy cannot be written. Only the thread that reads the
+stream ends the state READING.
 """
 
 from __future__ import annotations
@@ -58,15 +60,16 @@ class _StreamState(enum.Enum):
 
 
 class StandardInput:
-    """Standard input of this process, shared by the processes that it starts.
+    """Standard input of this process, which the processes that it starts can read.
 
     Attributes:
-        kind: Kind of the input: none, terminal, file or stream.
+        kind: Kind of the standard input: none, terminal, file or stream.
 
     Args:
-        folder: Folder for the unnamed file with the copy of a stream.
-        descriptor: File descriptor of the input: 0 except in tests.
-        on_first_bytes: Called in a thread of this object when the first bytes of a stream arrive.
+        folder: Folder for the unnamed file with the copy of an input stream.
+        descriptor: File descriptor of the standard input, which is 0 except in tests.
+        on_first_bytes: Function that is called, in another thread, when the first bytes of an input
+            stream arrive.
     """
 
     def __init__(
@@ -81,22 +84,22 @@ class StandardInput:
         self._changed = threading.Condition()
         self._state = _StreamState.UNREAD
         self._copy: IO[bytes] | None = None
-        self._size = 0  # number of bytes in the copy of the stream
-        self._most_given = 0  # bytes that the fastest reading process has received
+        self._size = 0  # number of bytes in the copy of the input stream
+        self._most_given = 0  # number of bytes that the fastest process has received
         self._is_wanted_whole = False
         self._offset = os.lseek(descriptor, 0, os.SEEK_CUR) if self.kind is InputKind.FILE else 0
 
     def open(self) -> int | None:
         """Return a descriptor from which a new process reads the input; None if there is no input.
 
-        The caller must close the descriptor after it has started the process.
+        The caller must close the returned descriptor after it has started the process.
         """
         if self.kind in (InputKind.NOTHING, InputKind.TERMINAL):
             return None
         if self.kind is InputKind.FILE:
             with contextlib.suppress(OSError):  # /proc is missing, or the file is another user's
-                # Open the input file again: a duplicated descriptor would share its position with
-                # this process and with the shell that started this process.
+                # Open the input file again, because a duplicated descriptor would share its
+                # position with this process and with the shell that started it.
                 path = f"/proc/self/fd/{self._descriptor}"
                 opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 os.lseek(opened, self._offset, os.SEEK_SET)
@@ -107,11 +110,11 @@ class StandardInput:
         return reader
 
     def whole(self, patience_seconds: float) -> IO[bytes] | None:
-        """Return a file with the whole input, positioned at its start, for a copy to another host.
+        """Return a file with the whole standard input, at position 0, for a copy to another host.
 
         Args:
-            patience_seconds: Time for which a stream may deliver neither bytes nor its end, in
-                seconds.
+            patience_seconds: Longest time in which an input stream may deliver neither bytes nor
+                its end, in seconds.
 
         Returns:
             The file, which the caller must close. None if there is no input, or if the input does
@@ -143,7 +146,7 @@ class StandardInput:
         return whole
 
     def _begin(self) -> None:
-        """Start copying a stream. A file needs no copy: its readers use the file's descriptor."""
+        """Start copying an input stream; an input file needs no copy."""
         with self._changed:
             if self._state is not _StreamState.UNREAD:
                 return
@@ -154,15 +157,15 @@ class StandardInput:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._copy = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - while this is
             self._state = _StreamState.READING
-        # Duplicate the input's descriptor: the caller may close its own, whose number may then
-        # belong to another file while the thread still reads.
+        # Duplicate the input's descriptor, because the caller may close the original descriptor,
+        # whose number may then belong to another file while the thread still reads.
         source = os.dup(self._descriptor)
         threading.Thread(
             target=self._read, args=(source,), name="standard-input", daemon=True
         ).start()
 
     def _read(self, source: int) -> None:
-        """Copy the stream to its end, at most `READ_AHEAD_BYTES` ahead of the fastest reader."""
+        """Copy the input stream, at most `READ_AHEAD_BYTES` ahead of the fastest reader."""
         ended = _StreamState.ENDED
         try:
             while data := self._next_bytes(source):
@@ -174,8 +177,8 @@ class StandardInput:
                     self._changed.notify_all()
         except OSError as error:
             logging.error(
-                "stdin: %s. The script's processes receive no more input; free space in %s, or "
-                "give the input as a file.",
+                "the launcher cannot forward stdin: %s. The script's processes receive no more "
+                "input; free space in folder %s, or give the input as a file.",
                 error.strerror or error,
                 self._folder,
             )
@@ -191,7 +194,7 @@ class StandardInput:
                 self._changed.wait()
         poll = select.poll()
         poll.register(source, select.POLLIN)
-        poll.poll()  # wait: a program that shares the stream may have made it non-blocking
+        poll.poll()  # a program that shares the stream may have made it non-blocking
         return os.read(source, _CHUNK_BYTES)
 
     def _write_copy(self, data: bytes) -> None:
@@ -203,7 +206,7 @@ class StandardInput:
             written += os.pwrite(self._copy.fileno(), data[written:], at)
 
     def _read_copy(self, position: int) -> bytes:
-        """Return the copy's next bytes from a position; empty at the end of the copy."""
+        """Return the next bytes of the input's copy from a position; empty at the copy's end."""
         with self._changed:
             count = min(_CHUNK_BYTES, self._size - position)
         if self._copy is None:
@@ -211,7 +214,7 @@ class StandardInput:
         return os.pread(self._copy.fileno(), count, position)
 
     def _feed(self, writer: int) -> None:
-        """Write the input into the pipe of one started process, until input or process ends."""
+        """Write the standard input into the pipe of one process, until input or process ends."""
         position = 0
         try:
             while data := self._await(position):
@@ -220,13 +223,13 @@ class StandardInput:
                 with self._changed:
                     self._most_given = max(self._most_given, position)
                     self._changed.notify_all()
-        except OSError:  # the reading process has ended, or has closed its input
+        except OSError:  # the process has ended, or has closed its standard input
             pass
         finally:
             os.close(writer)
 
     def _await(self, position: int) -> bytes:
-        """Wait for the copy's next bytes from a position; return empty bytes at the input's end."""
+        """Wait for the input's next bytes from a position; return no bytes at the input's end."""
         with self._changed:
             while position >= self._size and self._state is _StreamState.READING:
                 self._changed.wait()
@@ -240,7 +243,7 @@ def kind_of(descriptor: int) -> InputKind:
         if os.isatty(descriptor):
             return InputKind.TERMINAL
         null = os.stat(os.devnull)
-    except OSError:  # the descriptor is closed
+    except OSError:  # the file descriptor is closed
         return InputKind.NOTHING
     is_null = stat.S_ISCHR(status.st_mode) and status.st_rdev == null.st_rdev
     if is_null or stat.S_ISDIR(status.st_mode):

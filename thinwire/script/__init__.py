@@ -1,6 +1,7 @@
-"""Runs any Keras script as a worker: `keras` hooks into Keras, `data` divides the script's data.
+"""Runs a Keras script as a worker: module `keras` patches Keras, `data` divides the training data.
 
-`session` is a script's worker without any use of Keras. `settings` reads the flags of the run that
-a script joins. `server` starts a PS from a script. `gradient_sgd` and `adacomp` serve scripts with
-a training loop that does not use Keras' `fit`.
+The module `session` is the worker of a script that does not use Keras. The module `settings` reads
+the flags of the training run that a script joins. The module `server` starts a parameter server
+(PS) from a script. The modules `gradient_sgd` and `adacomp` serve scripts with a training loop that
+does not use Keras' `fit`.
 """

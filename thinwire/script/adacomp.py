@@ -34,18 +34,19 @@ def PS(  # noqa: N802 - AdaComp's name
     """Serve a model as a parameter server (PS) until the run ends.
 
     Args:
-        args: Settings in any form that `thinwire.script.settings` reads.
-        model: A Keras model, which holds the final weights after the call. None: the model that
-            the flags network or model name, by default AdaComp's CNN.
-        num_train: Number of training examples, which the flag epochs needs. None: the size of the
-            data set that the flag dataset names.
-        **settings: Flags by name. Without the flag run_dir the PS writes no checkpoints.
+        args: Settings of the PS, in any form that `thinwire.script.settings` reads.
+        model: A Keras model, which holds the final weights after the call. None: the model that the
+            flag network or the flag model names, by default AdaComp's CNN.
+        num_train: Number of training examples, with which the PS counts epochs for the flag epochs.
+            None: the size of the data set that the flag dataset names.
+        **settings: Flags of the PS by name. Without the flag run_dir the PS writes no checkpoints.
 
     Returns:
         Reason why the run ended: iter_max, epochs, max_seconds, interrupted or diverged.
 
     Raises:
-        ConfigurationError: The settings are invalid, or another process writes to run_dir.
+        ConfigurationError: The settings are invalid, or another process writes to the folder
+            run_dir.
 
     Source: AdaComp's published code.
     """
@@ -55,8 +56,8 @@ def PS(  # noqa: N802 - AdaComp's name
     shared = _shared(chosen.run, model)
     if chosen.run.nb_ps > 1:
         raise ConfigurationError(
-            f"nb_ps={chosen.run.nb_ps}: PS() is one shard; expected 1. Start several with "
-            "main.py --type_node=PS."
+            f"nb_ps={chosen.run.nb_ps}: PS() starts only one shard; expected nb_ps=1. Start "
+            "several shards with main.py --type_node=PS."
         )
     server = ServerHandle(chosen, shared, num_train).start()
     with _ended_by_signals(lambda number, frame: server.stop()):
@@ -71,17 +72,18 @@ def Worker(  # noqa: N802 - AdaComp's name
     num_train: int | None = None,
     **settings: Any,
 ) -> str:
-    """Train as a worker on this worker's own data set until the run ends.
+    """Train as a worker, on a data set of its own, until the run ends.
 
     Args:
-        dataset: This worker's scaled examples: (images [n, ...], labels [n] whole numbers). The
+        dataset: Scaled examples of this worker: (images [n, ...], labels [n] whole numbers). The
             worker repeats the examples without end, in a new order in each epoch.
-        args: Settings in any form that `thinwire.script.settings` reads.
+        args: Settings of the worker, in any form that `thinwire.script.settings` reads.
         model: A Keras model with a loss or logits, which holds the newest weights after the call.
-            None: the model that the flags network or model name.
-        num_train: Number of training examples of all workers together, which dgc's warm-up needs.
-        **settings: Flags by name. Without the flag run_dir the worker saves no state and cannot
-            resume.
+            None: the model that the flag network or the flag model names.
+        num_train: Number of training examples of all workers together, which the warm-up of the
+            method dgc needs.
+        **settings: Flags of the worker by name. Without the flag run_dir the worker saves no state
+            and cannot resume.
 
     Returns:
         Reason why the run ended: iter_max, epochs, max_seconds, target_accuracy or interrupted.
@@ -90,7 +92,8 @@ def Worker(  # noqa: N802 - AdaComp's name
         ConfigurationError: The settings or the examples are invalid, or another process writes to
             run_dir as this worker.
         Unreachable, Refused, Diverged: No server answers, the server rejects this worker, or
-            gradients stay non-finite (exit codes 3, 4 and 5 in docs/reference/operations.md).
+            gradients stay non-finite. A command would end with the exit code 3, 4 or 5
+            (docs/reference/operations.md).
 
     Source: AdaComp's published code.
     """
@@ -109,7 +112,9 @@ def Worker(  # noqa: N802 - AdaComp's name
 def _read(args: Any, settings: dict[str, Any], type_node: str) -> ScriptSettings:
     chosen = read_settings(args, settings, type_node=type_node, builds_model=True)
     if chosen.local:
-        raise ConfigurationError(f"mode {LOCAL} trains without a server; expected another mode.")
+        raise ConfigurationError(
+            f"mode {LOCAL} trains without a parameter server; expected a mode with a server."
+        )
     return chosen
 
 
@@ -118,18 +123,19 @@ def _shared(run: Run, model: Any) -> SharedModel:
 
 
 def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int) -> TrainingShard:
-    """Return a worker's examples, with a cursor that draws the worker's mini-batches from them."""
+    """Return a worker's examples as an object that draws the worker's mini-batches in turn."""
     try:
         images, labels = (np.asarray(part) for part in dataset)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"dataset is a {type(dataset).__name__}; expected (images, labels), two arrays."
+            f"the dataset has the type {type(dataset).__name__}; expected (images, labels), two "
+            "arrays."
         ) from error
     whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
     if not whole or len(images) != len(labels):
         raise ConfigurationError(
-            f"dataset has images of shape {images.shape} and {labels.dtype} labels of shape "
-            f"{labels.shape}; expected a whole number for each image."
+            f"the dataset has images of shape {images.shape}, and labels of dtype {labels.dtype} "
+            f"and shape {labels.shape}; expected one whole number as the label of each image."
         )
     check_batch_size(run.batch_size, len(labels), run.data.partition)
     labels = labels.astype(np.int32)
@@ -141,10 +147,10 @@ def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int
 
 @contextlib.contextmanager
 def _run_with_folder(chosen: ScriptSettings) -> Iterator[Run]:
-    """Lock the run_dir of the settings; without run_dir, use a temporary folder for the run.
+    """Lock the run_dir of the settings during the run; without run_dir, use a temporary folder.
 
     Raises:
-        ConfigurationError: Another process writes to the run_dir as the same node.
+        ConfigurationError: Another process of the same worker or server already writes to run_dir.
     """
     run, number = chosen.run, chosen.worker().id_worker
     if "run_dir" in chosen.given:
@@ -157,7 +163,7 @@ def _run_with_folder(chosen: ScriptSettings) -> Iterator[Run]:
 
 @contextlib.contextmanager
 def _ended_by_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let the first Ctrl-C in the block end the run cleanly; a second one ends the process."""
+    """Let the first Ctrl-C in the block end the run cleanly, and a second Ctrl-C the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

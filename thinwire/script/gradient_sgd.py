@@ -17,16 +17,16 @@ from thinwire.script.settings import read_settings
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Largest relative difference of two learning rates that count as equal.
+#: Largest relative difference between two learning rates that count as equal.
 RATE_TOLERANCE = 1e-6
 
 
 class GradientSGD(LeavesOnExit):
-    """Replacement for a training loop's optimizer: `step` sends gradients and receives weights.
+    """Replaces the optimizer of a training loop: `step` sends gradients and receives weights.
 
-    The constructor joins the run and writes the server's weights into the model, so that the
-    server can apply the first gradient. The worker leaves the run at `close`, at the end of a
-    `with` block, or at the end of the process.
+    The constructor of `GradientSGD` joins the run and writes the server's weights into the model,
+    so that the server can apply the first gradient. A worker with `GradientSGD` leaves the run at
+    `close`, at the end of a `with` block, or at the end of the process.
 
     Args:
         model: A Keras model. The workers share the variables in its W_global, or all trainable
@@ -39,9 +39,10 @@ class GradientSGD(LeavesOnExit):
             h <- h + weight_decay * theta, with the gradient h and the weights theta.
         mode: Method of training, in upper or lower case: dgs (or gradient_sgd), asgd, gd (or aji),
             dgc, msgd (or sgd; without a server), or any value of ``--method``.
-        args: Settings in any form that `thinwire.script.settings` reads.
-        num_train: Number of examples in the whole training set, which dgc's warm-up needs.
-        **settings: Further flags by name, for example ``id_worker=2``.
+        args: Settings of the worker, in any form that `thinwire.script.settings` reads.
+        num_train: Number of examples in the whole training set, which the warm-up of the method dgc
+            needs.
+        **settings: Further flags of the worker by name, for example ``id_worker=2``.
 
     Raises:
         ConfigurationError: The settings are invalid. Or the model is compiled with an optimizer
@@ -91,7 +92,7 @@ class GradientSGD(LeavesOnExit):
 
     @property
     def stop_reason(self) -> str:
-        """Reason why the run ended; empty while the run continues."""
+        """Reason why the run ended; an empty text while the run continues."""
         return self._stepper.stop_reason
 
     def step(
@@ -100,7 +101,7 @@ class GradientSGD(LeavesOnExit):
         loss: float | None = None,
         samples: int | None = None,
     ) -> StepInfo:
-        """Send the gradients of one mini-batch and write the new weights into the model.
+        """Send the gradients of one mini-batch and write the server's new weights into the model.
 
         Args:
             grads_and_vars: Pairs (gradient, variable) of the shared variables, in any order. A
@@ -110,8 +111,9 @@ class GradientSGD(LeavesOnExit):
             samples: Number of examples in the mini-batch; None: the value of the flag batch_size.
 
         Raises:
-            RunOver: The run ended before this step.
-            ConfigurationError: A variable is not shared, or a gradient has the wrong shape.
+            RunOver: The run ended before this step was sent.
+            ConfigurationError: A variable is not shared by the workers, or a gradient has the wrong
+                shape.
             Diverged, Unreachable, Refused: Gradients stay non-finite, no server answers, or the
                 server rejects this worker.
         """
@@ -139,35 +141,36 @@ class GradientSGD(LeavesOnExit):
             self._stepper.close(cause)
 
     def _flatten(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Float32:
-        """Return the gradients of all shared variables as one vector; a missing gradient is 0."""
+        """Return the gradients of all shared variables as one vector; 0 replaces missing ones."""
         spec = self._shared.spec
         flat = np.zeros(spec.num_parameters, np.float32)
         for gradient, variable in grads_and_vars:
             number = self._numbers.get(id(variable))
             if number is None:
                 raise ConfigurationError(
-                    f"{getattr(variable, 'path', variable)!s:.80} is not shared; expected "
-                    "variables in W_global (all trainable variables if W_global is empty). Train "
-                    "this variable with a separate optimizer."
+                    f"{getattr(variable, 'path', variable)!s:.80} is not shared with the "
+                    "parameter server; expected variables in W_global (all trainable variables if "
+                    "W_global is empty). Train this variable with a separate optimizer."
                 )
             if gradient is None:
                 continue
             tensor, values = spec.tensors[number], _dense(gradient)
             if values.shape != tensor.shape:
                 raise ConfigurationError(
-                    f"the gradient of {tensor.path} has the shape {values.shape}; expected "
-                    f"{tensor.shape}."
+                    f"the gradient of variable {tensor.path} has the shape {values.shape}; "
+                    f"expected the variable's shape, {tensor.shape}."
                 )
             flat[spec.offsets[number] : spec.offsets[number + 1]] = values.ravel()
         return flat
 
 
 class _Momentum:
-    """Momentum SGD of mode msgd, without a server: u <- m u + h + wd theta; theta <- theta - lr u.
+    """Momentum SGD in mode msgd, without a server: u <- m u + h + wd theta; theta <- theta - lr u.
 
-    In these formulas u is the velocity, m the momentum, h the gradient, wd the weight decay and
-    theta the weights. The velocity does not contain the learning rate lr, so a new lr acts
-    immediately on the whole velocity. In Keras' SGD the velocity contains the lr of past steps.
+    In the formulas of momentum SGD, u is the velocity, m the momentum, h the gradient, wd the
+    weight decay and theta the weights. The velocity of mode msgd does not contain the learning rate
+    lr, so a new lr acts immediately on the whole velocity. In Keras' SGD, by contrast, the velocity
+    contains the learning rates of past steps.
     """
 
     def __init__(
@@ -177,8 +180,8 @@ class _Momentum:
         self.momentum = 0.0 if momentum is None else momentum
         if not (0 < self.rate < float("inf") and 0 <= self.momentum < 1):
             raise ConfigurationError(
-                f"lr={self.rate}, momentum={self.momentum}: expected lr above 0 and 0 <= momentum "
-                "< 1."
+                f"GradientSGD with lr={self.rate}, momentum={self.momentum}: expected lr above 0 "
+                "and 0 <= momentum < 1."
             )
         self.weights, self.stopped, self.stop_reason = weights, False, ""
         self._weight_decay = np.float32(weight_decay)
@@ -186,7 +189,7 @@ class _Momentum:
         self._version = 0
 
     def step(self, gradient: Float32) -> StepInfo:
-        """Update the weights by one momentum step; skip a gradient with NaN or infinity."""
+        """Update the weights by one step of momentum SGD; skip a gradient with NaN or infinity."""
         gradient += self._weight_decay * self.weights
         if np.isfinite(gradient).all():
             self._velocity *= np.float32(self.momentum)
@@ -199,7 +202,7 @@ class _Momentum:
 
 
 def _check_compiled(optimizer: Any) -> None:
-    """Reject a compiled optimizer other than plain SGD, which `GradientSGD` would replace.
+    """Reject a compiled optimizer that `GradientSGD` would replace, unless it is plain SGD.
 
     Raises:
         ConfigurationError: The compiled optimizer does more than SGD without momentum.
@@ -219,19 +222,20 @@ def _check_compiled(optimizer: Any) -> None:
             f" with {differing[0]}" if type(optimizer) is SGD else ""
         )
         raise ConfigurationError(
-            f"the model is compiled with {description}, which GradientSGD would drop; expected "
-            "plain SGD. Give GradientSGD lr and momentum if plain steps are meant, or train by "
-            "thinwire.distribute(model) and model.fit(...), which keep the compiled optimizer."
+            f"the model is compiled with {description}, which GradientSGD would not apply; "
+            "expected plain SGD. Give GradientSGD lr and momentum if plain steps are meant, or "
+            "train by thinwire.distribute(model) and model.fit(...), which keep the compiled "
+            "optimizer."
         )
 
 
 def warn_of_other_rate(name: str, rate: float | None, session: Session) -> None:
-    """Log a warning if the script's learning rate differs from the server's, which counts."""
+    """Warn if the script's learning rate differs from the server's rate, which the run uses."""
     server = session.part.core.learning_rate
     if rate is not None and abs(rate - server) > RATE_TOLERANCE * server:
         logging.warning(
-            "%s=%g has no effect: the server's learning rate counts, now %g (--learning_rate and "
-            "--lr_schedule of the server)",
+            "%s=%g in the script has no effect: the parameter server determines the learning "
+            "rate, which is now %g (--learning_rate and --lr_schedule of the server)",
             name,
             rate,
             server,
@@ -240,7 +244,8 @@ def warn_of_other_rate(name: str, rate: float | None, session: Session) -> None:
 
 def _dense(gradient: Any) -> np.ndarray[Any, Any]:
     """Return a gradient (a tensor, array or IndexedSlices) as a dense array."""
-    if hasattr(gradient, "dense_shape"):  # IndexedSlices may hold a row twice: sum its values
+    # IndexedSlices may hold a row several times, so sum the row's values
+    if hasattr(gradient, "dense_shape"):
         import tensorflow as tf
 
         gradient = tf.convert_to_tensor(gradient)

@@ -1,4 +1,4 @@
-"""Functions for scripts that divide data or write files: this process's id and role in the run."""
+"""Gives a script its worker id and role in the run, for dividing data and writing files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from thinwire.runtime.run.script_settings import SETTINGS_VARIABLE, read_setting
 from thinwire.script.settings import ScriptSettings, read_settings, source_of
 from thinwire.worker.script import RECORD
 
-_given: list[ScriptSettings] = []  # settings given to distribute(); the first one counts
+# settings that a script gave to distribute(); only the first settings count
+_given: list[ScriptSettings] = []
 
 
 def note_settings(settings: ScriptSettings) -> None:
-    """Take this process's worker id and role from the settings of a script's distribute()."""
+    """Store this process's worker id and role from the settings given to distribute()."""
     _given.append(settings)
 
 
@@ -34,10 +35,10 @@ def num_workers() -> int:
 def is_chief() -> bool:
     """Return True if this worker is the chief, the only worker that should write files.
 
-    The result is True for a script outside a run.
+    In a script outside a run, `is_chief` returns True.
 
-    The chief is worker 1. While worker 1 is disconnected, the chief is the connected worker with
-    the lowest id.
+    The chief, which writes the run's files, is worker 1. While worker 1 is disconnected, the chief
+    is the connected worker with the lowest id.
     """
     return worker_id() == RECORD.chief
 
@@ -62,7 +63,7 @@ def _settings() -> ScriptSettings | None:
 
 @functools.lru_cache(maxsize=1)
 def _read(environment: tuple[str | None, ...]) -> ScriptSettings | None:
-    """Return the run's settings from environment variables, cached; None outside a run."""
+    """Return the run's settings from environment variables, read once; None outside a run."""
     if source_of(None, {}) is None:
         return None
     return read_settings(None, {}, type_node="Worker")

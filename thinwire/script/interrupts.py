@@ -1,9 +1,9 @@
-"""Listeners for Ctrl-C while TensorFlow waits inside a step, when Python runs no signal handler.
+"""Calls listeners at Ctrl-C while TensorFlow waits in a step and Python runs no signal handler.
 
-The interpreter notes a signal immediately, but runs the signal's handler only when the main thread
-is back in Python. A training step that waits for a slow worker may take long, so a second thread
-must end the wait. This thread reads the signal numbers that the interpreter writes to its wake-up
-descriptor.
+Python notes a signal immediately, but runs its handler only when the main thread executes Python
+code again. A training step may wait long for a slow worker, so at Ctrl-C a second thread must end
+the wait. A background thread reads the signal numbers that Python writes to its wake-up descriptor
+(signal.set_wakeup_fd).
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ _installed = False
 
 
 def add_listener(listener: Callable[[], None]) -> None:
-    """Call `listener` in a background thread at every Ctrl-C, next to Python's own handler.
+    """Call `listener` in a background thread at every Ctrl-C, in addition to Python's own handler.
 
-    The listener is also called at SIGTERM if Python handles SIGTERM, as in scripts that
+    A listener for Ctrl-C is also called at SIGTERM if Python handles SIGTERM, as in scripts that
     `thinwire run` starts.
 
-    The first call in the main thread sets the process's wake-up descriptor for signals. If another
-    library has set that descriptor already, no listener is ever called.
+    The first listener added in the main thread sets the process's wake-up descriptor for signals.
+    If another library has already set the wake-up descriptor for signals, no listener is ever
+    called.
     """
     with _lock:
         _listeners.append(listener)
@@ -34,7 +35,7 @@ def add_listener(listener: Callable[[], None]) -> None:
 
 
 def remove_listener(listener: Callable[[], None]) -> None:
-    """Remove a listener for Ctrl-C; do nothing if it is not registered."""
+    """Remove a listener for Ctrl-C; do nothing if the listener is not registered."""
     with _lock:
         if listener in _listeners:
             _listeners.remove(listener)
@@ -58,10 +59,10 @@ def _install() -> None:
 
 
 def _release() -> None:
-    """Unset the wake-up descriptor in a forked child, which shares the pipe with its parent.
+    """Unset the wake-up descriptor in a forked child, which shares its pipe with the parent.
 
-    Otherwise a signal to the child would call the listeners in the parent process. Keras, for
-    example, ends the forked processes of its pools with SIGTERM.
+    With a shared wake-up pipe, a signal to the child would call the listeners in the parent
+    process. Keras, for example, sends SIGTERM to end the forked processes of its pools.
     """
     signal.set_wakeup_fd(-1)
 

@@ -14,13 +14,14 @@ from thinwire.worker.script import RECORD
 def evaluate(function: Callable[[], Mapping[str, float]]) -> dict[str, float] | None:
     """Record a script's own metrics of the current model in summary, report and TensorBoard.
 
-    Use this function for evaluations that `validation_data` cannot describe: a score of generated
-    samples, or a hand-written training loop. Call it on every worker, after `fit` or in a loop. The
-    metrics also count for --target.
+    Use `thinwire.evaluate` if `validation_data` cannot describe the evaluation: for a score of
+    generated samples, or in a training loop of your own. Call `thinwire.evaluate` on every worker,
+    after `fit` or in a loop. Metrics recorded by `thinwire.evaluate` also count for the flag
+    --target.
 
     Args:
-        function: Returns a dictionary of metric names and numbers. Only the chief (normally worker
-            1) calls the function.
+        function: Function that returns a dictionary of metric names and numbers. Only the chief
+            (normally worker 1) calls it.
 
     Returns:
         The metrics, on the chief and in a script outside a run. None on all other workers, which do
@@ -40,5 +41,9 @@ def evaluate(function: Callable[[], Mapping[str, float]]) -> dict[str, float] | 
             'names and numbers, such as {"score": 0.5}.'
         ) from error
     if not RECORD.evaluated(metrics):
-        logging.info("thinwire.evaluate: no run of Thinwire records these metrics: %s", metrics)
+        logging.info(
+            "thinwire.evaluate: this process belongs to no run of Thinwire, so these metrics are "
+            "not recorded: %s",
+            metrics,
+        )
     return metrics

@@ -1,4 +1,4 @@
-"""`init_server`: starts a parameter server in threads of a script's process."""
+"""Defines `init_server`, which starts a parameter server in threads of a script's process."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ class Snapshot:
     """Copy of a server's model, taken between two updates.
 
     Attributes:
-        version: Number of updates applied to the model.
-        samples: Number of training examples from which these updates were computed.
-        learning_rate: Learning rate of the server at this version.
+        version: Number of updates that were applied to the copied model.
+        samples: Number of training examples from which the updates of the copied model were
+            computed.
+        learning_rate: Learning rate of the server when the model was copied.
         weights: Weights of each shared variable, in the variable's shape.
         statistics: [m] float32 moving statistics (batch normalization), averaged over the workers;
             empty if the run averages no statistics.
@@ -61,12 +62,14 @@ def init_server(
     """Return a handle of a parameter server for a model; `ServerHandle.start` starts the server.
 
     Args:
-        args: Settings in any form that `thinwire.script.settings` reads. The settings of a worker
-            are accepted too.
-        model: A Keras model. Training starts from its current weights.
-        num_train: Number of training examples, which the flag epochs needs.
-        **settings: Further flags by name, for example ``nb_workers=2``. With the flag run_dir the
-            server writes checkpoints, and a later call with this run_dir resumes from them.
+        args: Settings of the server, in any form that `thinwire.script.settings` reads. The
+            settings of a worker are accepted too.
+        model: A Keras model with whose current weights the training starts.
+        num_train: Number of training examples, with which the server counts epochs for the flag
+            epochs.
+        **settings: Further flags of the server by name, for example ``nb_workers=2``. With the flag
+            run_dir the server writes checkpoints, and a later call with this run_dir resumes from
+            them.
 
     Raises:
         ConfigurationError: The settings are invalid, or another server writes to run_dir.
@@ -75,25 +78,28 @@ def init_server(
     """
     if model is None:
         raise ConfigurationError(
-            "init_server() was given no model; expected the Keras model that the workers build."
+            "init_server() received no model; expected the Keras model that the workers build."
         )
     defaults = {"linger_seconds": _LINGER_SECONDS}
     chosen = read_settings(args, settings, type_node="PS", defaults=defaults)
     if chosen.local:
-        raise ConfigurationError("mode msgd trains without a server; do not call init_server().")
+        raise ConfigurationError(
+            "mode msgd trains without a parameter server; do not call init_server()."
+        )
     if chosen.run.model_is_offered:
         raise ConfigurationError(
-            "model_from=worker: init_server() has the model already; leave model_from out."
+            "model_from=worker: init_server() receives the model as an argument, not from a "
+            "worker; leave model_from out."
         )
     if chosen.run.nb_ps > 1:
         raise ConfigurationError(
-            f"nb_ps={chosen.run.nb_ps}: a script's server is one shard; expected 1. Start several "
-            "with main.py --type_node=PS --model=FILE."
+            f"nb_ps={chosen.run.nb_ps}: a server that a script starts has one shard; expected "
+            "nb_ps=1. Start several shards with main.py --type_node=PS --model=FILE."
         )
     if chosen.run.epochs is not None and num_train is None:
         raise ConfigurationError(
-            f"epochs={chosen.run.epochs:g}: the server does not know the training set; expected "
-            "num_train, its size."
+            f"epochs={chosen.run.epochs:g}: the parameter server does not know the training set; "
+            "expected the argument num_train, the number of training examples."
         )
     return ServerHandle(chosen, SharedModel.of(model), num_train)
 
@@ -118,8 +124,9 @@ class ServerHandle:
         # Lock the run directory before `model_of_flags` reads the run's saved state there.
         lock = lock_of(run.run_dir, "PS", shard_flags.id_ps).take(owner)
         self._folder.callback(lock.release)
-        # Release the lock when a handle that was never started is deleted. Do not release the lock
-        # at the end of the process: the server's threads may still write to the run directory.
+        # Release the lock of the run directory when a handle that was never started is deleted. Do
+        # not release it at the end of the process, because the server's threads may still write to
+        # the run directory.
         weakref.finalize(self, lock.release).atexit = False
         with contextlib.ExitStack() as unless_made:
             unless_made.callback(self._folder.close)
@@ -149,10 +156,13 @@ class ServerHandle:
         """Serve in background threads; if run_dir holds a finished run, only read its final model.
 
         Raises:
-            ConfigurationError: Another process uses the port, or `start` was called twice.
+            ConfigurationError: Another process uses the server's port, or `start` was called twice.
         """
         if self._thread is not None:
-            raise ConfigurationError("start() was called twice; expected once for each server.")
+            raise ConfigurationError(
+                "start() was called twice for a parameter server; expected one call for each "
+                "server."
+            )
         must_serve = self._shard.start()
         self._thread = threading.Thread(target=self._serve, name="thinwire-server", daemon=True)
         if must_serve:
@@ -162,7 +172,7 @@ class ServerHandle:
         return self
 
     def stop(self) -> None:
-        """End the run and notify the workers; a call of `join` then returns soon."""
+        """End the run and notify the workers, so that a call of `join` returns soon."""
         if self._running:
             self._shard.interrupt()
 
@@ -172,10 +182,11 @@ class ServerHandle:
         """Wait for the end of the run, then write the final weights into the model.
 
         Args:
-            timeout_seconds: Time limit of the wait, in seconds; None: no limit.
-            idle_seconds: End the run early if all workers have been disconnected for this time, in
-                seconds. Use it if workers may leave their loops before the run ends. None: do not
-                end the run early.
+            timeout_seconds: Longest time to wait for the end of the run, in seconds; None: no
+                limit.
+            idle_seconds: Time in seconds after which the server ends the run early if all workers
+                have been disconnected. Use it if workers may leave their loops before the run ends.
+                None: do not end the run early.
 
         Returns:
             Reason why the run ended: iter_max, epochs, max_seconds, interrupted or diverged. None
@@ -188,7 +199,8 @@ class ServerHandle:
             if deadline is not None and now >= deadline:
                 return None
             if self._shard.server.connections.workers or not self._shard.core.known_workers():
-                seen = now  # not idle: no worker has joined yet, or a worker is connected
+                # the server is not idle if no worker has joined yet, or if a worker is connected
+                seen = now
             elif idle_seconds is not None and now - seen >= idle_seconds:
                 self.stop()
             if self._thread is not None:

@@ -1,4 +1,4 @@
-"""Worker session of a script: pushes gradients or weights as flat vectors, receives weights."""
+"""Connects a script as a worker: pushes gradients or weights as flat vectors, pulls weights."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 
-#: Time for which a leaving worker waits for its unfinished exchange, in seconds.
+#: Time for which a leaving worker waits for its unfinished exchange with the PS, in seconds.
 _CUT_SECONDS = 2.0
 
 
 class RunOver(Exception):
-    """The run has ended, so this worker cannot do a step.
+    """The run has ended, so that this worker cannot take a step.
 
     Attributes:
-        cause: Stop reason of the run if another worker's script ended the run; else empty.
+        cause: Reason why the run ended if another worker's script ended it; else an empty text.
     """
 
     def __init__(self, text: str, cause: str = "") -> None:
@@ -71,21 +71,23 @@ class StepInfo:
     """Result of one training step, with its traffic and timings."""
 
     version: int  # number of updates in the model that this worker last received
-    lr: float  # learning rate of the server
+    lr: float  # learning rate of the server in this step
     bytes_up: int = 0  # bytes that the worker sent in this step, with framing and heartbeats
     bytes_down: int = 0  # bytes that the worker received in this step, with framing and heartbeats
-    nnz_up: int = 0  # number of model values that the worker sent
-    nnz_down: int = 0  # number of model values that the worker received
-    staleness: int = 0  # updates that a shard applied between this worker's pull and its push
+    nnz_up: int = 0  # number of values of the model that the worker sent in this step
+    nnz_down: int = 0  # number of values of the model that the worker received in this step
+    # staleness: updates that a shard applied between this worker's pull and its push
+    staleness: int = 0
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # by phase
-    exchanged: bool = False  # True if the worker exchanged with the PS: no local or skipped step
+    # True if the worker exchanged with the PS; False after a local or skipped step
+    exchanged: bool = False
     stopped: bool = False  # True if the run has ended with this step
     skipped: bool = False  # True if the step was skipped because its values had NaN or infinity
 
 
 @dataclasses.dataclass(frozen=True)
 class _Exchanged:
-    """A finished exchange with the PS: the push request, if known, and the shards' replies."""
+    """Finished exchange with the PS: the worker's request, if known, and the shards' replies."""
 
     request: PushRequest | None = None
     replies: Sequence[ShardReply | None] = ()
@@ -93,14 +95,15 @@ class _Exchanged:
 
 @dataclasses.dataclass(frozen=True)
 class CentralState:
-    """State of the model and of its optimizers on all PS shards, between two updates.
+    """State of the model and its optimizers on all shards of the PS, between two updates.
 
     Attributes:
-        spec: Spec (variables and shapes) of the model.
-        layouts: For each shard its layout, which lists the slices of the model on the shard.
-        shards: For each shard the states of its optimizers, and last a state with all further
-            values of the shard, by slice of the layout. The last state holds weights and averaged
-            statistics only if they were requested.
+        spec: Names, shapes and dtypes of the model's variables.
+        layouts: For each shard, its layout, which lists the slices of the model that the shard
+            stores.
+        shards: For each shard, the states of its optimizers, then a state with all other values of
+            the shard, by slice of the layout. This last state holds weights and averaged statistics
+            only if they were requested.
     """
 
     spec: ModelSpec
@@ -111,21 +114,22 @@ class CentralState:
         """Return the model's weights [num_parameters] and its averaged moving statistics [m].
 
         Raises:
-            ValueError: Weights and statistics were not requested, or belong to a different model.
+            ValueError: Weights and statistics were not requested from the shards, or belong to a
+                different model.
         """
         slots = [states[-1].slots for states in self.shards]
         return whole_values(self.spec, self.layouts, slots)
 
     @property
     def scale_streak(self) -> int | None:
-        """Updates without overflow since the loss scale last changed; None without loss scaling."""
+        """Number of updates without overflow since the loss scale changed; None without a scale."""
         slots = self.shards[0][-1].slots
         streaks = (slot.values for slot in slots if slot.role == SCALE_STREAK)
         return next((int(values) for values in streaks), None)
 
 
 class LeavesOnExit(contextlib.AbstractContextManager[Any]):
-    """Base class of a worker's objects that leave the run at the end of a ``with`` block."""
+    """Base class of objects of a worker that leave the run at the end of a ``with`` block."""
 
     @abc.abstractmethod
     def close(self, cause: str = "done") -> None:
@@ -141,31 +145,33 @@ class LeavesOnExit(contextlib.AbstractContextManager[Any]):
 
 
 class Session:
-    """Worker of a script: joins the run, takes training steps, leaves, and may join again.
+    """Worker of a script, which joins the run, takes training steps, leaves, and may join again.
 
     Args:
-        settings: Settings of the run and of this worker.
-        shared: The script's model as the run shares it: one flat vector of weights.
+        settings: Settings of the run and of this worker in it.
+        shared: The script's model, with the variables that all workers train as one flat vector.
         num_train: Number of examples in the whole training set, by which a codec's warm-up counts
             epochs; None if unknown.
-        momentum: Momentum of the script's SGD if the method `takes_momentum`. The method applies
-            this momentum, and the script's optimizer steps without momentum.
+        momentum: Momentum of the script's SGD if the training method applies momentum itself. The
+            script's optimizer then steps without momentum.
         offer: Description of the script's model that the worker sends to shards without a model;
             None if the shards build the model from their flags.
-        optimizers: The script's optimizers without their loss-scaling wrappers, in the order of
-            the offer, if a PS runs the optimizers. Empty: the optimizers run on the worker.
-        before: Session of this worker in the script's previous phase; None in the first phase. A
-            phase is a part of the run in which the model and its optimizers stay the same.
-        phase: Number of the script's phase, from 0, which the worker sends in its Hello.
-        check_offer: Called with the session before the worker sends the model's description to a
-            shard; raises an error to forbid it.
-        kept: Called with the session and the number of the last step that the PS shards applied;
-            returns the saved core state of the previous process, or None if no state of that step
-            was saved.
+        optimizers: Optimizers of the script that a PS runs, without their loss-scaling wrappers, in
+            the order in which the PS knows them. Empty: the optimizers run on the worker.
+        before: Session of this worker in the previous phase of the run; None in the first phase. In
+            a phase, the model and its optimizers stay the same.
+        phase: Number of the run's phase that this script is in, from 0, which the worker sends in
+            its Hello message.
+        check_offer: Function that is called with the session before the worker sends the model's
+            description to a shard, and that raises an error to forbid it.
+        kept: Function of the session and the number of the last step that the shards applied. It
+            returns the saved engine state of the previous process after that step, or None if no
+            such state was saved.
 
     Raises:
-        ConfigurationError: The codec warms up, and `num_train` is missing. Or this worker sends
-            weights, and its settings request weight decay or clipping, which apply to gradients.
+        ConfigurationError: The codec warms up over epochs, and `num_train` is missing. Or this
+            worker sends weights, and its settings request weight decay or clipping, which apply to
+            gradients.
     """
 
     def __init__(
@@ -213,27 +219,33 @@ class Session:
             )
         if self.takes_weights and (self.own.weight_decay or self.own.clip_norm):
             raise ConfigurationError(
-                "--worker_weight_decay and --clip_norm change gradients, and with "
-                "--local_optimizer=script the script's optimizer has stepped by them already. "
-                "Leave them out, and give that optimizer weight_decay, clipnorm or "
-                "global_clipnorm."
+                "--worker_weight_decay and --clip_norm change gradients, but with "
+                "--local_optimizer=script the script's optimizer has already applied the "
+                "unchanged gradients. Leave the two flags out, and give that optimizer "
+                "weight_decay, clipnorm or global_clipnorm."
             )
         self._present = False
-        self._saved: State | None = None  # core state of this worker's previous incarnation
+        # saved engine state of this worker's previous incarnation (process)
+        self._saved: State | None = None
         self._kept = kept
         self._exchanges: BackgroundCalls[_Exchanged] = BackgroundCalls("exchange")
-        # For each optimizer, the schedule's count after the exchange that a background thread runs.
+        # For each optimizer, the schedule's step count after the exchange that a background thread
+        # runs.
         self._counts_ahead: tuple[int, ...] = ()
-        self._left_out: dict[int, int] = {}  # optimizer -> batch parts in skipped mini-batches
-        self._computes_from = time.monotonic()  # moment at which the last step or pause ended
+        # maps an optimizer to the number of batch parts in skipped mini-batches
+        self._left_out: dict[int, int] = {}
+        # moment at which the last step or the last pause ended
+        self._computes_from = time.monotonic()
         self.part: WorkerSession = self._new_part(self.statistics.read())
-        self._counted = self._counters()  # values of the counters at the last StepInfo
-        self._versions: list[int] = []  # version of each shard at the start of the current step
-        # [m] averaged statistics for the next step. None without overlap. With overlap a step
-        # starts before the shards have averaged the statistics of the previous step.
+        self._counted = self._counters()  # values of the traffic counters at the last StepInfo
+        # for each shard, its version at the start of the current step
+        self._versions: list[int] = []
+        # [m] averaged statistics for the next step; None without overlap of computing and
+        # exchanging. With overlap, a step starts before the shards have averaged the statistics of
+        # the previous step.
         self._means: Float32 | None = None
-        # [num_parameters] change that the script made to the weights outside its optimizer steps
-        # and that the shards have not applied; None: no change. `_is_change_sent` is True once a
+        # [num_parameters] change that the script made to the weights outside of its optimizers and
+        # that the shards have not applied yet; None: no change. `_is_change_sent` is True once a
         # push has carried the change.
         self._change: Float32 | None = None
         self._is_change_sent = False
@@ -247,45 +259,46 @@ class Session:
 
     @property
     def stop_reason(self) -> str:
-        """Reason why the run ended, as a PS notified this worker; empty while the run continues."""
+        """Reason why the run ended, as reported by a shard; an empty text before the run's end."""
         return self.part.stop_reason
 
     @property
     def weights(self) -> Float32:
-        """Weights for the next gradient: [num_parameters] float32, possibly not a copy.
+        """Weights [num_parameters] float32 for the next gradient; the array may not be a copy.
 
-        The weights include changes that the script made outside its optimizer steps, also while
-        the shards have not applied these changes.
+        The weights for the next gradient include changes that the script made outside of its
+        optimizers, even before the shards have applied these changes.
         """
         base = self.part.core.weights
         return base if self._change is None else base + self._change
 
     @property
     def unsent_change(self) -> Float32 | None:
-        """Change [num_parameters] of the weights by the script, not pushed yet; None: no change."""
+        """The script's change [num_parameters] of the weights, not pushed yet; None: no change."""
         return None if self._is_change_sent else self._change
 
     @property
     def sent_weights(self) -> Float32:
-        """Weights [num_parameters] without the script's own changes that were not pushed yet."""
+        """Weights [num_parameters] without those changes by the script that were not pushed yet."""
         return self.weights if self._is_change_sent else self.part.core.weights
 
     @property
     def offer(self) -> Offer | None:
-        """Description of the model for shards without a model; None if shards have the model."""
+        """Description of the model for shards without a model; None if the shards have a model."""
         return None if self._offering is None else self._offering.offer
 
     def _own_slots(self, optimizers: Sequence[Any]) -> list[OwnSlots]:
         """Return the slots (state variables) of the script's optimizers that a PS runs.
 
         Raises:
-            ConfigurationError: No PS runs the script's optimizers, or an optimizer was built
-                on variables that are not the model's.
+            ConfigurationError: No PS runs the script's optimizers, or an optimizer was built on
+                variables that are not part of the model.
         """
         offer, variables = self.offer, self.shared.variables
         if offer is None or not offer.optimizers:
             raise ConfigurationError(
-                "no PS steps with this script's optimizer, so there are no optimizer slots"
+                "in this run, no PS applies the script's optimizer, so the PS shards have no "
+                "optimizer slots"
             )
         return [
             OwnSlots(optimizer, described, [variables[number] for number in numbers])
@@ -295,13 +308,13 @@ class Session:
         ]
 
     def fetch(self, weights: bool = False) -> CentralState:
-        """Fetch the state of the optimizers from the PS shards.
+        """Fetch the state of the script's optimizers from the shards.
 
         Args:
             weights: True to fetch the weights and the averaged statistics as well.
 
         Raises:
-            Unreachable, StreamLost, RequestRejected: A PS shard does not answer, or rejects the
+            Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the
                 request.
         """
         layouts, run = self.part.core.layouts, self.settings.run
@@ -310,16 +323,16 @@ class Session:
         return CentralState(self.shared.spec, layouts, shards)
 
     def fill_slots(self, optimizers: Sequence[Any], state: CentralState) -> None:
-        """Write the PS shards' optimizer state into the script's optimizers.
+        """Write the shards' optimizer state into the script's optimizers.
 
         Args:
-            optimizers: The script's optimizers without their loss-scaling wrappers, in the order of
-                the offer.
-            state: State of the shards, from `fetch`.
+            optimizers: Optimizers of the script without their loss-scaling wrappers, in the order
+                in which the PS knows them.
+            state: Optimizer state of the shards, which `fetch` has returned.
 
         Raises:
-            ConfigurationError, ValueError: An optimizer was built on variables that are not the
-                model's.
+            ConfigurationError, ValueError: An optimizer was built on variables that are not part of
+                the model.
         """
         own_slots, offer = self._own_slots(optimizers), self.offer
         for number, numbers in enumerate(offer.groups() if offer else ()):
@@ -331,7 +344,7 @@ class Session:
 
     @property
     def has_run_s_values(self) -> bool:
-        """True if the script has not changed the weights and statistics that the run wrote last."""
+        """True if the script has not changed weights and statistics since the run wrote them."""
         values = ((self.variables, self.weights), (self.statistics, self.means))
         return all(
             np.array_equal(flat.read(), run_values, equal_nan=True) for flat, run_values in values
@@ -339,40 +352,42 @@ class Session:
 
     @property
     def phase(self) -> int:
-        """Number of the script's phase, from 0, which the worker sends in its Hello message."""
+        """Number of the run's phase that this script is in, from 0, sent in its Hello message."""
         return 0 if self._offering is None else self._offering.phase
 
     def go_to_phase(self, phase: int) -> None:
-        """Renew this worker, with the number of the script's phase that the run is in."""
+        """Start a new incarnation of this worker, in the phase of the run with number `phase`."""
         if self._offering is not None:
             self._offering = dataclasses.replace(self._offering, phase=phase)
         self.renew()
 
     def stay_behind(self) -> None:
-        """Take the model's own values as weights: the run is in a later phase than this script."""
+        """Use the model's own values as weights: the run is in a later phase than this script."""
         self._change = None
         np.copyto(self.part.core.weights, self.variables.read())
         np.copyto(self.means, self.statistics.read())
 
     def end_as(self, before: Session) -> None:
-        """Take the model's own values, without joining: the run ended in the session `before`."""
+        """Use the model's own values without joining: the run ended in the session `before`."""
         self.stay_behind()
         self.part.core.stopped = True
         self.part.core.stop_reason = before.stop_reason
 
     def schedule_count(self, optimizer: int) -> int | None:
-        """Return the step count at which an optimizer's learning rate schedule is read, or None.
+        """Return the step count at which an optimizer's schedule is evaluated; None if unknown.
 
-        The count is PS shard 0's count in its last reply, plus the batches that this worker has
-        trained on since that reply. None if no reply has contained a count.
+        The step count of a schedule is the count in shard 0's last reply, plus the batches that
+        this worker has trained on since that reply. The result is None if no reply of shard 0 has
+        contained a count.
         """
         core = self.part.core
         if optimizer >= len(core.schedule_counts):
             return None
-        # The reply to the unfinished push will count that push. Until it arrives, the push's batch
-        # parts are added to the count of the last reply.
+        # The reply to the unfinished push will count that push. Until the reply arrives, the batch
+        # parts of the push are added to the count of the last reply.
         count = core.schedule_counts[optimizer]
-        sent_for = 0 if self.takes_weights else optimizer  # a weight push counts for all optimizers
+        # a push of weights counts for all optimizers of the script
+        sent_for = 0 if self.takes_weights else optimizer
         parts = self.part.parts_under_way(sent_for) + self._left_out.get(sent_for, 0)
         if self.settings.run.method.takes_local_steps:
             parts += core.round.batch_parts
@@ -382,8 +397,9 @@ class Session:
     def _batches(self, parts: int) -> int:
         """Return how many script batches all workers train on while this worker trains on `parts`.
 
-        In a run of n workers a batch of the script has n parts. In synchronous rounds all n workers
-        take equally many parts, so that k parts of this worker mean k batches of the run.
+        In a run of n workers, each batch of the script counts as n parts. In synchronous rounds all
+        n workers take equally many parts, so that k parts of this worker mean k batches of all
+        workers.
         """
         run = self.settings.run
         is_in_rounds = run.method.takes_local_steps or run.method.steps_together
@@ -391,11 +407,11 @@ class Session:
 
     @property
     def means(self) -> Float32:
-        """Averaged moving statistics with which the next step starts: [m] float32, not a copy."""
+        """Averaged moving statistics at the start of the next step: [m] float32, not a copy."""
         return self.part.core.statistics if self._means is None else self._means
 
     def open(self) -> bool:
-        """Join the run, or join again after `close`; do nothing if this worker has joined.
+        """Join the run, or join it again after `close`; do nothing if this worker has joined.
 
         Returns:
             True if joining has replaced the weights. Gradients computed at the weights before the
@@ -415,8 +431,8 @@ class Session:
         saved = self._kept(self, last) if self._saved is None else self._saved
         if saved is not None and not self.part.core.restore(saved, last):
             logging.warning(
-                "worker state is from step %d but the shards applied step %d: dropping the codec's "
-                "residual",
+                "this worker's saved state is from step %d, but the PS shards have applied step "
+                "%d: dropping the codec's residual (the unsent part of earlier updates)",
                 *(saved["step"], last),
             )
         self._present = True
@@ -434,7 +450,7 @@ class Session:
         return True
 
     def _begin_at_base(self) -> None:
-        """Start the next step at the model that the PS shards have sent."""
+        """Start the next step with the model that the shards have sent."""
         core = self.part.core
         self._versions = list(core.versions)
         if self.settings.run.method.overlap:
@@ -442,14 +458,15 @@ class Session:
         self.begin_compute()
 
     def shard(self, *data: Any) -> Any:
-        """Return this worker's part of a training set, as `part_of` does."""
+        """Return this worker's part of a training set, by the function `part_of`."""
         return part_of(self.settings, data)
 
     def assign(self, values: tuple[Float32, Float32] | None = None) -> None:
         """Write weights and averaged statistics into the model.
 
         Args:
-            values: Weights [num_parameters] and statistics [m]; None: this worker's own values.
+            values: Weights [num_parameters] and statistics [m] to write; None: this worker's own
+                values.
         """
         weights, statistics = (self.weights, self.means) if values is None else values
         self.variables.assign(weights)
@@ -457,17 +474,17 @@ class Session:
 
     @property
     def takes_weights(self) -> bool:
-        """True if `step` takes weights, not gradients, because the script's optimizer runs here."""
+        """True if `step` takes weights instead of gradients: the optimizer runs on this worker."""
         return self.settings.run.method.steps_on_workers
 
     @property
     def keeps_values(self) -> bool:
-        """True if `step` keeps the array of values, which the caller must not change afterwards."""
+        """True if `step` keeps its argument's array, which the caller must not change later."""
         return self.part.core.own is None
 
     @property
     def loss_scale(self) -> float:
-        """Factor of the loss for the next gradient, set by a PS; 0 without loss scaling."""
+        """Factor by which the next loss is multiplied, as a PS sets it; 0 without loss scaling."""
         return self.part.core.loss_scale
 
     def step(
@@ -481,23 +498,25 @@ class Session:
     ) -> StepInfo:
         """Send a mini-batch's result; then `weights` and `means` are the next mini-batch's values.
 
-        A mini-batch with NaN or infinity is skipped, and `StepInfo.skipped` reports it. `weights`
-        and `means` are then the last finite values, which the caller must write into its model.
+        A mini-batch with NaN or infinity is skipped, and `StepInfo.skipped` reports it. After a
+        skipped mini-batch, `weights` and `means` are the last finite values, which the caller must
+        write into its model.
 
         Args:
-            values: [num_parameters] float32 mean gradient at `weights`, which `step` may modify; if
-                `takes_weights`, the weights after the step of the script's optimizer.
+            values: [num_parameters] float32 mean gradient at `weights`, which `step` may modify. If
+                `takes_weights` is true: the weights after the step of the script's optimizer.
             samples: Number of examples in the mini-batch.
             loss: Mean loss of the mini-batch; None if unknown.
-            statistics: [m] float32 moving statistics after the mini-batch; None if the run does
-                not average statistics.
-            rate_factor: This worker's learning rate divided by the run's learning rate; it scales
-                gradients, not weights.
-            figures: Learning rate, loss scale and touched rows of the script's optimizer.
+            statistics: [m] float32 moving statistics after the mini-batch; None if the run does not
+                average statistics over the workers.
+            rate_factor: Factor for gradients (not weights): this worker's learning rate divided by
+                the run's learning rate.
+            figures: Learning rate, loss scale and sparse rows of the step of the script's
+                optimizer.
 
         Raises:
-            RunOver: The run ended before this step.
-            Diverged: A hundred mini-batches in a row had NaN or infinity.
+            RunOver: The run ended before this step was sent.
+            Diverged: A hundred successive mini-batches had NaN or infinity.
             Unreachable, Refused: The server does not answer within the time limits, or rejects this
                 worker.
         """
@@ -534,7 +553,8 @@ class Session:
             applied = not exchange.replies or was_accepted(exchange.replies)
         except NonFiniteUpdate as error:
             part.skip(error)
-            self._left_out[figures.optimizer] = parts  # the next push counts these batch parts
+            # the next push counts the batch parts of the skipped mini-batch
+            self._left_out[figures.optimizer] = parts
             self._means, skipped = means, True
         except ShardGone:
             part.core.stopped = applied = True
@@ -549,27 +569,28 @@ class Session:
         return info
 
     def _without_changes(self, weights: Float32, change: Float32 | None) -> Float32:
-        """Return weights [num_parameters] without the script's changes outside its optimizer steps.
+        """Return weights [num_parameters] without the script's changes outside of its optimizers.
 
         Args:
             weights: [num_parameters] weights after the step of the script's optimizer.
             change: [num_parameters] change by the script that is pushed together with this step;
-                None if there is no such change.
+                None without a change.
         """
         sent_change = self._change if self._is_change_sent else None
         changes = [part for part in (sent_change, change) if part is not None]
         return functools.reduce(np.subtract, changes, weights)
 
     def _note_change(self, change: Float32 | None, done: _Exchanged | None) -> None:
-        """Update `_change` and `_is_change_sent` after a step.
+        """Update `_change` and `_is_change_sent`, the script's own change of weights, after a step.
 
-        Without overlap the shards' replies show if the shards applied the script's change. With
-        overlap the change was sent with this step's push, whose reply comes during a later step.
+        Without overlap of computing and exchanging, the shards' replies show if they applied the
+        script's change. With overlap of computing and exchanging, the script's change was sent with
+        this step's push, whose reply comes during a later step.
 
         Args:
-            change: [num_parameters] change of the weights that the script made before the step;
-                None if the script made no change.
-            done: The finished exchange of the step; None if the step made no exchange.
+            change: [num_parameters] change of the weights by the script before the step; None
+                without a change.
+            done: Finished exchange of the step with the shards; None if the step exchanged nothing.
         """
         if done is None or not self.settings.run.method.overlap:
             replies = [] if done is None else done.replies
@@ -579,7 +600,7 @@ class Session:
             self._change, self._is_change_sent = change, True
 
     def _begin_behind(self, own: OwnChanges, arguments: Any) -> _Exchanged:
-        """Exchange a step's change of the weights in a background thread (overlap).
+        """Exchange a step's change of the weights in a background thread, to overlap computing.
 
         Returns:
             The finished exchange of the previous step.
@@ -599,10 +620,10 @@ class Session:
         return done
 
     def _go_on(self, statistics: Float32 | None) -> None:
-        """Start the next step at the previous exchange's values, before this step's reply arrives.
+        """Start the next step with the values of the previous exchange, before this step's reply.
 
-        The moving statistics for the next step are the newest averages plus this step's change, and
-        the weights are the newest weights plus this step's change.
+        With overlap, the moving statistics for the next step are the newest averages plus this
+        step's change, and the weights are the newest weights plus this step's change.
         """
         core = self.part.core
         self._versions = list(core.versions)
@@ -610,7 +631,7 @@ class Session:
             self._means = core.statistics + (statistics - self._means)
 
     def _send(self, arguments: Any) -> PushRequest | None:
-        """Send a mini-batch's result to the shards; return the push request, None if not sent."""
+        """Send a mini-batch's result to the shards; return the request, or None if none is sent."""
         part = self.part
         outgoing = part.submit(*arguments) or part.poll_pacer()
         if outgoing is not None:
@@ -623,8 +644,9 @@ class Session:
         return _Exchanged(outgoing, self.part.finish_exchange(lambda weights: None))
 
     def _settle(self) -> _Exchanged:
-        """Wait for the exchange in the background; return its result, empty without one."""
-        if self._is_change_sent:  # the reply replaces the weights even if the push was rejected
+        """Wait for the exchange in the background, if any; return its result, empty without one."""
+        # the shards' reply replaces the weights even if the push was rejected
+        if self._is_change_sent:
             self._change, self._is_change_sent = None, False
         done = self._exchanges.result()
         if done is not None:
@@ -632,7 +654,7 @@ class Session:
         return _Exchanged(None, self.part.finish_exchange(lambda weights: None))
 
     def begin_compute(self) -> None:
-        """Restart the measurement of the compute time, for example after a pause of the script."""
+        """Restart the measurement of computing time, for example after a pause of the script."""
         self._computes_from = time.monotonic()
 
     def flush(self) -> None:
@@ -654,7 +676,7 @@ class Session:
             part.core.stopped = True
 
     def pull(self) -> None:
-        """Replace this worker's model by the shards' current model; call `flush` before."""
+        """Replace this worker's model by the shards' current model, after a call of `flush`."""
         if not self._present or self.stopped:
             return
         try:
@@ -665,7 +687,7 @@ class Session:
             self.part.core.stopped = True
 
     def close(self, cause: str = "done") -> None:
-        """Leave the run and report the cause to the PS; without effect before this worker joins."""
+        """Leave the run and report the cause to the PS; do nothing before this worker joins."""
         if not self._present:
             return
         self._present = False
@@ -678,17 +700,20 @@ class Session:
         logging.info("this worker left the run after %d exchanges (%s)", self.part.core.step, cause)
 
     def _cut(self) -> None:
-        """Wait `_CUT_SECONDS` for the exchange in the background, then abandon the exchange."""
+        """Wait `_CUT_SECONDS` for the exchange in the background, then abandon it."""
         try:
             self._exchanges.result(_CUT_SECONDS)
         except TimeoutError:
-            self.part.closing.set()  # a lost stream ends the exchange without a reconnect
+            # from now on, a lost stream ends the exchange without a reconnect
+            self.part.closing.set()
             self._exchanges = BackgroundCalls("exchange")
         except Exception as error:  # noqa: BLE001 - this worker leaves the run anyway
-            logging.info("the unfinished exchange failed while this worker left the run: %s", error)
+            logging.info(
+                "this worker's last exchange failed while the worker left the run: %s", error
+            )
 
     def _new_part(self, statistics: Float32) -> WorkerSession:
-        """Return a new incarnation of this worker (a fresh id for the PS), before it joins the run.
+        """Return the session of a new incarnation (one process) of this worker, not joined yet.
 
         The script's gradients arrive as arrays in host memory, from any thread, so the codec's
         kernels run on the host.
@@ -707,10 +732,11 @@ class Session:
         return part
 
     def renew(self) -> None:
-        """Start a new incarnation of this worker, as a restarted worker process does."""
+        """Start a new incarnation of this worker with a fresh id, as a restarted process does."""
         old = self.part
         self.part, self._change = self._new_part(self.means), None
-        np.copyto(self.part.core.weights, old.core.weights)  # used until the PS sends weights
+        # weights that are used until the PS sends its weights
+        np.copyto(self.part.core.weights, old.core.weights)
         self.part.before, self.part.loss = old.metrics(), old.loss
 
     def _counters(self) -> tuple[int, int, dict[str, float]]:
@@ -720,7 +746,7 @@ class Session:
     def _info(
         self, outgoing: PushRequest | None, replies: Sequence[ShardReply | None], skipped: bool
     ) -> StepInfo:
-        """Return the result of a step; its traffic and times count from the previous StepInfo."""
+        """Return the result of a step, with traffic and times since the previous result."""
         core, before = self.part.core, self._counted
         up, down, seconds = self._counted = self._counters()
         sent = outgoing.shards if outgoing is not None else []
@@ -744,19 +770,19 @@ def part_of(settings: ScriptSettings, data: Sequence[Any], fit: FitNumber | None
     """Return a worker's part of a training set; the parts of all workers are disjoint.
 
     Args:
-        settings: Settings of the run and of this worker.
+        settings: Settings of the run and of this worker in it.
         data: Training data, equal on all workers: arrays [N, ...] in any nesting, or one
             tf.data.Dataset, keras.utils.PyDataset or ray.data.Dataset. Some values of --partition
             use the last arrays as labels.
-        fit: Number of this use of the data among the script's uses, which goes into shuffle seeds;
-            None if unknown.
+        fit: Position of this use of the data among the script's uses, which enters the seeds of
+            shuffles; None if unknown.
 
     Returns:
         A tuple with the part of each array; for one array or dataset, its part alone.
 
     Raises:
-        ConfigurationError: The workers' parts cannot be shown to be disjoint and complete, or a
-            part is empty.
+        ConfigurationError: Thinwire cannot show that the workers' parts are disjoint and complete,
+            or a part is empty.
     """
     place = WorkerPlace.of(settings.run, settings.worker().id_worker)
     return part_of_data(tuple(data), dataclasses.replace(place, fit=fit))
@@ -766,12 +792,14 @@ def needed_size(codec: Codec, num_train: int | None) -> int:
     """Return the number of training examples; 0 if it is unknown and the codec does not need it.
 
     Raises:
-        ConfigurationError: The codec warms up over epochs, and the number of examples is missing.
+        ConfigurationError: The codec warms up over epochs, and the number of training examples is
+            missing.
     """
     warms_up = any(isinstance(wrapper, WarmUp) for wrapper in wrappers_of(codec))
     if warms_up and not num_train:
         raise ConfigurationError(
-            f"num_train={num_train}: the codec sends more in the first epochs, so it must know how "
-            "large the whole training set is; give num_train, or warmup_epochs=0 to all nodes."
+            f"num_train={num_train}: the codec sends more entries in the first epochs, so the "
+            "size of the whole training set must be known; give all nodes num_train, or "
+            "warmup_epochs=0."
         )
     return num_train or 0

@@ -1,11 +1,11 @@
-"""Settings of user scripts: Thinwire's command-line flags, in several forms.
+"""Reads the settings of user scripts, Thinwire's command-line flags, in several forms.
 
 A script gives settings as ``args``: a namespace (argparse's, absl's FLAGS, any object with
-attributes), a mapping, or a list of ``--flag=value`` words. Keyword arguments override ``args``.
-Settings that a script does not give come from the settings file that `thinwire run` writes for each
-worker, or else from THINWIRE_FLAGS. The worker's place in the run (its id and the number of
-workers) may come from TF_CONFIG or the variables of a cluster manager. A script without a place
-from any source trains alone (`source_of`).
+attributes), a mapping, or a list of ``--flag=value`` words. Keyword arguments of a script override
+the settings in ``args``. Settings that a script does not give come from the settings file that
+`thinwire run` writes for each worker, or else from THINWIRE_FLAGS. A worker's id and the number of
+workers in the run may come from TF_CONFIG or from the variables of a cluster manager. A script
+trains alone if no source gives its worker id (`source_of`).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from thinwire.worker.flags import WorkerFlags
 
 #: Value of the setting `mode` that trains without a server, by plain momentum SGD.
 LOCAL = "msgd"
-#: Mode in DGS's published program -> Thinwire's name of the method.
+#: Maps a mode of DGS's published program to Thinwire's name of the training method.
 _MODES = {"gradient_sgd": "dgs", "aji": "gd", "sgd": LOCAL, LOCAL: LOCAL}
 
-#: Method -> name of the flag of the momentum that a worker applies.
+#: Maps a training method to the name of the flag for the momentum that a worker applies.
 _MOMENTUM_FLAGS = {"dgs": "dgs_momentum", "dgc": "dgc_momentum"}
 
 _TOPICS = (
@@ -57,10 +57,10 @@ _TOPICS = (
 )
 _OPTIONS: dict[str, Option] = {option.name: option for topic in _TOPICS for option in topic.options}
 #: Topics (groups of flags) in a settings file of `thinwire run`, which also holds flags that only
-#: nodes without a script use.
+#: processes without a script use.
 _LAUNCHED_TOPICS = (*_TOPICS, *observability.TOPICS, *supervisor_flags.TOPICS)
-#: Topics with every flag of every role except --type_node. THINWIRE_FLAGS may hold flags of any
-#: role, because it may be set for all nodes of a job.
+#: Topics that contain every flag of every role except --type_node. THINWIRE_FLAGS may hold flags of
+#: any role, because it may be set for all processes of a job.
 ALL_TOPICS = (
     *_LAUNCHED_TOPICS,
     *launch.TOPICS,
@@ -73,12 +73,13 @@ _OWN = frozenset(option.name for option in worker_flags.WORKER.options) - {"id_w
     "batch",
     "shard",
 }
-#: Names of settings that give a script a place in a run, so that it does not train alone.
+#: Names of settings that make a script part of a run, so that it does not train alone.
 _PLACES = frozenset({"id_worker", "nb_workers", "ip_PS", "port", "ps_hosts", "method", "mode"})
 LAUNCHER, ARGUMENTS, TF_CONFIG = "thinwire run", "arguments", "TF_CONFIG"
 
 _SUPERVISORS = "the Supervisor reads this flag; give it to main.py --type_node=Supervisor"
-#: Name of a flag that a script must not give -> advice, for the error, what to use instead.
+#: Maps the name of a flag that a script must not set to the advice, in the error, what to use
+#: instead.
 _ELSEWHERE = {
     "device": "choose it with tf.config or CUDA_VISIBLE_DEVICES, before TensorFlow starts",
     "worker_threads": "choose them with tf.config.threading, before TensorFlow starts",
@@ -88,29 +89,31 @@ _ELSEWHERE = {
     "target": _SUPERVISORS,
     "target_accuracy": _SUPERVISORS,
 }
-#: Name of a flag for the model or data, which a script brings itself -> what to use instead.
+#: Maps the name of a flag for the model or data, which a script brings itself, to what to use
+#: instead.
 _OWN_MODEL_AND_DATA = script_flags.OWN_MODEL_AND_DATA
-#: Name of a flag that a script under `thinwire run` must not give -> what to use instead.
+#: Maps the name of a flag that a script under `thinwire run` must not set to what to use instead.
 _OF_SCRIPTS = script_flags.NEVER | dict.fromkeys(
     itertools.chain(*script_flags.OPTIMIZER.values()), script_flags.COMPILED
 )
-#: Names that are often a script's own arguments: in a namespace they do not set Thinwire's flags.
+#: Names that are often a script's own arguments, and therefore do not set Thinwire's flags in a
+#: namespace.
 _OFTEN_OF_SCRIPTS = dict.fromkeys(("epochs", "seed", "iter_max", "max_seconds"), "")
-#: Similarity to a flag's name, as difflib computes it, above which a name counts as a misspelling.
+#: Similarity of a name to a flag's name, by difflib, above which the name counts as a misspelling.
 _SIMILAR = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
 class ScriptSettings:
-    """Validated settings of a script: the run that it joins, and its flags.
+    """Validated settings of a script: settings of the run that it joins, and its own flags.
 
     Attributes:
-        run: Settings of the run as a whole.
-        values: All settings of the process, as values of Thinwire's flags.
-        given: Names of the settings that the script itself gave.
-        local: True in mode msgd, which has no server.
-        source: Origin of this process's place (worker id) in the run: "thinwire run", "arguments",
-            "TF_CONFIG", "Slurm", "torchrun", "Kubernetes" or "THINWIRE_FLAGS".
+        run: Settings that all processes of the run share.
+        values: All settings of the process, as an object with the values of Thinwire's flags.
+        given: Names of those settings that the script itself gave.
+        local: True if the script trains in mode msgd, which has no server.
+        source: Origin of this process's worker id: "thinwire run", "arguments", "TF_CONFIG",
+            "Slurm", "torchrun", "Kubernetes" or "THINWIRE_FLAGS".
     """
 
     run: Run
@@ -125,22 +128,23 @@ class ScriptSettings:
         return self.source == LAUNCHER
 
     def worker(self) -> WorkerFlags:
-        """Return the flags that only a worker has. Raises ConfigurationError."""
+        """Return the flags that only a worker process has. Raises ConfigurationError."""
         return worker_flags.read(self.run.nb_workers, self.values)
 
     def shard(self) -> PsFlags:
-        """Return the flags that only a PS shard has. Raises ConfigurationError."""
+        """Return the flags that only a shard of the PS has. Raises ConfigurationError."""
         ps_flags.check(self.run, self.values)
         return ps_flags.read(self.run.addresses, self.values)
 
 
 def source_of(args: Any, keywords: Mapping[str, Any]) -> str | None:
-    """Return the origin of this process's place in a run; None if the process trains alone.
+    """Return where this process's place in a run comes from; None if the process trains alone.
 
     Args:
-        args: Settings in any form that `read_settings` accepts. Non-empty `args` always give the
-            process a place in a run.
-        keywords: Settings by keyword. Only the names in `_PLACES` give the process a place.
+        args: Settings in any form that `read_settings` accepts. Any non-empty `args` mean that the
+            process belongs to a run.
+        keywords: Settings by keyword. Only the names in `_PLACES` mean that the process belongs to
+            a run.
 
     Raises:
         ConfigurationError: The settings file or the environment variables cannot be read.
@@ -155,14 +159,14 @@ def source_of(args: Any, keywords: Mapping[str, Any]) -> str | None:
 
 
 def _position() -> tuple[str, ClusterPosition | None] | None:
-    """Return the origin of this process's place in a run, and the place, from the environment.
+    """Return this process's place in a run, and where it comes from in the environment.
 
-    The place is None if THINWIRE_FLAGS gives it by --id_worker. The whole result is None if no
-    environment variable gives a place.
+    The returned place is None if THINWIRE_FLAGS contains it as --id_worker. The function returns
+    None if no environment variable gives this process a place in a run.
 
     Raises:
-        ConfigurationError: The variables cannot be read, or THINWIRE_FLAGS and a cluster manager's
-            variables both contain the worker's id.
+        ConfigurationError: The environment variables cannot be read, or THINWIRE_FLAGS and a
+            cluster manager's variables both contain the worker's id.
     """
     place = tf_config.parse(os.environ.get("TF_CONFIG", ""))
     position = (TF_CONFIG, place) if place is not None else schedulers.position(os.environ)
@@ -170,8 +174,8 @@ def _position() -> tuple[str, ClusterPosition | None] | None:
         return position
     if position is not None:
         raise ConfigurationError(
-            f"{environment.VARIABLE} has --id_worker, and {position[0]} numbers the workers too; "
-            f"leave --id_worker out of {environment.VARIABLE}."
+            f"the environment variable {environment.VARIABLE} has --id_worker, but {position[0]} "
+            f"numbers the workers too; leave --id_worker out of {environment.VARIABLE}."
         )
     return environment.VARIABLE, None
 
@@ -188,16 +192,17 @@ def read_settings(
     """Read and check a script's settings.
 
     Args:
-        args: A namespace, a mapping, a list of ``--flag=value`` words, or None.
-        keywords: Settings given by keyword, which override `args`.
+        args: Settings of the script: a namespace, a mapping, a list of ``--flag=value`` words, or
+            None.
+        keywords: Settings of the script by keyword, which override `args`.
         type_node: Role of the process: "PS" or "Worker".
         builds_model: True if the process builds its model and data from flags, not from a script.
-        defaults: Flag name -> default that replaces the flag's own default.
-        momentum: Momentum that the worker applies, for the method's momentum flag; None: the flag
-            keeps its value.
+        defaults: Maps names of flags to defaults that replace the flags' own defaults.
+        momentum: Momentum that the worker applies, for the momentum flag of the training method;
+            None: the flag keeps its value.
 
     Raises:
-        ConfigurationError: A setting's name is unknown, its value is illegal, or settings
+        ConfigurationError: The name of a setting is unknown, its value is illegal, or settings
             contradict each other or the settings of `thinwire run`.
     """
     from thinwire.runtime.malloc import keep_freed_memory
@@ -233,8 +238,9 @@ def read_settings(
     run = run_flags.read_run(values)
     if not builds_model and run.method.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"--collective={run.method.collective}: workers of scripts exchange through the PS; "
-            f"expected {THROUGH_PS}. Use main.py --type_node=Worker for other collectives."
+            f"--collective={run.method.collective}: workers that run a script exchange updates "
+            f"through the PS; expected --collective={THROUGH_PS}. Use main.py --type_node=Worker "
+            "for other collectives."
         )
     if (
         not builds_model
@@ -243,8 +249,8 @@ def read_settings(
         and not run.model_is_offered
     ):
         raise ConfigurationError(
-            "--overlap: a script whose PS builds the model from flags cannot overlap its steps "
-            "with exchanges; leave --overlap out, or start the script by thinwire run."
+            "--overlap: a script whose PS builds the model from flags cannot overlap its training "
+            "steps with exchanges; leave --overlap out, or start the script with `thinwire run`."
         )
     for warning in run.method.warnings:
         logging.warning("%s", warning)
@@ -253,7 +259,7 @@ def read_settings(
 
 
 def _fill_place(values: flags.FlagValues, type_node: str) -> str | None:
-    """Set the flags of this process's place in the run from environment variables.
+    """Set the flags that give this process its place in a run from environment variables.
 
     Returns:
         Origin of the place, for example "Slurm"; None if no variable gives a place.
@@ -268,18 +274,18 @@ def _fill_place(values: flags.FlagValues, type_node: str) -> str | None:
 
 
 def _environment_words(elsewhere: Mapping[str, str]) -> list[str]:
-    """Return those flags in THINWIRE_FLAGS that a script may have, as ``--flag=value`` words.
+    """Return the flags in THINWIRE_FLAGS that a script may set, as ``--flag=value`` words.
 
     Args:
-        elsewhere: Name of a flag that a script must not give -> what to use instead.
+        elsewhere: Maps the name of a flag that a script must not set to advice what to use instead.
 
     Raises:
-        ConfigurationError: THINWIRE_FLAGS is not a list of flags.
+        ConfigurationError: The variable THINWIRE_FLAGS is not a list of flags.
     """
     words_by_flag = environment.flags_of(os.environ, ALL_TOPICS)
     for name in sorted(words_by_flag.keys() & elsewhere.keys()):
         logging.warning(
-            "%s: this script ignores --%s: %s", environment.VARIABLE, name, elsewhere[name]
+            "%s: this script ignores the flag --%s: %s", environment.VARIABLE, name, elsewhere[name]
         )
     return [
         word
@@ -290,12 +296,12 @@ def _environment_words(elsewhere: Mapping[str, str]) -> list[str]:
 
 
 def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> ScriptSettings:
-    """Return the settings that `thinwire run` passes, with the script's own settings merged in.
+    """Return the settings that `thinwire run` passes, merged with the script's own settings.
 
     Raises:
         ConfigurationError: A setting of the script contradicts a flag of `thinwire run`.
     """
-    # A script that only evaluates connects with the Supervisor's certificate, not a worker's.
+    # A script that only evaluates connects with the Supervisor's certificate instead of a worker's.
     values = _new_values("Supervisor" if launched.evaluates else "Worker", _LAUNCHED_TOPICS)
     script_values = _new_values("Worker")
     _parse(values, launched.flags)
@@ -307,8 +313,8 @@ def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> Script
             continue
         if name not in _OWN or launcher_flag.present:
             raise ConfigurationError(
-                f"the script gives distribute() {name}={script_flag.value}, and `thinwire run` has "
-                f"--{name}={launcher_flag.value}; leave {name} out of the script, or give "
+                f"the script gives distribute() {name}={script_flag.value}, but `thinwire run` "
+                f"has --{name}={launcher_flag.value}; leave {name} out of the script, or give "
                 f"`thinwire run` --{name}={script_flag.value}."
             )
         values[name].value = script_flag.value
@@ -316,13 +322,13 @@ def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> Script
 
 
 def _as_names(args: Any, elsewhere: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return `args` as (settings by name, list of words); one of the two containers is empty."""
+    """Return settings as (settings by name, list of words), one of which is empty."""
     if args is None:
         return {}, []
     if isinstance(args, str):
         raise ConfigurationError(
             f"args={args!r:.80}: expected a namespace, a mapping, or a list of words such as "
-            "['--nb_workers=2']; split it."
+            "['--nb_workers=2']; split the string into words."
         )
     if isinstance(args, Mapping):
         return {name: value for name, value in args.items() if value is not None}, []
@@ -332,10 +338,11 @@ def _as_names(args: Any, elsewhere: Mapping[str, str]) -> tuple[dict[str, Any], 
 
 
 def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of the Thinwire flags that a namespace object sets.
+    """Yield pairs (name, value) of the Thinwire flags that a namespace object sets.
 
-    Attributes that are not Thinwire flags belong to the script and are skipped. An attribute whose
-    name is very similar to a Thinwire flag is rejected as a misspelling.
+    Attributes of the namespace that are not Thinwire flags belong to the script and are skipped. An
+    attribute of the namespace whose name is very similar to a Thinwire flag is rejected as a
+    misspelling.
 
     Raises:
         ConfigurationError: `args` has no attributes, or an attribute is a misspelled flag.
@@ -344,7 +351,8 @@ def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str
     everything = args.flag_values_dict() if is_absl else getattr(args, "__dict__", None)
     if everything is None:
         raise ConfigurationError(
-            f"args is a {type(args).__name__}; expected a namespace, a mapping, or a list of words."
+            f"args has the type {type(args).__name__}; expected a namespace, a mapping, or a list "
+            "of words."
         )
     for name, value in everything.items():
         if name in _OPTIONS or name == "mode":
@@ -352,8 +360,8 @@ def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str
                 yield name, value
         elif (near := _nearest(name)) is not None:
             raise ConfigurationError(
-                f"args.{name} is not a flag of Thinwire, but nearly --{near}. Rename the argument, "
-                "or give a mapping with the settings for Thinwire only."
+                f"args.{name} is not a flag of Thinwire, but its name resembles --{near}. Rename "
+                "the argument, or give a mapping with the settings for Thinwire only."
             )
 
 
@@ -364,17 +372,19 @@ def _nearest(name: str) -> str | None:
 
 def _check_name(name: str, elsewhere: Mapping[str, str]) -> None:
     if name in elsewhere:
-        raise ConfigurationError(f"{name} is not for scripts: {elsewhere[name]}. Leave it out.")
+        raise ConfigurationError(
+            f"the setting {name} is not for scripts: {elsewhere[name]}. Leave the setting out."
+        )
     if name not in _OPTIONS and name != "mode":
         near = difflib.get_close_matches(name, [*_OPTIONS, "mode"], 1, 0.0)
         raise ConfigurationError(
-            f"{name} is no setting of Thinwire; did you mean {near[0]}? Expected the name of a "
-            "flag of main.py (python main.py --help)."
+            f"the argument {name} is no setting of Thinwire; did you mean {near[0]}? Expected the "
+            "name of a flag of main.py (python main.py --help)."
         )
 
 
 def _translate_mode(named: dict[str, Any]) -> bool:
-    """Replace the settings `mode` and `method` by the flag --method, in place.
+    """Replace the settings `mode` and `method` of a script by the flag --method, in place.
 
     Returns:
         True for mode msgd, which has no server.
@@ -382,8 +392,8 @@ def _translate_mode(named: dict[str, Any]) -> bool:
     modes = {str(named.pop(name)).lower() for name in ("mode", "method") if name in named}
     if len(modes) > 1:
         raise ConfigurationError(
-            f"mode and method were both given, and differ ({', '.join(sorted(modes))}); give only "
-            "one of the two."
+            "mode and method were both given, and name different training methods "
+            f"({', '.join(sorted(modes))}); give only one of the two."
         )
     if not modes:
         return False
@@ -401,10 +411,10 @@ def _translate_mode(named: dict[str, Any]) -> bool:
 
 
 def _give_momentum(values: flags.FlagValues, momentum: float) -> None:
-    """Set the method's flag of the momentum that the worker applies.
+    """Set the training method's flag for the momentum that the worker applies.
 
     Raises:
-        ConfigurationError: Workers of this method apply no momentum.
+        ConfigurationError: The workers of this training method apply no momentum.
     """
     name = _MOMENTUM_FLAGS.get(values.method)
     if name is not None:
@@ -434,7 +444,7 @@ def _new_values(type_node: str, topics: Sequence[Topic] = _TOPICS) -> flags.Flag
         flag_values=values,
         module_name="Run",
     )
-    values["type_node"].present = 1  # TF_CONFIG may set this node's id, not its role
+    values["type_node"].present = 1  # TF_CONFIG may set the id of this process, but not its role
     define(*topics, flag_values=values)
     return values
 
@@ -446,5 +456,5 @@ def _parse(values: flags.FlagValues, words: Sequence[str]) -> None:
         raise ConfigurationError(f"{error}") from error
     if extra_words:
         raise ConfigurationError(
-            f"args has {extra_words[0]!r}: expected words such as --nb_workers=2."
+            f"args has the word {extra_words[0]!r}; expected words such as --nb_workers=2."
         )

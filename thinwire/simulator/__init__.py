@@ -1,12 +1,13 @@
-"""The Simulator role: runs a whole training run in one process, with real gradients.
+"""The Simulator role: performs a whole training run in one process, with real gradients.
 
-A simulated run uses the state machines of workers and shards, the codecs and the worker's protocol
-of a real run. Simulated are the time of devices (`devices`), links and streams (`links`),
-datagrams, deaths, and the capacity of a shard, on a virtual clock (`clock`).
+A simulated run uses the state machines of workers and PS shards, the codecs and the worker's
+protocol of a real run. The Simulator simulates the time of devices (`devices`), links and streams
+(`links`), datagrams, deaths, and the capacity of a PS shard, on a virtual clock (`clock`).
 
-`Simulation` (simulation) builds all nodes and advances virtual time. `SimulatedWorker` (worker),
-`SimulatedExchange` (exchange) and `SimulatedClient` (client) form a worker, from its trainer to its
-streams. `SimulatedShard` (shard) is a shard, and `StoredShard` (storage) stores its files.
-`records` writes the records that a Supervisor writes in a real run. The package re-exports nothing:
-`--help` reads `simulator.flags`, which must not import TensorFlow.
+The class `Simulation` (module simulation) builds all nodes and advances virtual time. The classes
+`SimulatedWorker` (module worker), `SimulatedExchange` (exchange) and `SimulatedClient` (client)
+form a simulated worker. The class `SimulatedShard` (module shard) is a simulated PS shard, and
+`StoredShard` (storage) stores the shard's files. The module `records` writes the records that a
+Supervisor writes in a real run. The package `simulator` re-exports no names, because `--help` reads
+`simulator.flags` and must not import TensorFlow.
 """

@@ -1,7 +1,8 @@
-"""A simulated worker's client of one shard: drives `ShardProtocol` on the virtual clock.
+"""A simulated worker's client of one PS shard: drives `ShardProtocol` on the virtual clock.
 
-The classes correspond to `thinwire.worker.client.shard_client` and `.pacing_client`. They use the
-same protocol, but no threads and no sockets, and no call blocks.
+The simulated clients correspond to `thinwire.worker.client.shard_client` and `.pacing_client` of a
+real worker. Simulated clients use the protocol of a real worker, but no threads and no sockets, and
+no call blocks.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _PULL_SIZES = sizes_on_wire([frame(pb.ToServer(pull=pb.Pull()))])
 
 
 class ClientOwner(Protocol):
-    """Interface of a worker's exchange (all its streams) that a client of one shard uses."""
+    """Interface of a simulated worker's exchange that the client of one PS shard uses."""
 
     number: int
     incarnation: int
@@ -64,46 +65,46 @@ class ClientOwner(Protocol):
     patience_seconds: float
 
     def send(self, shard: int, event: Delivery, sizes: list[int], counted: bool) -> None:
-        """Send a message to a shard; all messages from workers to shards use this method."""
+        """Send a message to a PS shard; all messages of the worker use this method."""
 
     def lives(self, incarnation: int) -> bool:
-        """Return whether `incarnation` is the worker's current incarnation."""
+        """Return whether `incarnation` is the worker's current incarnation (process)."""
 
     def on_welcome(self, shard: int, last_step: int) -> None:
-        """Handle a shard's Welcome; called again after each reconnect."""
+        """Handle a PS shard's Welcome message, which arrives after each reconnect, too."""
 
     def on_answer(self, answer: pb.Answer | None) -> None:
         """Handle the state server's answer; None if the state server is unreachable."""
 
     def on_settled(self, shard: int, reply: ShardReply | None) -> None:
-        """Handle a shard's reply to a pull or push; None if the push was rejected as not finite."""
+        """Handle a PS shard's reply to a pull or push; None if the push was not finite."""
 
     def on_expelled(self) -> None:
-        """Handle that a shard has ended this worker's membership."""
+        """Handle that a PS shard has ended this worker's membership in the run."""
 
     def on_refused(self) -> None:
-        """Handle that a shard has rejected this worker for good."""
+        """Handle that a PS shard has rejected this worker permanently."""
 
     def on_unreachable(self) -> None:
-        """Handle that a shard was unreachable for the worker's whole patience time."""
+        """Handle that a PS shard was unreachable for the worker's whole patience time."""
 
 
 class SimulatedClient:
-    """A simulated worker's client of one shard.
+    """A simulated worker's client of one PS shard.
 
     Attributes:
-        connection: Simulated connection to the shard, with its newest stream.
-        protocol: State machine that decides which requests are sent, repeated or given up. Each
-            incarnation of the worker has a new one.
+        connection: Simulated connection to the PS shard, with the newest stream.
+        protocol: State machine of the worker's current incarnation (process) that decides which
+            requests are sent, repeated or given up.
 
     Args:
-        owner: The worker's exchange, which owns this client.
-        shard: The shard that the client uses.
-        connection: Simulated connection to the shard.
-        encoder: Encoder of the pushes to the shard.
-        decoder: Decoder that the shard uses for pushes.
-        downlink: Link from the shard to the worker.
-        chunk_bytes: Maximum number of bulk bytes in one frame.
+        owner: Exchange of the worker (the clients of all shards), which owns this client.
+        shard: Simulated PS shard to which the client connects.
+        connection: Simulated connection to the PS shard.
+        encoder: Encoder of the worker's pushes to the PS shard.
+        decoder: Decoder that the PS shard uses for pushes.
+        downlink: Simulated link from the PS shard to the worker.
+        chunk_bytes: Maximum number of bytes of a push or reply in one frame.
         clock: Virtual clock of the simulation.
     """
 
@@ -123,11 +124,12 @@ class SimulatedClient:
         self.connection = connection
         self.protocol = ShardProtocol(shard.number, NewestEpoch())
         self._port = Port(self._delivery, downlink, chunk_bytes, connection)
-        self._arrived: ReplyInFlight | None = None  # newest reply; None before the first
+        # Newest reply of the PS shard; None before the first reply.
+        self._arrived: ReplyInFlight | None = None
         shard.ports[owner.number] = self._port
 
     def begin_life(self, epochs: NewestEpoch) -> None:
-        """Reset for a new incarnation of the worker: no stream, no open request."""
+        """Reset for a new incarnation (process) of the worker: no stream, no open request."""
         self.protocol = ShardProtocol(self._shard.number, epochs, self._owner.incarnation)
         self._encoder.restart()
         self._port.chooser = IndexChooser()
@@ -135,23 +137,23 @@ class SimulatedClient:
 
     @property
     def step(self) -> int:
-        """Training step of the newest push; 0 if the newest request is a pull."""
+        """Training step of the worker's newest push; 0 if the newest request is a pull."""
         return self.protocol.step
 
     @property
     def is_requesting(self) -> bool:
-        """True while the shard has not answered the newest pull or push."""
+        """True while the PS shard has not answered the worker's newest pull or push."""
         return self.protocol.is_requesting
 
     @property
     def bytes_down(self) -> int:
-        """Number of training bytes that the shard has sent to this worker."""
+        """Number of training bytes that the PS shard has sent to this worker."""
         return self._port.down.num_bytes
 
     # -- calls by the worker ------------------------------------------------------------------
 
     def join(self) -> None:
-        """Dial the shard, and send a Hello on the new stream once it is open."""
+        """Dial the PS shard, and send a Hello message when the new stream is open."""
         owner, number = self._owner, self._shard.number
         reconnects = self.protocol.has_joined
         self.protocol.join()
@@ -160,24 +162,24 @@ class SimulatedClient:
         self.connection.dial(send, owner.on_unreachable, owner.patience_seconds)
 
     def ensure_joined(self) -> None:
-        """Dial the shard again if the stream is lost or the worker was expelled."""
+        """Dial the PS shard again if the stream is lost or the shard has expelled the worker."""
         if self.protocol.state in (State.CLOSED, State.EXPELLED):
             self.join()
 
     def pull(self) -> None:
-        """Send the shard a pull, a request for the shard's part of the model."""
+        """Send a pull, a request for the PS shard's part of the model."""
         self._perform(self.protocol.pull())
 
     def push(self, request: PushRequest) -> None:
-        """Push the shard's part of the worker's update."""
+        """Push the PS shard's part of the worker's update."""
         self._perform(self.protocol.push(request))
 
     def abandon_push(self) -> None:
-        """Send a pull instead of a push that the shard has not answered; else do nothing."""
+        """Replace a push that the PS shard has not answered by a pull; else do nothing."""
         self._perform(self.protocol.abandon_push())
 
     def query(self, query: pb.Query) -> None:
-        """Query the state server; if the server is unreachable, schedule `on_answer(None)`."""
+        """Query ESync's state server; if it is unreachable, schedule `on_answer(None)`."""
         for action in self.protocol.query(query):
             if isinstance(action, Answered) and action.answer is None:
                 incarnation = self._owner.incarnation
@@ -190,14 +192,14 @@ class SimulatedClient:
             self._owner.on_answer(None)
 
     def on_lost(self) -> None:
-        """Handle the loss of the stream to the shard; ignored while a new stream is dialed."""
+        """Handle the loss of the stream to the PS shard, unless a new stream is being dialed."""
         if not self.connection.dials:
             self._perform(self.protocol.lost())
 
     # -- incoming messages --------------------------------------------------------------------
 
     def _delivery(self, stream: int, message: ToWorker) -> Callable[[], None]:
-        """Return a call that delivers a message, or drops the message of a replaced stream."""
+        """Return a function that delivers a message, unless the message's stream was replaced."""
         return functools.partial(self._deliver, stream, message)
 
     def _deliver(self, stream: int, message: ToWorker) -> None:
@@ -237,11 +239,15 @@ class SimulatedClient:
                     wake = functools.partial(self._wake, self._owner.incarnation)
                     self._clock.at(action.when, wake)
                 case Ended():
-                    logging.error("worker %d is rejected: %s", self._owner.number, action.cause)
+                    logging.error(
+                        "the PS rejects the simulated worker %d: %s",
+                        self._owner.number,
+                        action.cause,
+                    )
                     self._owner.on_refused()
                 case Rejoin(after=Trigger.LOST):
-                    # A worker waits for the shards' replies in order. The exchange dials this shard
-                    # when the exchange waits for this shard's reply.
+                    # A worker waits for the PS shards' replies in order, and its exchange dials a
+                    # shard when it waits for that shard's reply.
                     pass
                 case Rejoin():
                     self.join()
@@ -268,7 +274,7 @@ class SimulatedClient:
     def _on_wire(
         self, message: pb.ToServer, pieces: Sequence[BytesLike]
     ) -> tuple[Delivery, list[int]]:
-        """Return a message as the shard receives it, and the sizes of its frames in bytes."""
+        """Return a message in the form that the shard receives, and its frames' sizes in bytes."""
         if message.WhichOneof("body") == "datagrams":
             return Datagrams(message.datagrams), sizes_on_wire([frame(message)])
         sizes = sizes_on_wire(frames(message, pieces, self._chunk_bytes))
@@ -306,47 +312,51 @@ def _query_sizes(query: pb.Query) -> list[int]:
 
 
 class StateServerClient(Protocol):
-    """Interface to the state server that a pacing client uses."""
+    """Interface by which a pacing client queries the state server (ESync's scheduler)."""
 
     incarnation: int
 
     def query(self, query: pb.Query) -> None:
-        """Send a query; its answer is passed to `SimulatedPacingClient.on_answer`."""
+        """Query the state server, whose answer is passed to `SimulatedPacingClient.on_answer`."""
 
     def cancel_query(self) -> None:
         """Give up the open query to the state server; a late answer is ignored."""
 
 
 class SimulatedPacingClient:
-    """The worker's side of a pacer that queries the state server, on the virtual clock.
+    """A simulated worker's queries to the state server, which schedules local steps (ESync).
 
-    The class corresponds to `thinwire.worker.client.pacing_client.PacingClient`. For pacers that
-    never query, the decision is always to train another mini-batch.
+    `SimulatedPacingClient` corresponds to `thinwire.worker.client.pacing_client.PacingClient` of a
+    real worker. If the pacer never queries the state server, `decide` always decides to train
+    another mini-batch.
     """
 
     def __init__(self, pacer: Pacer, exchange: StateServerClient, clock: Clock) -> None:
         self._queries, self._blocks = pacer.queries, pacer.waits_for_answer
         self._exchange, self._clock = exchange, clock
         self._state = PacingState()
-        self._decide: Callable[[bool], None] | None = None  # callback of the open query
-        self._open = (0, 0)  # step and number of local steps of the newest query
+        # Function that receives the decision on the open query; None without an open query.
+        self._decide: Callable[[bool], None] | None = None
+        self._open = (0, 0)  # training step and number of local steps in the last query
         self._queried_at = 0.0
 
     def begin_round(self, step: int, step_seconds: float) -> None:
-        """Report the start of a round and the duration of the last local step, in seconds."""
+        """Report to the state server the start of a round and the last local step's seconds."""
         if self._queries:
             self._query(step, 0, step_seconds)
 
     def decide(
         self, step: int, local_steps: int, step_seconds: float, decide: Callable[[bool], None]
     ) -> None:
-        """Decide whether to push now; `decide` is called with the decision, now or later.
+        """Decide whether to push now; call `decide` with the decision, now or later.
 
         Args:
-            step: Step of the exchange that would follow.
-            local_steps: Local steps done in this round; if 0, the decision is not to push.
+            step: Training step (number of the exchange) of the push that would follow.
+            local_steps: Number of local steps that the worker has done in this round. If it is 0,
+                the decision is not to push.
             step_seconds: Duration of the last local step, which has just ended, in seconds.
-            decide: Called with True to push now, or with False to train another mini-batch first.
+            decide: Function that is called with True to push now, or with False to train another
+                mini-batch first.
         """
         if not self._queries or local_steps == 0:
             decide(False)
@@ -359,7 +369,7 @@ class SimulatedPacingClient:
             self._clock.at(self._clock.now + PATIENCE * step_seconds, give_up)
 
     def on_answer(self, answer: pb.Answer | None) -> None:
-        """Decide about the push by the state server's answer; None if the server is unreachable."""
+        """Decide whether to push by the state server's answer (None: server unreachable)."""
         self._settle(answer, is_away=answer is None)
 
     def _give_up(self, query: tuple[int, int]) -> None:

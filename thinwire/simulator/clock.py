@@ -1,4 +1,4 @@
-"""Virtual time: a queue of scheduled calls, made in the order of their times."""
+"""Virtual time of a simulation: a queue of scheduled calls, in the order of their times."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        """Start the virtual clock at time 0 without scheduled calls."""
-        self.now = 0.0  # virtual time, in seconds
+        """Create a virtual clock at time 0 without scheduled calls."""
+        self.now = 0.0  # current virtual time, in seconds
         self._queue: list[tuple[float, int, Call]] = []
         self._numbers = itertools.count()
 
     def at(self, when: float, call: Call) -> None:
-        """Schedule a call at the time `when`, in seconds; a time in the past means now."""
+        """Schedule a call at the virtual time `when`, in seconds; a time in the past means now."""
         heapq.heappush(self._queue, (max(when, self.now), next(self._numbers), call))
 
     def advance(self) -> bool:
-        """Jump to the next scheduled call and make it; return False if there was no call."""
+        """Jump in time to the next scheduled call and make it; return False without a call."""
         if not self._queue:
             return False
         self.now, _, call = heapq.heappop(self._queue)

@@ -1,7 +1,7 @@
-"""Datagrams on the virtual clock: the worker's sender and the shard's port, without sockets.
+"""Simulated datagrams: the sender of a worker and the port of a PS shard, without sockets.
 
-`SimulatedTransport` holds the uplink that the streams and datagrams of one worker share. In a real
-worker, `thinwire.worker.client.datagrams.WorkerTransport` has this role.
+`SimulatedTransport` holds the uplink that the streams and datagrams of one simulated worker share,
+as `thinwire.worker.client.datagrams.WorkerTransport` does in a real worker.
 """
 
 from __future__ import annotations
@@ -29,29 +29,30 @@ from thinwire.simulator.links import ClassPipe, Endpoint, Pipe, carry, uplink_of
 from thinwire.simulator.messages import Datagrams, Delivery, NonFinitePush, StreamPart
 from thinwire.worker.client.datagrams import DatagramChannel, open_channel
 
-#: Function (bytes, size of one datagram, channel) that receives datagrams that arrive together.
+#: Function (bytes, size of one datagram, channel) that receives datagrams which arrive together.
 Deliver = Callable[[memoryview, int, int], None]
-_PIECE_SECONDS = 1e-3  # duration, at the paced rate, of the datagrams that are sent together
+#: Duration, at the paced rate, of the datagrams that are sent together, in seconds.
+_PIECE_SECONDS = 1e-3
 _SHORTEST_WAIT_SECONDS = 5e-5
 
 
 class SimulatedSender:
-    """A sender of datagrams (`DatagramSender`) on the virtual clock.
+    """A simulated worker's sender of datagrams (`DatagramSender`), on the virtual clock.
 
-    The class corresponds to a `UdpSender` over an emulated link. It has the same queues per channel
-    and the same pacing, but no thread.
+    `SimulatedSender` corresponds to a `UdpSender` over an emulated link. `SimulatedSender` has the
+    queues per channel and the pacing of a `UdpSender`, but no thread.
 
     Args:
         clock: Virtual clock of the simulation.
         pipe: Simulated uplink of the worker.
-        sending: Settings of the sender: signing key, sizes, DSCP scheme.
+        sending: Settings of the sender: signing key, sizes of datagrams, DSCP scheme.
         channels: Number of datagram channels.
-        deliver: Called with the datagrams that pass the uplink.
-        bucket: Token bucket that paces all senders of the worker; None: datagrams are sent as fast
-            as the link accepts them.
+        deliver: Function that is called with the datagrams that have passed the uplink.
+        bucket: Token bucket that limits the rate of all senders of the worker. None: datagrams are
+            sent as fast as the link accepts them.
     """
 
-    failure: Exception | None = None  # always None: no sending thread exists that could fail
+    failure: Exception | None = None  # always None, because no sending thread could fail
 
     def __init__(
         self,
@@ -74,25 +75,25 @@ class SimulatedSender:
 
     @property
     def mtu(self) -> int:
-        """Size of the largest datagram that the path carries, in bytes."""
+        """Size of the largest datagram that the network path carries, in bytes."""
         return self._sending.mtu
 
     def send(self, batches: Sequence[DatagramBatch], step: int) -> None:
-        """Queue batches of one step, and send as many datagrams as pacing and link allow."""
+        """Queue datagrams of one training step; send as many datagrams as pacing and link allow."""
         if not self._closed:
             self._outbox.put(batches, step)
             self._run()
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Return True if the sender's queue is empty; virtual time does not pass during a call."""
+        """Return True if the sender's queue of datagrams is empty, without waiting."""
         return not self._outbox
 
     def counts(self) -> tuple[ChannelCounts, ...]:
-        """Return a copy of the channels' datagram counters, channel 1 first."""
+        """Return a copy of the channels' counters of datagrams, channel 1 first."""
         return tuple(dataclasses.replace(counts) for counts in self._outbox.counts)
 
     def close(self) -> None:
-        """Drop all datagrams in the queue and on the link; may be called twice."""
+        """Drop all datagrams that are queued or on the link; may be called twice."""
         self._closed = True
         self._outbox.clear()
         if self._run in self._pipe.on_space:
@@ -131,8 +132,8 @@ class SimulatedSender:
         counts.bytes_on_wire += num_bytes
         if self._bucket is not None:
             self._bucket.take(self._clock.now, num_bytes)
-        # Copy the bytes: the owner may reuse a batch's buffer once the batch has been sent, but the
-        # datagrams are delivered later.
+        # Copy the bytes, because the owner may reuse a batch's buffer once the batch has been sent,
+        # but the datagrams are delivered later.
         arrived = functools.partial(self._arrived, bytes(piece.data), batch.size, batch.channel)
         self._pipe.offer_datagrams(self._classes[batch.channel], batch.size, piece.count, arrived)
 
@@ -144,17 +145,17 @@ class SimulatedSender:
 
 
 class SimulatedTransport:
-    """The uplink that a simulated worker's streams and datagrams share.
+    """The simulated uplink that a worker's streams and datagrams share.
 
     Attributes:
         uplink: Simulated uplink of the worker.
 
     Args:
         clock: Virtual clock of the simulation.
-        link: Rate, delay and loss of the worker's link.
-        seed: Seed of the random losses on the link.
+        link: Rate, delay and loss of the worker's simulated link.
+        seed: Seed of the random losses on the simulated link.
         router: Policy that routes the entries of a push into datagrams.
-        transport: Settings of the datagram transport.
+        transport: Settings of the datagrams, for example their size and pacing.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class SimulatedTransport:
         self.uplink: Pipe | ClassPipe = uplink_of(clock, link, seed, datagrams, priority)
 
     def open_channel(self, worker: int, shard: Endpoint) -> DatagramChannel | None:
-        """Return a datagram channel to one shard; None if the method sends no datagrams."""
+        """Return a datagram channel to a PS shard; None if the method sends no datagrams."""
         connect = functools.partial(self._connect, shard)
         return open_channel(worker, self._router, self._transport, connect)
 
@@ -184,7 +185,7 @@ class SimulatedTransport:
         return SimulatedSender(self._clock, self.uplink, sending, len(ports), deliver, self._bucket)
 
     def _deliver(self, shard: Endpoint, data: memoryview, size: int, channel: int) -> None:
-        """Pass datagrams on to the shard, over the shard's own link if the shard has one."""
+        """Pass datagrams on to the PS shard, over the shard's own link if it has one."""
         receive = functools.partial(shard.receive_datagrams, data, size)
         if not shard.has_own_link:
             receive()
@@ -194,13 +195,13 @@ class SimulatedTransport:
         carry(self._clock, (shard.uplink,), (num_bytes,), True, receive)
 
 
-#: Seed part of session ids and signing keys. Predictable keys are safe: a simulation has no
-#: attackers.
+#: Part of the seed of session ids and signing keys. Predictable keys are safe, because a simulation
+#: has no attackers.
 _ENTROPY = 71
 
 
 class PortOwner(Protocol):
-    """Interface of the shard that owns a datagram port."""
+    """Interface of the simulated PS shard that owns a datagram port."""
 
     number: int
     life: int
@@ -208,31 +209,32 @@ class PortOwner(Protocol):
 
     @property
     def now(self) -> float:
-        """Current time of the shard's clock, in seconds."""
+        """Current time of the PS shard's clock, in seconds."""
 
     def arrive(self, event: Delivery) -> None:
-        """Handle a message that has arrived at the shard."""
+        """Handle a message that has arrived at the PS shard."""
 
     def set_alarm(self) -> None:
-        """Schedule a wake-up at the next deadline of the shard or its receiver."""
+        """Schedule a wake-up at the next deadline of the PS shard or its datagram receiver."""
 
     def live_workers(self) -> Iterable[int]:
         """Return the ids of the live workers, which keep their datagram sessions."""
 
 
 class SimulatedDatagramPort:
-    """A shard's datagram port, without sockets.
+    """A simulated PS shard's datagram port, without sockets.
 
-    The class corresponds to `thinwire.ps.datagrams.port.DatagramPort`.
+    `SimulatedDatagramPort` corresponds to `thinwire.ps.datagrams.port.DatagramPort` of a real PS
+    shard.
 
     Attributes:
-        receiver: Receiver with the workers' sessions in the shard's current life.
+        receiver: Receiver of datagrams, with the workers' sessions since the shard's last start.
 
     Args:
-        shard: Shard that owns the port and receives the pushes.
+        shard: PS shard that owns the port and receives the pushes.
         router: Policy that routes the entries of a push into datagrams.
-        decoder: Decoder of the pushes that the shard receives.
-        transport: Settings of the datagram transport.
+        decoder: Decoder of the pushes that the PS shard receives.
+        transport: Settings of the datagrams, for example their size and pacing.
     """
 
     def __init__(
@@ -245,7 +247,7 @@ class SimulatedDatagramPort:
         self.begin_life()
 
     def begin_life(self) -> None:
-        """Start a new receiver without sessions, after a restart of the shard."""
+        """Start a new receiver without sessions, after a restart of the PS shard."""
         shard = self._shard
         self.receiver = DatagramReceiver(
             self._decoder,
@@ -260,11 +262,11 @@ class SimulatedDatagramPort:
         self.receiver.configure(self._transport)
 
     def fill_welcome(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
-        """Add the ports, the session id and the signing key to a worker's Welcome."""
+        """Add datagram ports, session id and signing key to a Welcome message for a worker."""
         self.receiver.fill_welcome(worker, incarnation, self._ports, welcome)
 
     def take(self, arrived: StreamPart | Datagrams) -> None:
-        """Handle a part of a push, or datagrams, that arrived in a worker's stream."""
+        """Handle a part of a push, or datagrams, that arrived in a worker's gRPC stream."""
         if isinstance(arrived, Datagrams):
             message = arrived.message
             self.receiver.receive_from_stream(memoryview(message.data), message.size)
@@ -275,9 +277,9 @@ class SimulatedDatagramPort:
             self._shard.arrive(NonFinitePush(arrived.worker, arrived.push.step))
 
     def end_sessions(self) -> None:
-        """End the sessions of workers that have left."""
+        """End the datagram sessions of workers that have left the run."""
         self.receiver.retain_members(self._shard.live_workers())
 
     def _refuse(self, worker: int, step: int, message: str) -> None:
-        """Reject a push that was found to be not finite after its datagrams had arrived."""
+        """Reject a push whose values were found not finite after its datagrams had arrived."""
         self._shard.arrive(NonFinitePush(worker, step))

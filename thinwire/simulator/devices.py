@@ -1,6 +1,6 @@
-"""Simulated devices: times of mini-batches (constant, drawn or from a trace), and outages.
+"""Simulated devices: step times (constant, random or from a trace), and outages of workers.
 
-`parse_speeds` reads --sim_step_seconds, `parse_outages` reads --sim_failures.
+`parse_speeds` parses --sim_step_seconds, and `parse_outages` parses --sim_failures.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _MOST_TRACE_BYTES = 1 << 28
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """A distribution of step times: its parameters' names, and a function that draws one time."""
+    """A distribution of step times: parameter names, and a function that draws a step time."""
 
     parameters: tuple[str, ...]
-    draw: Callable[[Any, Sequence[float]], float]  # (generator, parameters) -> seconds
+    # Function of a random generator and the parameters that returns a step time in seconds.
+    draw: Callable[[Any, Sequence[float]], float]
 
 
 #: Name in --sim_step_seconds -> distribution of step times. The parameter `mean` of lognormal is
@@ -44,14 +45,14 @@ SHAPES = {
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """One worker's times of mini-batches: a distribution, or a trace that is repeated forever."""
+    """The times of one worker's mini-batches: a distribution, or a trace that is repeated."""
 
     shape: str = "constant"  # name of the distribution of the step times, a key of SHAPES
     values: tuple[float, ...] = ()  # parameters of the distribution, in the order of SHAPES
-    trace: tuple[float, ...] = ()  # times of successive mini-batches in seconds; (): no trace
+    trace: tuple[float, ...] = ()  # seconds of successive mini-batches; (): no trace is used
 
     def sampler(self, seed: Sequence[int]) -> Callable[[], float]:
-        """Return a function that returns the time of the next mini-batch, in seconds."""
+        """Return a function that returns the duration of the next mini-batch, in seconds."""
         if self.trace:
             return _repeat(self.trace)
         from numpy.random import default_rng
@@ -67,12 +68,14 @@ def parse_speeds(text: str, nb_workers: int) -> tuple[StepTime, ...]:
     [(0.1,), (0.4,)]
 
     Args:
-        text: Numbers separated by commas, one or one per worker; or distributions
-            ``name:value,...`` separated by semicolons, one or one per worker; or ``trace:FILE``.
+        text: Value of --sim_step_seconds: numbers separated by commas (one, or one per worker),
+            distributions ``name:value,...`` separated by semicolons (one, or one per worker), or
+            ``trace:FILE``.
         nb_workers: Number of workers of the run.
 
     Raises:
-        ConfigurationError: The text has none of the allowed forms, or a value is out of range.
+        ConfigurationError: The text of --sim_step_seconds has none of the allowed forms, or a value
+            is out of range.
     """
     if text.startswith("trace:"):
         return _traces(text.removeprefix("trace:"), nb_workers)
@@ -101,7 +104,7 @@ def _distribution(text: str) -> StepTime:
     for parameter, value in zip(shape.parameters, values, strict=True):
         _checked(value, parameter)
     if name == "uniform" and values[0] > values[1]:
-        raise ConfigurationError(f"--{_FLAG}={text!r}: expected low <= high.")
+        raise ConfigurationError(f"--{_FLAG}={text!r}: expected bounds with LOW <= HIGH.")
     return StepTime(name, tuple(values))
 
 
@@ -125,10 +128,10 @@ def _numbers(words: Iterable[str], text: str) -> list[float]:
 
 
 def _traces(path: str, nb_workers: int) -> tuple[StepTime, ...]:
-    """Read a trace file with one step per line, and one column for all or for each worker.
+    """Read a file of step times with a line per step, and one column for all or each worker.
 
-    With one column and n workers, worker w starts (w - 1) / n down the column, so that the workers
-    do not all have the same step times.
+    If the file has one column for n workers, worker w starts at the fraction (w - 1) / n of the
+    column, so that the workers have different step times.
     """
     try:
         text = read_bounded(path, _MOST_TRACE_BYTES).decode()
@@ -164,11 +167,12 @@ _OUTAGE = re.compile(r"(\d+)@([\d.]+)(?:-([\d.]+))?")
 
 @dataclasses.dataclass(frozen=True)
 class Outage:
-    """A worker is killed at `start` and started again at `end`, in seconds."""
+    """Outage of a worker: killed at virtual time `start`, started again at `end`, in seconds."""
 
     worker: int
     start: float
-    end: float | None  # seconds; None: the worker does not start again
+    # End of the outage in virtual seconds; None: the worker does not start again.
+    end: float | None
 
 
 def parse_outages(text: str, nb_workers: int) -> tuple[Outage, ...]:
@@ -178,8 +182,8 @@ def parse_outages(text: str, nb_workers: int) -> tuple[Outage, ...]:
     Outage(worker=1, start=45.0, end=None)
 
     Raises:
-        ConfigurationError: The text is ill-formed, names a worker that the run does not have, or
-            lists overlapping outages of one worker.
+        ConfigurationError: The text of --sim_failures is ill-formed, names a worker that the run
+            does not have, or lists overlapping outages of one worker.
     """
     outages = tuple(_outage(part.strip(), nb_workers) for part in text.split(",") if part.strip())
     for number, current in enumerate(outages):
@@ -187,9 +191,9 @@ def parse_outages(text: str, nb_workers: int) -> tuple[Outage, ...]:
             first, second = sorted((current, other), key=lambda outage: outage.start)
             if current.worker == other.worker and (first.end is None or second.start <= first.end):
                 raise ConfigurationError(
-                    f"--sim_failures={text!r}: worker {current.worker} dies again at "
-                    f"{second.start:g} before it is back; expected outages of one worker not to "
-                    "overlap."
+                    f"--sim_failures={text!r}: worker {current.worker} dies again at second "
+                    f"{second.start:g}, before its return; expected outages of a worker that do "
+                    "not overlap."
                 )
     return outages
 
@@ -201,12 +205,13 @@ def _outage(text: str, nb_workers: int) -> Outage:
         end = None if match[3] is None else float(match[3])  # type: ignore[index]
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"--sim_failures: {text!r} is not WORKER@SECONDS-SECONDS; expected for example 2@30-60 "
-            "(worker 2 is dead from second 30 to 60) or 2@30 (worker 2 dies for good)."
+            f"--sim_failures: the outage {text!r} is not WORKER@SECONDS-SECONDS; expected for "
+            "example 2@30-60 (worker 2 is dead from second 30 to 60) or 2@30 (worker 2 dies for "
+            "good)."
         ) from error
     if not 1 <= worker <= nb_workers or (end is not None and end <= start):
         raise ConfigurationError(
-            f"--sim_failures: {text!r}: expected a worker in 1..{nb_workers} (--nb_workers) and a "
-            "return time after the failure."
+            f"--sim_failures: the outage {text!r} is not valid; expected a worker in "
+            f"1..{nb_workers} (--nb_workers) and a return time after the failure."
         )
     return Outage(worker, start, end)

@@ -1,7 +1,8 @@
-"""One simulated worker's exchanges with all shards, on the virtual clock.
+"""Exchanges of one simulated worker with all PS shards, on the virtual clock.
 
 `SimulatedExchange` corresponds to `thinwire.worker.client.exchange.Exchange` of a real worker. No
-call blocks: the exchange calls the worker when all shards have replied.
+call of a `SimulatedExchange` blocks, and the exchange calls the worker when all PS shards have
+replied.
 """
 
 from __future__ import annotations
@@ -32,56 +33,59 @@ from thinwire.worker.client.protocol import NewestEpoch
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
 _PATIENCE_SECONDS = 60.0
-_ATTEND_SECONDS = 1.0  # time after which a lost stream without an open request is dialed again
+_ATTEND_SECONDS = 1.0  # seconds until a lost stream without an open request is dialed again
 _ENTROPY = 73  # part of the seed of the random pauses between attempts to dial a shard
 _RELIABLE, _DEFAULT_TRANSPORT = Reliable(), Transport()
 
 
 class ExchangeOwner(Protocol):
-    """Interface of the worker that owns an exchange."""
+    """Interface of the simulated worker that owns a `SimulatedExchange`."""
 
     def on_joined(self, last_step: int) -> None:
-        """Handle that every shard has sent a Welcome.
+        """Handle that every PS shard has sent a Welcome message.
 
         Args:
-            last_step: The worker's last step that the shards have applied.
+            last_step: Number of the worker's last training step that the PS shards have applied.
         """
 
     def on_replies(self, replies: list[ShardReply | None]) -> None:
-        """Handle the shards' replies to a pull or push; None for a push that was not finite."""
+        """Handle the PS shards' replies to a pull or push; None if a push was not finite."""
 
     def on_answer(self, answer: pb.Answer | None) -> None:
         """Handle the state server's answer; None if the state server is unreachable."""
 
     def on_refused(self) -> None:
-        """Handle that a shard has rejected this worker for good."""
+        """Handle that a PS shard has rejected this worker permanently."""
 
     def on_unreachable(self) -> None:
-        """Handle that a shard was unreachable for the worker's whole patience time."""
+        """Handle that a PS shard was unreachable for the worker's whole patience time."""
 
 
 class SimulatedExchange:
-    """A simulated worker's connections to all shards, used as one: pull, push, query, leave.
+    """A simulated worker's connections to all PS shards together: pull, push, query, leave.
 
     Attributes:
-        incarnation: Current incarnation of the worker; 0 while the worker is dead.
-        newest_incarnation: Current incarnation, or the last one while the worker is dead.
-        requested_at: Time at which the newest pull or push was sent, in virtual seconds.
-        clients: Clients of the shards, shard 0 first.
-        connections: Connections to the shards, shard 0 first.
-        channels: Datagram channel to each shard; None if the method sends no datagrams.
-        patience_seconds: Time after which the worker gives up an unreachable shard, in seconds.
-        asleep_until: End of the time in which the process is stopped, in virtual seconds.
+        incarnation: Number of the worker's current incarnation (process); 0 while the worker is
+            dead.
+        newest_incarnation: Number of the worker's current incarnation (process), or of the last
+            incarnation while the worker is dead.
+        requested_at: Virtual time in seconds at which the worker sent the newest pull or push.
+        clients: The worker's clients of the PS shards, shard 0 first.
+        connections: The worker's connections to the PS shards, shard 0 first.
+        channels: Datagram channel to each PS shard; None if the method sends no datagrams.
+        patience_seconds: Time after which the worker gives up an unreachable PS shard, in virtual
+            seconds.
+        asleep_until: Virtual time in seconds until which the worker's process is stopped.
 
     Args:
         number: Id of the worker that owns the exchange.
         link: Rate, delay and loss of the worker's link.
-        seed: Seed of the random losses on the link.
-        shards: All shards, shard 0 first.
-        decoders: Decoders that the shards use for pushes, shard 0 first.
+        seed: Seed of the random losses on the worker's link.
+        shards: All simulated PS shards, shard 0 first.
+        decoders: Decoders that the PS shards use for pushes, shard 0 first.
         clock: Virtual clock of the simulation.
         router: Policy that routes the entries of a push into datagrams.
-        transport: Settings of the datagram transport.
+        transport: Settings of the datagrams, for example their size and pacing.
     """
 
     def __init__(
@@ -125,8 +129,8 @@ class SimulatedExchange:
             self.clients.append(client)
         self.connections = [client.connection for client in self.clients]
         self.incarnation = self.newest_incarnation = 0
-        # The shards' Welcomes name the worker's last applied step; this is the highest of these
-        # steps in the current incarnation.
+        # Highest last applied step that a shard's Welcome has named to the worker's current
+        # process.
         self._last_step = 0
         self.patience_seconds, self.asleep_until = _PATIENCE_SECONDS, 0.0
         self.requested_at = 0.0
@@ -134,7 +138,7 @@ class SimulatedExchange:
     # -- start and end ------------------------------------------------------------------------
 
     def begin_life(self, owner: ExchangeOwner) -> None:
-        """Join the shards as a new incarnation of the worker, shard 0 first."""
+        """Connect to the PS shards as a new incarnation (process) of the worker, shard 0 first."""
         newest = self.newest_incarnation
         self.newest_incarnation += 1 << 20 if newest else (1 << 20) + self.number
         self.incarnation = self.newest_incarnation
@@ -147,16 +151,16 @@ class SimulatedExchange:
         self.clients[0].join()
 
     def end_life(self) -> None:
-        """End this incarnation: close every stream and drop all messages on their way."""
+        """End this process of the worker: close all streams and drop messages in flight."""
         self.incarnation = 0
         for connection in self.connections:
             connection.begin()
 
     def break_off(self, is_seen: bool = True) -> None:
-        """End this incarnation of the worker without sending a Leave to the shards.
+        """End this incarnation (process) of the worker without a Leave message to the PS shards.
 
         Args:
-            is_seen: True if the shards notice that the streams break.
+            is_seen: True if the PS shards notice that the worker's streams break.
         """
         self.end_life()
         when = self._clock.now + self._link.delay_ms / 1e3
@@ -164,7 +168,7 @@ class SimulatedExchange:
             self._clock.at(when, functools.partial(stream.shard.lose, self.number, stream.number))
 
     def leave(self, cause: str) -> None:
-        """Send a Leave to every reachable shard, and end this incarnation."""
+        """Send a Leave message to every reachable PS shard, and end this process of the worker."""
         were_open = [connection.stands for connection in self.connections]
         self.end_life()
         for shard, was_open in zip(self._shards, were_open, strict=True):
@@ -174,14 +178,14 @@ class SimulatedExchange:
     # -- requests -----------------------------------------------------------------------------
 
     def pull(self) -> None:
-        """Request the model's parts from all shards."""
+        """Pull the parts of the model from all PS shards."""
         self.requested_at = self._clock.now
         for client in self.clients:
             client.pull()
         self._ensure_joined()
 
     def push(self, request: PushRequest) -> None:
-        """Push the worker's update to every shard."""
+        """Push the parts of the worker's update to all PS shards."""
         self.requested_at = self._clock.now
         if self._totals is not None:
             self._totals.record(request.routed)
@@ -190,7 +194,7 @@ class SimulatedExchange:
         self._ensure_joined()
 
     def query(self, query: pb.Query) -> None:
-        """Query the state server, which runs on shard 0."""
+        """Query ESync's state server, which runs on PS shard 0."""
         self.clients[0].query(query)
 
     def cancel_query(self) -> None:
@@ -201,37 +205,37 @@ class SimulatedExchange:
 
     @property
     def sent_at(self) -> float:
-        """Time at which the last byte of the newest request was sent, in virtual seconds."""
+        """Virtual time in seconds at which the last byte of the newest request was sent."""
         return self._uplink.free_at
 
     @property
     def bytes_up(self) -> int:
-        """Number of training bytes sent to all shards, in streams and in datagrams."""
+        """Number of training bytes that the worker has sent to all PS shards."""
         in_datagrams = sum(channel.bytes_sent for channel in self.channels if channel is not None)
         return self._uplink.num_bytes + in_datagrams
 
     @property
     def datagrams(self) -> SentCounts | None:
-        """Counts of sent datagrams by channel; None if the method has no channels."""
+        """Numbers of sent datagrams by channel; None if the method sends no datagrams."""
         return self._totals.counts() if self._totals is not None else None
 
     @property
     def bytes_down(self) -> int:
-        """Number of training bytes that all shards have sent to this worker."""
+        """Number of training bytes that all PS shards have sent to this worker."""
         return sum(client.bytes_down for client in self.clients)
 
     # -- for the clients ----------------------------------------------------------------------
 
     def send(self, shard: int, event: Delivery, sizes: list[int], counted: bool) -> None:
-        """Send a message to a shard; all messages from workers to shards use this method."""
+        """Send a message to a PS shard; all messages of the worker use this method."""
         self.connections[shard].send(event, sizes, counted)
 
     def lives(self, incarnation: int) -> bool:
-        """Return True if `incarnation` is the worker's current one; False if the worker is dead."""
+        """Return True if `incarnation` is the worker's current process, and the worker is alive."""
         return 0 < incarnation == self.incarnation
 
     def on_welcome(self, shard: int, last_step: int) -> None:
-        """Join the other shards after shard 0's Welcome, which confirms this incarnation."""
+        """After shard 0's Welcome, which confirms this incarnation, connect to the other shards."""
         if shard in self._welcomed:
             return
         self._welcomed.add(shard)
@@ -243,7 +247,7 @@ class SimulatedExchange:
             self._owner.on_joined(self._last_step)
 
     def on_settled(self, shard: int, reply: ShardReply | None) -> None:
-        """Store one shard's reply; after the last reply, pass all replies to the worker."""
+        """Store one PS shard's reply; after the last reply, pass all replies to the worker."""
         self._replies[shard] = reply
         if self.clients[0].protocol.is_expelled:
             self.on_expelled()
@@ -255,9 +259,9 @@ class SimulatedExchange:
             self._owner.on_replies([replies[number] for number in range(len(self._shards))])
 
     def on_expelled(self) -> None:
-        """Abandon the open push on every shard if one shard has already settled its part."""
-        # An expelled worker's push cannot join the round that one shard has already finished. If
-        # the worker sent the push again, the remaining shards would count it in a later round.
+        """Abandon the open push on every PS shard if one shard has already settled its part."""
+        # A push of an expelled worker cannot be part of a round that one shard has finished. If the
+        # worker sent the push again, the remaining shards would count the push in a later round.
         if any(not client.is_requesting for client in self.clients):
             for client in self.clients:
                 client.abandon_push()
@@ -267,11 +271,11 @@ class SimulatedExchange:
         self._owner.on_answer(answer)
 
     def on_refused(self) -> None:
-        """Notify the worker that a shard has rejected the worker for good."""
+        """Notify the worker that a PS shard has rejected the worker permanently."""
         self._owner.on_refused()
 
     def on_unreachable(self) -> None:
-        """Notify the worker that a shard was unreachable for the whole patience time."""
+        """Notify the worker that a PS shard was unreachable for the whole patience time."""
         self._owner.on_unreachable()
 
     # -- streams that break -------------------------------------------------------------------
@@ -287,11 +291,11 @@ class SimulatedExchange:
         self._clock.at(when, functools.partial(self._attend, self.incarnation))
 
     def _attend(self, incarnation: int) -> None:
-        """Dial lost streams without an open request, as a real worker's heartbeat thread does.
+        """Reconnect lost streams without an open request, as a real worker's heartbeat thread does.
 
-        Shard 0 may have expelled this worker because another shard received nothing from it. The
-        worker then rejoins shard 0 only once every other shard is reachable. Otherwise all workers
-        would again wait for this worker at the unreachable shard.
+        Shard 0 may have expelled this worker because another PS shard received nothing from the
+        worker. An expelled worker reconnects to shard 0 only when every other shard is reachable.
+        Otherwise all workers would again wait for this worker at the unreachable shard.
         """
         if not self.lives(incarnation) or len(self._welcomed) < len(self._shards):
             return
@@ -304,12 +308,12 @@ class SimulatedExchange:
             self._attend_later()
 
     def _ensure_joined(self) -> None:
-        """Dial the shard that the worker waits for; a worker waits for the shards in order."""
+        """Dial the PS shard for whose reply the worker waits; replies are awaited in order."""
         joining = len(self._welcomed) < len(self._shards)
         awaited = self.clients[len(self._welcomed) :] if joining else self._requesting()
         if awaited:
             awaited[0].ensure_joined()
 
     def _requesting(self) -> list[SimulatedClient]:
-        """Return the clients of the shards that have not answered the newest request."""
+        """Return the clients of the PS shards that have not answered the newest request."""
         return [client for client in self.clients if client.is_requesting]

@@ -1,4 +1,4 @@
-"""Executors that compute gradients, and how many gradients are computed concurrently."""
+"""Executors that compute gradients for a simulation, and the number of concurrent gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Given = ParamSpec("Given")
 
 
 class InlineExecutor(Executor):
-    """Executor that runs each call in `submit`. Calls that a running call submits run after it."""
+    """Executor that runs each call in `submit`; calls that a running call submits run later."""
 
     def __init__(self) -> None:
         """Create an executor with an empty queue of calls."""
@@ -23,7 +23,7 @@ class InlineExecutor(Executor):
     def submit(
         self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs
     ) -> Future[Result]:
-        """Run a call and return its done future; a call from inside another call runs later."""
+        """Run a call and return its future; a call submitted inside another call runs later."""
         future: Future[Result] = Future()
         self._waiting.append(lambda: future.set_result(fn(*args, **kwargs)))
         if not self._runs:
@@ -37,23 +37,23 @@ class InlineExecutor(Executor):
 
 
 def num_together(nb_workers: int, on_gpu: bool) -> int:
-    """Return the number of gradients to compute concurrently.
+    """Return the number of gradients that a simulation computes concurrently.
 
-    The number is one per CPU core, but at most one per worker. A GPU computes one gradient at a
-    time.
+    The number of concurrent gradients is the number of CPU cores, but at most the number of
+    workers. A GPU computes one gradient at a time.
     """
     return 1 if on_gpu else min(_num_cores(), nb_workers)
 
 
 def threads_of_each(threads: int, together: int) -> int:
-    """Return the number of TensorFlow threads for one gradient.
+    """Return the number of TensorFlow threads that compute one gradient.
 
-    With at least as many workers as cores, each gradient gets one thread. A gradient then has the
-    same bits on any number of cores.
+    If there are as many workers as CPU cores or more, one thread computes each gradient. A gradient
+    of one thread has the same bits on any number of cores.
 
     Args:
         threads: Value of --worker_threads; 0: share the cores equally.
-        together: Number of gradients that are computed concurrently.
+        together: Number of gradients that the simulation computes concurrently.
     """
     return threads or max(1, _num_cores() // together)
 

@@ -16,11 +16,11 @@ _ENTROPY = 97
 
 
 class GarbageTrainer:
-    """Computes a worker's step and replaces the gradient by noise.
+    """Trainer that replaces the gradient of a faulty worker by noise.
 
     Args:
-        inner: Trainer that computes the steps of all workers.
-        norm: L2 norm of the noise that replaces the gradient.
+        inner: Trainer that computes the training steps of all workers.
+        norm: L2 norm of the noise that replaces the worker's gradient.
         number: Id of the worker that sends noise.
     """
 
@@ -34,8 +34,8 @@ class GarbageTrainer:
     def step(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
     ) -> Step:
-        """Compute the next mini-batch's step as `Trainer.step` does, with noise as gradient."""
-        import numpy as np  # imported late: this module also parses flags, which must be fast
+        """Compute a mini-batch's training step like `Trainer.step`, but with noise as gradient."""
+        import numpy as np  # imported late, because parsing flags must be fast
 
         step = self._inner.step(weights, statistics, shard, local)
         rng = np.random.default_rng([_ENTROPY, self._number, shard.cursor.place])
@@ -48,7 +48,8 @@ def parse(text: str, nb_workers: int) -> dict[int, float]:
     """Parse --sim_garbage, for example ``4:1e6,2:50``; return worker id -> L2 norm of its noise.
 
     Raises:
-        ConfigurationError: The text is ill-formed, or names a worker that does not exist.
+        ConfigurationError: The text of --sim_garbage is ill-formed, or names a worker that does not
+            exist.
     """
     norms: dict[int, float] = {}
     for word in filter(None, text.split(",")):
@@ -57,23 +58,24 @@ def parse(text: str, nb_workers: int) -> dict[int, float]:
             norms[int(worker)] = float(norm)
         except ValueError as error:
             raise ConfigurationError(
-                f"--sim_garbage: {word!r} is not WORKER:NORM, for example 4:1e6."
+                f"--sim_garbage: the entry {word!r} is not WORKER:NORM; expected a worker and an "
+                "L2 norm, for example 4:1e6."
             ) from error
         if not (colon and 1 <= int(worker) <= nb_workers and 0 < float(norm) < 1e30):
             raise ConfigurationError(
-                f"--sim_garbage: {word!r}: expected a worker from 1 to {nb_workers} and a norm "
-                "above 0 and below 1e30."
+                f"--sim_garbage: the entry {word!r} is not valid; expected a worker from 1 to "
+                f"{nb_workers}, and an L2 norm above 0 and below 1e30."
             )
     return norms
 
 
 def trainer_of(number: int, trainer: GradientSource, garbage: dict[int, float]) -> GradientSource:
-    """Return `trainer`, or a source of noise if `garbage` lists the worker.
+    """Return `trainer`, or a trainer with noise as gradients if `garbage` lists the worker.
 
     Args:
-        number: Id of the worker.
-        trainer: Trainer that computes the steps of all workers.
-        garbage: Worker id -> L2 norm of the noise that the worker sends.
+        number: Id of the worker, from 1.
+        trainer: Trainer that computes the training steps of all workers.
+        garbage: Worker id -> L2 norm of the noise that the worker sends instead of gradients.
     """
     norm = garbage.get(number)
     return trainer if norm is None else GarbageTrainer(trainer, norm, number)

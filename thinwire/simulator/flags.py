@@ -1,4 +1,4 @@
-"""Flags of the Simulator; emulated links and devices are configured by the worker's flags."""
+"""Flags of the Simulator role, in addition to worker flags for emulated links and devices."""
 
 from __future__ import annotations
 
@@ -27,39 +27,41 @@ TOPICS = (
             words(
                 "sim_step_seconds",
                 None,
-                "Time of a mini-batch: one value or one per worker (0.1,0.4); or one distribution, "
-                "lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, or one per worker, "
-                "separated by semicolons; or trace:FILE with one step per line. --slowdown "
-                "multiplies the time, --step_seconds is its lower bound.",
+                "Computing time of a mini-batch: one value or one per worker (0.1,0.4); or one "
+                "distribution, lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, or one "
+                "per worker, separated by semicolons; or trace:FILE with one step per line. "
+                "--slowdown multiplies the time, --step_seconds is its lower bound.",
                 "seconds",
                 unset=f"--step_seconds if given, else {_DEFAULT_STEP}",
             ),
             words(
                 "sim_failures",
                 "",
-                "Deaths of workers: 2@30-60,3@45 kills worker 2 at 30 s and starts it again at "
-                "60 s, and kills worker 3 at 45 s for good.",
+                "Times at which simulated workers die: 2@30-60,3@45 kills worker 2 at 30 s and "
+                "starts it again at 60 s, and kills worker 3 at 45 s for good.",
                 "WORKER@SECONDS-SECONDS",
                 unset="none",
             ),
             comma_list(
                 "sim_server_mbps",
                 "0",
-                "Rate of a shard's own link in each direction, shared by all workers; 0: no limit.",
+                "Rate of a simulated shard's link in each direction, shared by all workers; 0: no "
+                "limit.",
                 "Mbit/s, one for all or one per shard",
             ),
             *advanced(
                 comma_list(
                     "sim_server_seconds",
                     "0",
-                    "Time that a shard takes to process a push; a shard processes pushes in order.",
+                    "Time that a simulated shard takes to process a push; a shard processes "
+                    "pushes in order.",
                     "seconds, one for all or one per shard",
                 ),
                 words(
                     "sim_garbage",
                     "",
-                    "Faulty devices: with 4:1e6, worker 4 sends noise of L2 norm 1e6 instead of "
-                    "its gradients, to test guards like --max_update_norm.",
+                    "Simulated faulty workers: with 4:1e6, worker 4 sends noise of L2 norm 1e6 "
+                    "instead of its gradients, to test guards like --max_update_norm.",
                     "WORKER:L2 norm",
                     unset="none",
                 ),
@@ -71,51 +73,55 @@ TOPICS = (
 
 @dataclasses.dataclass(frozen=True)
 class ShardSpeed:
-    """Simulated capacity of one shard."""
+    """Simulated capacity of one PS shard."""
 
-    seconds_per_push: float  # time in which the shard processes one push, in seconds
-    mbps: float  # rate of the shard's own link in Mbit/s; 0: no limit
+    seconds_per_push: float  # time that the PS shard needs for one push, in seconds
+    mbps: float  # rate of the PS shard's link in Mbit/s; 0: no limit
 
 
 @dataclasses.dataclass(frozen=True)
 class SimulatorFlags:
-    """Settings of a simulated run, from the Simulator's flags."""
+    """Settings of a simulated training run, from the Simulator's flags."""
 
     devices: tuple[EmulatedDevice, ...]  # emulated device of each worker, worker 1 first
-    step_times: tuple[StepTime, ...]  # of each worker, before --slowdown and --step_seconds
+    # Step times of each worker, before --slowdown and --step_seconds change them.
+    step_times: tuple[StepTime, ...]
     outages: tuple[Outage, ...]
-    servers: tuple[ShardSpeed, ...]  # capacity of each shard, shard 0 first
+    servers: tuple[ShardSpeed, ...]  # capacity of each PS shard, shard 0 first
     threads: int
     clip_norm: float
     measure: str  # value of --measure
     start_timeout_seconds: float
-    settings: dict[str, str]  # values of the Simulator's flags as text, for the run's records
+    # Name of a flag of the Simulator -> value as text, for the records of the run.
+    settings: dict[str, str]
     weight_decay: float = 0.0  # coupled weight decay, added to the gradient as on a worker
     #: Worker id -> L2 norm of the noise that --sim_garbage makes the worker push.
     garbage: dict[int, float] = dataclasses.field(default_factory=dict)
 
 
 def check(run: Run) -> None:
-    """Check the Simulator's flags before TensorFlow is imported; raises ConfigurationError."""
+    """Check the Simulator's flags before TensorFlow is imported; raise ConfigurationError."""
     read(run)
 
 
 def read(run: Run) -> SimulatorFlags:
-    """Return the Simulator's settings.
+    """Return the settings of the Simulator from the flags.
 
     Raises:
-        ConfigurationError: Step times, failures, links or capacities are ill-formed or out of
-            range; the number of values is not the number of workers or shards; or the run uses a
-            collective or a journal.
+        ConfigurationError: A flag of step times, failures, links or capacities is ill-formed, out
+            of range, or has not one value per worker or shard, or the run uses an all-reduce or a
+            journal.
     """
     if run.method.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"--collective={run.method.collective} is not simulated; use --collective={THROUGH_PS}."
+            f"the Simulator cannot simulate --collective={run.method.collective}; use "
+            f"--collective={THROUGH_PS}."
         )
     if FLAGS.journal == "on":
         raise ConfigurationError(
             "--journal=on: a simulated PS never dies, so its journal would never be read; remove "
-            "the flag. An interrupted simulation is repeated from its start, with equal results."
+            "the flag. The same command repeats an interrupted simulation from its start, with "
+            "equal results."
         )
     worker = worker_flags.read(run.nb_workers)
     worker_flags.refuse_idle_links(run)
@@ -159,7 +165,7 @@ def _step_seconds_of(devices: tuple[EmulatedDevice, ...]) -> str:
 
 
 def _per_shard(name: str, most: float, nb_ps: int) -> list[float]:
-    """Return a flag's values as one number from 0 to `most` for each shard."""
+    """Return a flag's values as one number from 0 to `most` for each PS shard."""
     try:
         values = [float(word) for word in getattr(FLAGS, name)]
     except ValueError as error:
@@ -168,8 +174,8 @@ def _per_shard(name: str, most: float, nb_ps: int) -> list[float]:
         ) from error
     if len(values) not in (1, nb_ps):
         raise ConfigurationError(
-            f"--{name} has {len(values)} values; give one, or one for each of the {nb_ps} shards "
-            "(--nb_ps)."
+            f"--{name} has {len(values)} values; expected one value, or one value for each of the "
+            f"{nb_ps} shards (--nb_ps)."
         )
     for value in values:
         if not 0.0 <= value <= most:

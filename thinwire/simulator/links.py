@@ -1,9 +1,9 @@
-"""Links on the virtual clock, and the streams and datagrams that they carry.
+"""Simulated links between workers and PS shards, and the streams and datagrams on them.
 
-The links use the models of the emulated links (`thinwire.proto.emulation`), without sleeping. A
-stream models a TCP connection: messages arrive in order, or are lost if the stream breaks. Delayed
-messages of an old stream may arrive after a newer stream was opened. A shard reads only the newest
-stream that it has welcomed.
+Simulated links use the models of emulated links (`thinwire.proto.emulation`) on a virtual clock. A
+stream models a TCP connection, whose messages arrive in order, or are lost if the stream breaks.
+Delayed messages of an old stream may arrive after a newer stream was opened. A PS shard reads only
+a worker's newest stream on which it has sent a Welcome.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ if TYPE_CHECKING:
 
 
 class Endpoint(Protocol):
-    """Interface of a shard that connections and datagram senders use."""
+    """Interface of a simulated PS shard that connections and datagram senders use."""
 
     number: int
     lease_seconds: float
-    uplink: Pipe  # the shard's link, on which the messages of all workers arrive
+    uplink: Pipe  # link on which all workers' messages arrive at the shard
     has_own_link: bool
 
     @property
     def listens(self) -> bool:
-        """True if the shard accepts new streams."""
+        """True if the PS shard accepts new streams from workers."""
 
     def receive(self, worker: int, stream: int, event: Delivery) -> None:
-        """Handle a message that arrived on a worker's stream."""
+        """Handle a message that arrived at the PS shard on a worker's stream."""
 
     def arrive(self, event: Delivery) -> None:
-        """Handle a message that has arrived at the shard, without a check of its stream."""
+        """Handle a message that has arrived at the PS shard, without a check of its stream."""
 
     def lose(self, worker: int, stream: int) -> None:
-        """Handle the loss of a worker's stream."""
+        """Handle that a worker's stream to the PS shard is lost."""
 
     def receive_datagrams(self, data: memoryview, size: int) -> None:
-        """Handle datagrams of one size that arrive together."""
+        """Handle datagrams of equal size that arrive at the PS shard together."""
 
 
 class Pipe:
-    """One direction of a simulated link.
+    """One direction (uplink or downlink) of a simulated network link.
 
     Attributes:
-        num_bytes: Number of training bytes sent on the link, including retransmissions.
-        free_at: Time at which the last byte sent so far arrives, in virtual seconds.
+        num_bytes: Number of training bytes that were sent on the link, including retransmissions.
+        free_at: Virtual time in seconds at which the last byte that was sent arrives.
     """
 
     def __init__(self, link: Link, seed: int = 0) -> None:
@@ -71,13 +71,13 @@ class Pipe:
         counted: bool,
         calls: Sequence[Callable[[], None] | None],
     ) -> None:
-        """Send messages on the link in order; make each message's call when the message arrives.
+        """Send messages on the link in order, and make a call when each message arrives.
 
         Args:
             clock: Virtual clock of the simulation.
-            sizes: Size of each message in bytes.
-            counted: True if the messages count as training bytes.
-            calls: Functions to call when the messages arrive, one per message; None: no call.
+            sizes: Size in bytes of each message to send.
+            counted: True if the sent messages count as training bytes.
+            calls: For each message, the function to call when the message arrives; None: no call.
         """
         for size, call in zip(sizes, calls, strict=True):
             arrival = self.send(clock.now, size, counted)
@@ -85,7 +85,7 @@ class Pipe:
                 clock.at(arrival, call)
 
     def send(self, now: float, size: int, counted: bool) -> float:
-        """Send `size` bytes on the link at time `now`; return their arrival, in virtual seconds."""
+        """Send `size` bytes on the link at time `now`; return the virtual time of their arrival."""
         delivery = self._model.send(now, size)
         self.num_bytes += delivery.bytes_on_wire if counted else 0
         self.free_at = delivery.delivered_at
@@ -93,23 +93,24 @@ class Pipe:
 
 
 class ClassPipe:
-    """A worker's uplink with classes of service, for streams and datagrams.
+    """Simulated uplink of a worker, with classes of service for streams and datagrams.
 
     Attributes:
-        num_bytes: Number of training bytes of streams that have arrived, with retransmissions.
-        free_at: Time at which the last message of a stream arrived, in virtual seconds.
-        on_space: Functions that are called when traffic has passed, so that queues may have space.
+        num_bytes: Number of training bytes that have arrived in streams, including retransmissions.
+        free_at: Virtual time in seconds at which the last message of a stream arrived.
+        on_space: Functions that are called when traffic has passed the uplink, so that its queues
+            may have space.
     """
 
     def __init__(
         self, clock: Clock, link: Link, seed: int = 0, priority: int = BEST_EFFORT
     ) -> None:
-        """Create an idle link without messages.
+        """Create an idle uplink without messages.
 
         Args:
             clock: Virtual clock of the simulation.
-            link: Properties of the link: rate, delay, loss, treatment of datagrams.
-            seed: Seed of the link's random draws.
+            link: Properties of the uplink: rate, delay, loss, treatment of datagrams.
+            seed: Seed of the simulated link's random losses.
             priority: Class of service of the streams, 0 to 7.
         """
         self.model = PriorityLink(link, seed)
@@ -126,7 +127,7 @@ class ClassPipe:
         counted: bool,
         calls: Sequence[Callable[[], None] | None],
     ) -> None:
-        """Send messages on the link as `Pipe.pass_on` does, in the streams' class of service."""
+        """Send messages on the uplink as `Pipe.pass_on` does, in the streams' class of service."""
         for size, call in zip(sizes, calls, strict=True):
             arrived = functools.partial(self._arrived, counted, call)
             self.model.offer(clock.now, self._priority, size, arrived)
@@ -135,12 +136,12 @@ class ClassPipe:
     def offer_datagrams(
         self, priority: int, size: int, count: int, deliver: Callable[[PacketArrival], None]
     ) -> None:
-        """Send datagrams on the link; `deliver` is called with the datagrams that arrive."""
+        """Send datagrams on the uplink; call `deliver` with the datagrams that arrive."""
         self.model.offer_datagrams(self._clock.now, priority, size, count, deliver)
         self._set_alarm()
 
     def has_space(self, priority: int) -> bool:
-        """Return True if a sender may put datagrams of a class on the link now, False to wait."""
+        """Return True if a sender may send datagrams of a class now, False to wait for space."""
         return self.model.has_space(priority)
 
     def _arrived(
@@ -152,14 +153,14 @@ class ClassPipe:
             call()
 
     def _set_alarm(self) -> None:
-        """Schedule a run of the link's model at the time of the model's next event."""
+        """Schedule an update of the link's model at the time of the model's next event."""
         at = self.model.next_event()
         if at is not None and (self._alarm is None or at < self._alarm):
             self._alarm = at
             self._clock.at(at, functools.partial(self._run, at))
 
     def _run(self, when: float) -> None:
-        if when != self._alarm:  # an earlier alarm has replaced the alarm of this call
+        if when != self._alarm:  # an earlier alarm has replaced this alarm
             return
         self._alarm = None
         for arrival in self.model.advance(self._clock.now):
@@ -172,14 +173,14 @@ class ClassPipe:
 def uplink_of(
     clock: Clock, link: Link, seed: int, datagrams: bool = False, priority: int = BEST_EFFORT
 ) -> Pipe | ClassPipe:
-    """Return a worker's uplink, with classes of service if its traffic needs them.
+    """Return a worker's simulated uplink, with classes of service if the traffic needs them.
 
     Args:
         clock: Virtual clock of the simulation.
-        link: Rate, delay and loss of the worker's link.
-        seed: Seed of the link's random draws.
-        datagrams: True if the uplink also carries datagrams.
-        priority: Class of service of the streams.
+        link: Rate, delay and loss of the worker's simulated link.
+        seed: Seed of the simulated link's random losses.
+        datagrams: True if the worker also sends datagrams.
+        priority: Class of service of the worker's streams, 0 to 7.
     """
     if datagrams or link.background_mbps:
         return ClassPipe(clock, link, seed, priority)
@@ -187,7 +188,7 @@ def uplink_of(
 
 
 def sizes_on_wire(frames: Iterable[Frame]) -> list[int]:
-    """Return the size of each frame on the wire in bytes, including the stream's framing."""
+    """Return each frame's size on the wire in bytes, including the framing of the stream."""
     return [wire_bytes(len(frame)) for frame in frames]
 
 
@@ -198,15 +199,15 @@ def carry(
     counted: bool,
     deliver: Callable[[], None],
 ) -> None:
-    """Pass a message over several links in order, frame by frame.
+    """Send a message over several simulated links in order, frame by frame.
 
     Args:
         clock: Virtual clock of the simulation.
-        hops: Links from the sender to the receiver, at least one.
-        sizes: Size of each frame in bytes; an empty list means a message without size, which is
-            only delayed.
-        counted: True if the frames count as training bytes.
-        deliver: Called when the message's last frame has arrived.
+        hops: One or more links, from the sender to the receiver.
+        sizes: Size of each frame of the message in bytes. An empty list means a message without
+            size, which is only delayed.
+        counted: True if the frames of the message count as training bytes.
+        deliver: Function that is called when the message's last frame has arrived.
     """
     first, next_hops = hops[0], hops[1:]
     sizes = sizes or (0,)
@@ -220,34 +221,37 @@ def carry(
 
 
 def _nothing() -> None:
-    """Do nothing: only a message's last frame delivers the message."""
+    """Do nothing, because only a message's last frame delivers the message."""
 
 
-#: First and last pause between dial attempts, and shortest silence after which a worker gives up a
-#: stream, in seconds. The values equal the values in thinwire.proto.grpc.session.
+#: First and longest pause between attempts to open a stream, and shortest silence after which a
+#: worker gives up a stream, in seconds. The constants equal the constants of real workers in
+#: thinwire.proto.grpc.session.
 _FIRST_BACKOFF_SECONDS = 0.2
 _LAST_BACKOFF_SECONDS = 5.0
 _LEAST_PROGRESS_SECONDS = 10.0
 
 
 class SimulatedConnection:
-    """A worker's connection to a shard: dials, and holds the state of the newest stream.
+    """A simulated worker's connection to a PS shard, with the state of the newest stream.
 
     Attributes:
-        number: Number of the newest stream; each stream has a different number.
+        number: Number of the connection's newest stream. Each stream has a different number.
         stands: True if the worker regards the newest stream as open.
         dials: True while the worker tries to open a stream.
-        cut_until: Time until which no stream can be opened, in virtual seconds.
-        held_until: Times until which no message arrives, [up, down], in virtual seconds.
-        on_lost: Called when the worker notices that the stream is lost.
+        cut_until: Virtual time in seconds until which the worker can open no stream.
+        held_until: Virtual times in seconds until which no message arrives, as [to the shard, to
+            the worker].
+        on_lost: Function that is called when the worker notices that the stream is lost.
 
     Args:
-        worker: Id of the worker.
-        shard: Shard that the worker connects to.
+        worker: Id of the worker that owns the connection.
+        shard: PS shard to which the worker connects.
         uplink: Simulated uplink of the worker.
         clock: Virtual clock of the simulation.
-        delay_seconds: Time after which worker and shard notice a broken stream, in seconds.
-        rng: Random generator of the pauses between attempts to dial.
+        delay_seconds: Time after which worker and PS shard notice a broken stream, in virtual
+            seconds.
+        rng: Random generator for the pauses between attempts to open a stream.
     """
 
     def __init__(
@@ -263,22 +267,22 @@ class SimulatedConnection:
         self._hops = (uplink, shard.uplink) if shard.has_own_link else (uplink,)
         self._delay_seconds, self._rng = delay_seconds, rng
         self.number, self.stands, self.dials = 0, False, False
-        self._broken_to = 0  # number of the newest broken stream; older streams are broken too
-        self._life = 0  # number of the worker's starts; attempts of earlier starts are dropped
+        self._broken_to = 0  # number of the newest broken stream; older ones are broken, too
+        self._life = 0  # number of worker starts; dialing of earlier starts is dropped
         self.cut_until = 0.0
         self.held_until = [0.0, 0.0]
         self.on_lost: Callable[[], None] = lambda: None
 
     @property
     def carries(self) -> bool:
-        """True if only the link delays a message sent now: the stream is intact and not held."""
+        """True if the stream to the shard is intact, and nothing but the link delays messages."""
         is_intact = self.stands and self.number > self._broken_to
         return is_intact and self._clock.now >= self.held_until[0]
 
     # -- opening ----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Reset for a restarted worker: no stream is open, and no dialing continues."""
+        """Reset the connection after a restart of the worker: no stream is open or dialed."""
         self.stands = self.dials = False
         self._broken_to = self.number
         self._life += 1
@@ -286,12 +290,13 @@ class SimulatedConnection:
     def dial(
         self, hello: Callable[[], None], give_up: Callable[[], None], patience_seconds: float
     ) -> None:
-        """Open a stream to the shard; repeat failed attempts with backoff until the time limit.
+        """Open a stream to the PS shard; repeat failed attempts with backoff until a time limit.
 
         Args:
-            hello: Called when the stream is open, to send a Hello.
-            give_up: Called if no stream could be opened in time.
-            patience_seconds: Time limit of all attempts, in seconds.
+            hello: Function that is called when the stream is open, to send a Hello message.
+            give_up: Function that is called if no stream could be opened in time.
+            patience_seconds: Time limit of all attempts to open a stream together, in virtual
+                seconds.
         """
         self.dials = True
         life, backoff = self._life, _FIRST_BACKOFF_SECONDS
@@ -316,14 +321,14 @@ class SimulatedConnection:
         attempt()
 
     def open(self) -> None:
-        """Open a new stream to the shard immediately."""
+        """Open a new stream from the worker to the PS shard immediately."""
         self.number += 1
         self.stands = True
 
     # -- breaking ---------------------------------------------------------------------------
 
     def snap(self) -> None:
-        """Break the stream, lose its messages in flight, and notify worker and shard later."""
+        """Break the stream, lose its messages in flight, and notify worker and PS shard later."""
         number = self.number
         self._broken_to = number
         later = self._clock.now + self._delay_seconds
@@ -331,21 +336,22 @@ class SimulatedConnection:
         self._clock.at(later, functools.partial(self.shard.lose, self.worker, number))
 
     def fall_silent(self) -> None:
-        """Break the stream to the shard without a notice.
+        """Break the stream to the PS shard without notifying worker or shard.
 
-        The shard is not notified. The worker notices when it has received no message for too long.
+        The PS shard does not notice the broken stream. The worker notices when it has received no
+        message for too long.
         """
         self._broken_to = self.number
         self.expect_progress()
 
     def hold(self, up: bool, seconds: float) -> None:
-        """Delay the messages of one direction of the connection.
+        """Delay the messages of one direction of the worker's connection.
 
         While messages to the worker are held, the worker may give up the stream.
 
         Args:
-            up: True for messages to the shard, False for messages to the worker.
-            seconds: Time until messages arrive again, in seconds.
+            up: True to delay messages to the PS shard, False to delay messages to the worker.
+            seconds: Time until messages arrive again, in virtual seconds.
         """
         direction = 0 if up else 1
         until = self._clock.now + seconds
@@ -354,10 +360,10 @@ class SimulatedConnection:
             self.expect_progress(until)
 
     def expect_progress(self, until: float | None = None) -> None:
-        """Schedule that the worker gives up the stream when it has received nothing for too long.
+        """Schedule that the worker gives up a stream on which no message arrives for too long.
 
         Args:
-            until: Time at which messages arrive again, in virtual seconds; None: never.
+            until: Virtual time in seconds at which messages arrive again; None: never.
         """
         seconds = max(_LEAST_PROGRESS_SECONDS, 3 * self.shard.lease_seconds)
         when = self._clock.now + seconds
@@ -365,7 +371,7 @@ class SimulatedConnection:
             self._clock.at(when, functools.partial(self.lose, self.number))
 
     def lose(self, number: int) -> None:
-        """Notify the worker that a stream is lost; ignored for a stream that was replaced."""
+        """Notify the worker that a stream is lost, unless a newer stream has replaced it."""
         if number == self.number and self.stands:
             self.stands = False
             self.on_lost()
@@ -373,12 +379,13 @@ class SimulatedConnection:
     # -- messages ---------------------------------------------------------------------------
 
     def send(self, event: Delivery, sizes: Sequence[int], counted: bool) -> None:
-        """Send a message to the shard if the stream is open.
+        """Send a message to the PS shard if the worker's stream is open.
 
         Args:
-            event: Message for the shard.
-            sizes: Size of each frame in bytes; an empty list means a message that is only delayed.
-            counted: True if the frames count as training bytes.
+            event: Message to send to the PS shard.
+            sizes: Size of each frame of the message in bytes. An empty list means a message without
+                size, which is only delayed.
+            counted: True if the frames of the message count as training bytes.
         """
         if self.stands:
             deliver = functools.partial(self._deliver, self.number, event)
@@ -391,11 +398,12 @@ class SimulatedConnection:
             self.shard.receive(self.worker, number, event)
 
     def delivers(self, number: int, again: Callable[[], None]) -> bool:
-        """Return True if a message from the shard reaches the worker now.
+        """Return True if a message from the PS shard reaches the worker now.
 
         Args:
-            number: Number of the stream that the message was sent on.
-            again: Called when the hold ends, if messages to the worker are held now.
+            number: Number of the stream on which the message was sent.
+            again: Function that is called when messages to the worker are no longer held, if they
+                are held now.
         """
         if self._waits(1, again):
             return False

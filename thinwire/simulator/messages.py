@@ -1,7 +1,8 @@
-"""Messages between simulated workers and shards that the PS core does not define.
+"""Messages between simulated workers and PS shards that the PS core does not define.
 
-Other messages are events and actions of `thinwire.ps.core.events`. The module also contains the
-result of a mini-batch and the interfaces of objects that compute gradients.
+All further messages of a simulation are events and actions of `thinwire.ps.core.events`. This
+module also defines the result of a mini-batch (`Step`) and the interfaces of objects that compute
+gradients.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class StreamPart:
-    """The part of a push that the stream carries while datagrams carry all other entries."""
+    """The part of a push that the gRPC stream carries while datagrams carry all other entries."""
 
     worker: int
     push: pb.Push
@@ -34,39 +35,39 @@ class StreamPart:
 
 @dataclasses.dataclass(frozen=True)
 class Datagrams:
-    """Datagrams that were sent in the stream instead of over UDP."""
+    """Datagrams of a push that were sent in the gRPC stream instead of over UDP."""
 
     message: pb.Datagrams
 
 
 @dataclasses.dataclass(frozen=True)
 class NonFinitePush:
-    """A push with NaN or infinity; the shard's decoder rejects it and the core only counts it."""
+    """A push with NaN or infinity, which the PS shard rejects and counts."""
 
     worker: int
     step: int
 
 
-#: Message from a simulated worker to a simulated shard.
+#: Message from a simulated worker to a simulated PS shard.
 Delivery = events.Event | StreamPart | Datagrams | NonFinitePush
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplyInFlight:
-    """A shard's reply to a pull or push, on its way to a worker."""
+    """A PS shard's reply to a pull or push, in flight to a worker."""
 
-    step: int  # training step of the answered push; 0: the reply answers a pull
-    epoch: int  # membership epoch of the shard at the reply
+    step: int  # training step of the answered push; 0 for an answered pull
+    epoch: int  # number of the PS shard's membership epoch at the reply
     reply: ShardReply
-    reception: pb.DatagramOutcome | None = None  # arrived datagrams; None: none were sent
+    reception: pb.DatagramOutcome | None = None  # counts of arrived datagrams; None: none were sent
 
 
-#: Message from a simulated shard to a simulated worker.
+#: Message from a simulated PS shard to a simulated worker.
 ToWorker = events.Welcome | events.Reject | events.Answer | ReplyInFlight
 
 
 def to_client(message: ToWorker) -> pb.ToClient:
-    """Return the protocol message that a real shard would send, without the model's values."""
+    """Return the protocol message that a real PS shard would send, without the model's values."""
     match message:
         case events.Welcome():
             welcome = pb.Welcome(
@@ -103,7 +104,7 @@ def to_client(message: ToWorker) -> pb.ToClient:
 def decoded(
     update: Update | tuple[Block, ...] | RelayedRounds, layout: ShardLayout
 ) -> tuple[list[Block], tuple[RepeatedRound, ...]]:
-    """Encode and decode a reply's update; return its blocks, or the rounds that it relays."""
+    """Encode and decode the update in a PS shard's reply; return its blocks or relayed rounds."""
     if not isinstance(update, RelayedRounds):
         return blocks_of_reply(update, layout), ()
     reply = pb.Reply(step=update.step)
@@ -119,13 +120,14 @@ def reply_in_flight(
     layout: ShardLayout,
     reception: pb.DatagramOutcome | None,
 ) -> ReplyInFlight:
-    """Return a reply of the core in the form that a worker decodes.
+    """Return a reply of the PS core in the form that a worker decodes.
 
     Args:
-        action: Reply of the shard's PS core.
-        generation: Number of the shard's restarts.
-        layout: Layout of the shard (the variable slices that the shard stores).
-        reception: Counts of the push's datagrams that arrived; None if the push had no datagrams.
+        action: Reply as the PS core returned it.
+        generation: Number of times that the PS shard was restarted.
+        layout: Layout of the PS shard (the slices of variables that the shard stores).
+        reception: Number of datagrams of the answered push that arrived; None if the push had no
+            datagrams.
     """
     blocks, rounds = decoded(action.update, layout)
     reply = ShardReply(
@@ -148,17 +150,17 @@ def reply_in_flight(
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The results of one mini-batch of a worker."""
+    """The results (gradient, loss, new state) of one mini-batch of a worker."""
 
-    gradient: Float32  # [num_parameters] float32, a new array that the receiver owns
+    gradient: Float32  # gradient [num_parameters] float32, a new array
     loss: float
     samples: int
-    statistics: Float32  # [m] moving statistics after the mini-batch; [0]: not averaged
-    local: State  # worker-local state after the mini-batch
+    statistics: Float32  # [m] moving statistics after the mini-batch; m = 0: not averaged
+    local: State  # worker-local state (dropout seeds) after the mini-batch
 
 
 class GradientSource(Protocol):
-    """Computes the gradients of all workers, possibly in several threads, as `Trainer` does."""
+    """Interface of an object that computes gradients of all workers, such as `Trainer`."""
 
     def local_of(self, number: int) -> State:
         """Return a worker's initial local state, for example dropout seeds."""
@@ -170,16 +172,16 @@ class GradientSource(Protocol):
 
 
 class ModelSource(GradientSource, Protocol):
-    """A source of gradients that also provides the initial model."""
+    """Interface of a source of gradients that also provides the initial model."""
 
     @property
     def spec(self) -> ModelSpec:
-        """Signature of the shared model."""
+        """Names and shapes of the shared model's tensors."""
 
     @property
     def weights(self) -> Float32:
-        """Initial weights, [num_parameters] float32."""
+        """Initial weights of the model, [num_parameters] float32."""
 
     @property
     def statistics(self) -> Float32:
-        """Initial moving statistics, [m] float32; [0] if statistics are not averaged."""
+        """Initial moving statistics of batch normalization, [m] float32; m = 0 if not averaged."""

@@ -1,4 +1,4 @@
-"""Writes evaluations, status lines, summary and report of a simulated run, by virtual time."""
+"""Writes evaluations, status lines, summary and report of a simulated training run."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from thinwire.supervisor.recorder import Recorder
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-_RECORD_SECONDS = 5.0  # virtual seconds between status lines in metrics.jsonl, per 50 workers
-_WORKERS_A_LINE = 50  # number of workers that add _RECORD_SECONDS between two status lines
+_RECORD_SECONDS = 5.0  # virtual seconds between lines of metrics.jsonl, per 50 workers
+#: Number of workers for which _RECORD_SECONDS are added to the time between status lines.
+_WORKERS_A_LINE = 50
 _PLAIN_LINE_SECONDS = 10.0  # wall-clock seconds between status lines if output is no terminal
 _LIVE_SECONDS = 0.5  # wall-clock seconds between updates of the status on a terminal
-_SHARE_OF_WORK = 50  # the status display takes at most 1/50 of the wall-clock time
+_SHARE_OF_WORK = 50  # displaying the status takes at most 1/50 of wall-clock time
 
 
 class SimulationRecords:
-    """Writes the records that a Supervisor writes in a real run. Evaluations take no virtual time.
+    """Writes a Supervisor's records of a simulated run; evaluations take no virtual time.
 
     Args:
-        run: The run's settings.
+        run: Settings of the simulated run.
         own: Settings of the evaluations, with intervals in virtual seconds.
-        recorder: Writes the files of the run directory.
-        simulation: Simulation that is recorded.
+        recorder: `Recorder` that writes the files of the run directory.
+        simulation: Simulated run that is recorded.
     """
 
     def __init__(
@@ -50,16 +51,16 @@ class SimulationRecords:
             for shard in simulation.shards
         ]
         self.dashboard = Dashboard()
-        self._evaluated = -1  # shard 0's version at the newest evaluation; -1: no evaluation yet
+        self._evaluated = -1  # PS shard 0's version at the last evaluation; -1: none yet
         self._evaluate_at = 0.0
         self._record_at = 0.0
         self._show_at = time.monotonic()
 
     def keep(self, now: float) -> None:
-        """Do an evaluation, a record and a status display that are due; end the run at its target.
+        """Evaluate, record and display the run if this is due; end the run at its target.
 
         Args:
-            now: Current time, in virtual seconds.
+            now: Current virtual time, in seconds.
         """
         version = self._simulation.shards[0].core.version
         if version != self._evaluated and (now >= self._evaluate_at or self._due(version)):
@@ -76,7 +77,7 @@ class SimulationRecords:
             self._show()
 
     def _show(self) -> None:
-        """Show the run's progress; with many workers seldom, because each display takes long."""
+        """Display the run's progress; seldom for many workers, because displaying takes long."""
         begun = time.monotonic()
         self.dashboard.update(self._status(None), self._recorder.latest)
         pause = _LIVE_SECONDS if self.dashboard.live else _PLAIN_LINE_SECONDS
@@ -107,7 +108,7 @@ class SimulationRecords:
         return self._recorder.has_reached_target()
 
     def _view(self) -> tuple[Float32, Float32 | None, list[int]]:
-        """Return the model's weights, averaged statistics (None if absent), and shard versions."""
+        """Return the model's weights, averaged statistics or None, and each PS shard's version."""
         statistics = None
         weights = np.empty(self._simulation.spec.num_parameters, np.float32)
         versions = []

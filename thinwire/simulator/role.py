@@ -1,7 +1,8 @@
-"""Main function of the Simulator role: a whole run in one process, on a virtual clock.
+"""Main function of the Simulator role, which simulates a whole run in one process.
 
-Gradients are real, and workers and shards use the cores of the real roles. Simulated are the time
-of devices, links with their losses, deaths, and the capacity of shards.
+Simulated workers and PS shards compute real gradients with the cores (state machines) of the real
+roles. The Simulator simulates the time of devices, links with losses, deaths of workers, and the
+capacity of PS shards.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from thinwire.worker.role import limit_threads
 
 
 def main(run: Run) -> int:
-    """Simulate the run to its end; return the exit code.
+    """Simulate the training run to its end; return the exit code.
 
     Raises:
-        ConfigurationError: Data, model, batch size or number of shards do not fit, or the run
+        ConfigurationError: Data, model, batch size or number of PS shards do not fit, or the run
             directory contains a run of real processes.
     """
     refuse_script_steps(run.method, "the Simulator")
@@ -61,10 +62,11 @@ def main(run: Run) -> int:
     trainer = Trainer(shared, run.method.bn_sync, settings.clip_norm, settings.weight_decay)
     executor = ThreadPoolExecutor(together, "gradients")
     simulation = Simulation(run, settings, trainer, dataset, bodies, executor=executor)
-    # An interrupted simulation is repeated from its start, with the same results; so the records of
+    # An interrupted simulation is repeated from its start, with the same results, so the records of
     # the first attempt may be overwritten. Large batches make the evaluations faster.
     record_run = dataclasses.replace(run, batch_size=max(run.batch_size, 500), overwrite=True)
-    # Evaluate a separate model, as a Supervisor does: training does not change its statistics.
+    # Evaluate a separate model, as a Supervisor does, because training does not change the moving
+    # statistics of a separate model.
     evaluated = SharedModel(run.model, run.seed)
     scorer = ModelScorer(record_run, evaluated, dataset.test_images, dataset.test_labels)
     recorder = Recorder(record_run, scorer)
@@ -76,7 +78,7 @@ def main(run: Run) -> int:
 
 
 def _play(simulation: Simulation, records: SimulationRecords) -> int:
-    """Run the simulation to its end and write its records, also after Ctrl-C."""
+    """Run the simulation to its end, and write the run's records, also after Ctrl-C."""
     interrupted: list[int] = []
 
     def interrupt(number: int, frame: Any) -> None:
@@ -87,14 +89,18 @@ def _play(simulation: Simulation, records: SimulationRecords) -> int:
     with handle_signals(interrupt), records.dashboard:
         reason = simulation.play(records.keep, lambda: bool(interrupted))
     logging.info(
-        "%d updates, %.3f simulated seconds, in %.2f s of this machine, %.2f s of its cores",
+        "simulated %d updates in %.3f simulated seconds; the simulation took %.2f s of real time "
+        "and %.2f s of processor time",
         simulation.shards[0].core.version,
         simulation.clock.now,
         time.perf_counter() - begun[0],
         time.process_time() - begun[1],
     )
     if reason == "interrupted" and not interrupted:
-        logging.error("every worker is dead and no return is scheduled: the run cannot continue")
+        logging.error(
+            "every simulated worker is dead, and --sim_failures schedules no return: the run "
+            "cannot continue"
+        )
     records.finish(reason)
     return EXIT_OF_STOP.get(reason, EXIT_DONE)
 

@@ -1,8 +1,9 @@
-"""Computes the mini-batches of a worker's round of local steps ahead of virtual time.
+"""Computes the mini-batches of a simulated worker's round ahead of virtual time.
 
 If only the worker's own count of local steps ends a round, no event can change the round's result.
-Each mini-batch of the round then starts as soon as the previous one is computed, without waiting
-for the virtual clock. A round thus keeps one CPU core busy.
+In this case, the computation of each mini-batch starts as soon as the previous mini-batch is
+computed, without waiting for the virtual clock. So a round of local steps uses one CPU core
+continuously.
 """
 
 from __future__ import annotations
@@ -24,25 +25,26 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class MiniBatch:
-    """Result of one mini-batch of a worker's round."""
+    """Result of one mini-batch of a worker's round of local steps."""
 
     local: State  # worker-local state (for example dropout seeds) after the mini-batch
-    step: Step | None = None  # gradient for the core; None: the core has processed the gradient
-    refused: NonFiniteUpdate | None = None  # core's rejection of the gradient; None: accepted
-    following: Future[MiniBatch] | None = None  # the round's next mini-batch; None: not started
+    step: Step | None = None  # gradient for the core; None: the core has processed it
+    refused: NonFiniteUpdate | None = None  # the core's rejection of the gradient; None: accepted
+    following: Future[MiniBatch] | None = None  # next mini-batch of the round; None: not started
 
 
 class RoundAhead:
-    """Starts the mini-batches of one incarnation of a worker.
+    """Starts the computation of mini-batches for one incarnation (process) of a worker.
 
-    If a round is computed ahead, the executor's thread takes the local steps of all mini-batches
-    but the round's last. No other thread uses the core during that time.
+    If a round is computed ahead, a thread of the executor takes the local steps of all mini-batches
+    but the round's last. No other thread uses the worker core (state machine) during this time.
 
     Args:
-        trainer: Computes the gradients of the mini-batches.
-        executor: Runs the computations of the gradients.
-        core: Worker core (state machine) of this incarnation.
-        lives: Returns whether this incarnation is still alive; called from the executor's threads.
+        trainer: Trainer that computes the gradients of the mini-batches.
+        executor: Executor that runs the computations of the gradients.
+        core: Worker core (state machine) of this incarnation (process) of the worker.
+        lives: Function that returns whether this incarnation (process) of the worker is alive;
+            called from the executor's threads.
     """
 
     def __init__(
@@ -62,14 +64,14 @@ class RoundAhead:
     def begin(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
     ) -> Future[MiniBatch]:
-        """Return the next mini-batch, and start its computation if it has not been started."""
+        """Return the next mini-batch's future; start its computation if it has not started."""
         under_way, self._following = self._following, None
         if under_way is not None:
             return under_way
         return self._executor.submit(self._compute, weights, statistics, shard.fork(), local)
 
     def take(self, computing: Future[MiniBatch]) -> MiniBatch:
-        """Wait for a mini-batch that `begin` returned, and return its result."""
+        """Wait for the computation of a mini-batch that `begin` returned; return the result."""
         done = computing.result()
         self._following = done.following
         return done

@@ -1,4 +1,4 @@
-"""One shard on the virtual clock: the PS core, its capacity, its streams, kill and restart."""
+"""A simulated PS shard: the PS core, its capacity, its streams, kill and restart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from thinwire.simulator.messages import (
 )
 from thinwire.simulator.storage import SimulatedKill, StoredShard
 
-#: Python's id() of an update -> the update's blocks, coded once for all workers.
+#: Python's id() of an update -> blocks of the update, encoded once for all workers.
 CodedBlocks = dict[int, SharedBlocks]
 
 _SEEK_SECONDS = 1.0  # seconds between the attempts of a following shard to reach shard 0
@@ -45,48 +45,53 @@ _SEEK_SECONDS = 1.0  # seconds between the attempts of a following shard to reac
 
 @dataclasses.dataclass
 class Port:
-    """A shard's end of the streams to one worker."""
+    """A simulated PS shard's end of the streams to one worker."""
 
-    delivery: Callable[[int, ToWorker], Callable[[], None]]  # (stream, message) -> call
+    # Function of (number of the stream, message) that returns a call which delivers the message.
+    delivery: Callable[[int, ToWorker], Callable[[], None]]
     down: Pipe
     chunk_bytes: int
     connection: SimulatedConnection
     chooser: IndexChooser = dataclasses.field(default_factory=IndexChooser)
-    stream: int | None = None  # open stream on which the worker was welcomed; None: no stream
-    incarnation: int = 0  # newest incarnation of the worker that was welcomed; 0: none
-    #: Incarnation of the worker -> stream on which its Hello arrived.
+    stream: int | None = None  # open stream on which the worker got a Welcome; None: no stream
+    incarnation: int = 0  # newest process of the worker that got a Welcome; 0: none
+    #: Incarnation (process) of the worker -> stream on which its Hello message arrived.
     hellos: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
-#: Run id in shard 0's records.
+#: Run id in the records of a simulated run.
 RUN_ID = "simulated"
 
 
 class SimulatedShard:
-    """Passes events to a PS core and performs the core's actions; can be killed and restarted.
+    """Simulated PS shard, which drives a PS core (state machine) and can be killed and restarted.
 
     Attributes:
-        core: State machine of the shard, the same class as in a real run.
-        journaled: Wrapper of the core that writes the events to the journal if the run has one.
-        ports: Worker id -> the shard's end of the streams to the worker.
-        followers: On shard 0: the other shards, which follow each epoch without delay. Else [].
-        leader: On a following shard: shard 0. None on shard 0.
-        kept: The shard's files on disk; None: the shard saves nothing and cannot be restarted.
-        life: Number of starts of the shard's process.
-        alive: True while the shard's process runs.
-        is_open: True while the shard admits workers.
-        skew: Lead of the shard's clock over the virtual clock, in seconds.
-        reports: (role, id) -> newest JSON document that the node reported.
-        on_end: Called with the stop reason when the core ends the run.
-        on_groups: Called with an action of shard 0's core that has formed groups by speed.
-        on_draws: Called with shard 0's newest draws of the workers of rounds.
-        on_begin: Called with this shard when a restarted process has its core.
+        core: State machine of the PS shard, of the same class as in a real run.
+        journaled: Wrapper of the core that writes the core's events to a journal if the run has a
+            journal.
+        ports: Worker id -> the PS shard's end of the streams to the worker.
+        followers: The remaining PS shards on shard 0, which follow each of its membership epochs
+            without delay; empty on these shards.
+        leader: Shard 0, from which the remaining PS shards receive membership epochs; None on shard
+            0.
+        kept: Files of the PS shard on disk. None: the shard saves no files and cannot be restarted.
+        life: Number of starts of the PS shard's process.
+        alive: True while the PS shard's process runs.
+        is_open: True while the PS shard admits workers.
+        skew: Time by which the PS shard's clock is ahead of the virtual clock, in seconds.
+        reports: (role, id) of a node -> newest JSON document that the node reported.
+        on_end: Function that is called with the stop reason when the core ends the run.
+        on_groups: Function that is called with an action of shard 0's core that has grouped workers
+            by speed.
+        on_draws: Function that is called with shard 0's newest draws (sampled workers of rounds).
+        on_begin: Function that is called with this PS shard when a restarted process has its core.
     """
 
     def __init__(
         self, number: int, core: PsCore, layout: ShardLayout, server: ShardSpeed, clock: Clock
     ) -> None:
-        """Create a running shard with the given PS core."""
+        """Create a running PS shard with the given PS core (state machine)."""
         self.number, self.core, self.clock = number, core, clock
         self.journaled = JournaledCore(core)
         self.journaled.on_failure = self.request_end
@@ -97,18 +102,20 @@ class SimulatedShard:
         self.life, self.alive, self.is_open, self.skew = 0, True, True, 0.0
         self._asleep_until = 0.0
         self._tick_at: float | None = None
-        self._epoch: events.MembershipEpoch | None = None  # newest epoch, for a restarted follower
+        # Newest membership epoch, which shard 0 sends to a restarted PS shard.
+        self._epoch: events.MembershipEpoch | None = None
         self.layout = layout
         self.reports: dict[tuple[int, int], str] = {}
         self.on_end: Callable[[str], None] | None = None
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
         self.identity = types.SimpleNamespace(run_id=RUN_ID)
-        self.guard = types.SimpleNamespace(refused={})  # a simulation has no foreign clients
+        self.guard = types.SimpleNamespace(refused={})  # a simulation has no clients of other runs
         self.decoder: PushDecoder | None = None
         self.lease_seconds = 10.0
         self.on_draws: Callable[[Sequence[Draw]], None] | None = None
         self.on_begin: Callable[[SimulatedShard], None] = lambda shard: None
-        self.connections = self  # a status document reads `connections.bytes_down`
+        # The writer of the status document reads `connections.bytes_down`.
+        self.connections = self
         self.uplink, self.downlink = (Pipe(Link(server.mbps)) for _ in range(2))
         self.has_own_link = server.mbps > 0
         self._seconds_per_push = server.seconds_per_push
@@ -116,28 +123,28 @@ class SimulatedShard:
         self.datagrams: SimulatedDatagramPort | None = None
 
     def open_datagram_port(self, decoder: PushDecoder, transport: Transport) -> None:
-        """Open the shard's datagram port, so that the shard receives datagrams.
+        """Open the datagram port by which the PS shard receives datagrams.
 
         Args:
-            decoder: Decoder of the shard's pushes.
-            transport: Settings of the datagram transport.
+            decoder: Decoder of the pushes that the PS shard receives.
+            transport: Settings of the datagrams, for example their size and pacing.
         """
         router = self.core.model.method.router
         self.datagrams = SimulatedDatagramPort(self, router, decoder, transport)
 
     def received(self) -> DatagramCounts | None:
-        """Return the counts of received datagrams; None if the method sends no datagrams."""
+        """Return the numbers of received datagrams; None if the method sends no datagrams."""
         return self.datagrams.receiver.counts() if self.datagrams is not None else None
 
     def introduction(self, worker: int, incarnation: int) -> pb.Welcome:
-        """Return the part of a Welcome for a worker's datagrams: ports, session id and key."""
+        """Return a Welcome message's part on a worker's datagrams: ports, session id and key."""
         welcome = pb.Welcome()
         if self.datagrams is not None:
             self.datagrams.fill_welcome(worker, incarnation, welcome)
         return welcome
 
     def bytes_down(self) -> dict[int, int]:
-        """Return worker id -> number of training bytes that the shard has sent to the worker."""
+        """Return worker id -> number of training bytes that the PS shard has sent to the worker."""
         return {worker: port.down.num_bytes for worker, port in self.ports.items()}
 
     def live_workers(self) -> Iterable[int]:
@@ -147,7 +154,7 @@ class SimulatedShard:
     # -- start and end ----------------------------------------------------------------------
 
     def request_end(self) -> None:
-        """Request the end of the run from shard 0, after a following shard's journal has failed."""
+        """Request the run's end from shard 0, because the journal of this PS shard has failed."""
         leader = self.leader
         if leader is None or not self.alive:
             return
@@ -158,16 +165,16 @@ class SimulatedShard:
 
     @property
     def now(self) -> float:
-        """Current time of this shard's clock, in seconds."""
+        """Current time of this PS shard's clock, in seconds."""
         return self.clock.now + self.skew
 
     @property
     def listens(self) -> bool:
-        """True if the shard accepts new streams."""
+        """True if the PS shard accepts new streams from workers."""
         return self.alive and self.is_open and self.clock.now >= self._asleep_until
 
     def if_it_lives(self, life: int, call: Callable[[], None]) -> None:
-        """Make a call if the process runs and was not restarted since its start number `life`."""
+        """Make a call if the PS shard's process runs and has not restarted since start `life`."""
         if self.alive and life == self.life:
             try:
                 call()
@@ -175,7 +182,7 @@ class SimulatedShard:
                 self.kill()
 
     def kill(self) -> None:
-        """Kill the shard as kill -9 does: only its files on disk remain, and all streams break."""
+        """Kill the PS shard as kill -9 does: its files on disk remain, and all streams break."""
         if not self.alive:
             return
         self.alive = self.is_open = False
@@ -187,13 +194,16 @@ class SimulatedShard:
             port.connection.snap()
 
     def start(self) -> bool:
-        """Restart the process from the files on disk; return False if the run is finished.
+        """Restart the PS shard from its files on disk; return False if the run is finished.
 
         Raises:
-            ValueError: The shard's process already runs, or the shard saves no files.
+            ValueError: The PS shard's process already runs, or the shard saves no files.
         """
         if self.alive or self.kept is None:
-            raise ValueError(f"shard {self.number} still runs, or has no saved state to start from")
+            raise ValueError(
+                f"simulated shard {self.number} cannot start: it still runs, or has no saved "
+                "state to start from"
+            )
         self.life += 1
         self.alive, self._asleep_until = True, 0.0
         if not self.kept.begin(self):
@@ -203,18 +213,18 @@ class SimulatedShard:
         return True
 
     def _seek_leader(self) -> None:
-        """Let this following shard admit workers once shard 0 is reachable."""
+        """Let this PS shard admit workers as soon as shard 0 is reachable."""
         if self.leader is not None and not self.leader.listens:
             retry = functools.partial(self.if_it_lives, self.life, self._seek_leader)
             self.clock.at(self.clock.now + _SEEK_SECONDS, retry)
             return
         self.is_open = True
         try:
-            # The new generation must be on disk before the first push. Otherwise a restart after a
-            # crash could use the same generation number for different weights.
+            # The number of the new generation must be on disk before the first push. Otherwise a
+            # restart after a crash could use the same generation number for different weights.
             self._save_now()
         except ConfigurationError as error:
-            logging.error("shard %d cannot start: %s", self.number, error)
+            logging.error("simulated shard %d cannot start: %s", self.number, error)
             self.kill()
             return
         except SimulatedKill:
@@ -222,18 +232,18 @@ class SimulatedShard:
             return
         if self.leader is not None and self.leader._epoch is not None:
             self.follow(self.leader._epoch)
-        for shard in self.followers:  # running followers reconnect to shard 0
+        for shard in self.followers:  # running PS shards reconnect to shard 0
             shard.follow(self._epoch)
 
     def follow(self, epoch: events.MembershipEpoch | None) -> None:
-        """Handle shard 0's new membership epoch; ignored until this shard has reached shard 0."""
+        """Handle shard 0's new membership epoch, if this PS shard has reached shard 0."""
         if epoch is None or not self.is_open:
             return
         if not self._waits(functools.partial(self.follow, epoch)):
             self.handle(epoch)
 
     def freeze(self, seconds: float) -> None:
-        """Stop the shard's process for some seconds; messages that arrive in this time wait."""
+        """Stop the PS shard's process for some seconds, in which arriving messages wait."""
         until = self.clock.now + seconds
         self._asleep_until = until
         wake = functools.partial(self.handle, events.ProcessStalled(seconds))
@@ -242,7 +252,7 @@ class SimulatedShard:
             port.connection.expect_progress(until)
 
     def jump(self, seconds: float) -> None:
-        """Advance a serving shard's clock by some seconds, without virtual time passing."""
+        """Advance the PS shard's clock by some seconds, but not the virtual clock."""
         if not self.is_open:
             return
         self.skew += seconds
@@ -250,50 +260,50 @@ class SimulatedShard:
         self.handle(events.ProcessStalled(seconds))
 
     def finish(self) -> None:
-        """Save a last snapshot, and end the shard's process; log an error if the disk fails."""
+        """Save a last snapshot and end the PS shard's process; log an error if the disk fails."""
         if not self.alive:
             return
         self.journaled.close()
         try:
             self._save_now()
         except ConfigurationError as error:
-            logging.error("the final model cannot be saved: %s", error)
+            logging.error("the final model of the simulation cannot be saved: %s", error)
         except SimulatedKill:
             pass
         self.alive = self.is_open = False
 
     def _save_now(self) -> None:
-        """Write a snapshot of the shard, and return when the snapshot is on disk.
+        """Write a snapshot of the PS shard, and return when the snapshot is on disk.
 
         Raises:
             ConfigurationError: The disk failed to store the snapshot.
-            SimulatedKill: The shard's process was killed while it wrote the snapshot.
+            SimulatedKill: The PS shard's process was killed while it wrote the snapshot.
         """
         self.save(self.core.version, self.core.snapshot())
         if self.kept is not None and self.kept.saved is not None:
             self.kept.saved.flush()
 
     def _waits(self, again: Callable[[], None]) -> bool:
-        """Return True if the shard's process is stopped or dead; call `again` after a stop."""
+        """Return True if the PS shard's process is stopped (then call `again` later) or dead."""
         if self.alive and self.clock.now < self._asleep_until:
             self.clock.at(self._asleep_until, functools.partial(self.if_it_lives, self.life, again))
             return True
         return not self.alive
 
     def save(self, version: int, state: State) -> None:
-        """Schedule the write of a snapshot, if this shard saves snapshots."""
+        """Schedule the write of a snapshot, if this PS shard saves snapshots."""
         if self.kept is not None:
             self.kept.save(self, version, state)
 
     # -- incoming messages ------------------------------------------------------------------
 
     def receive_datagrams(self, data: memoryview, size: int) -> None:
-        """Handle datagrams of one size that arrive together."""
+        """Handle datagrams of equal size that arrive at the PS shard together."""
         if self.datagrams is not None:
             self.datagrams.receiver.receive(data, size)
 
     def receive(self, worker: int, stream: int, event: Delivery) -> None:
-        """Handle a message of a worker's stream; drop it if the worker has a newer stream."""
+        """Handle a message of a worker's stream; drop the message if a newer stream exists."""
         port = self.ports[worker]
         if self._waits(functools.partial(self.receive, worker, stream, event)):
             return
@@ -304,7 +314,7 @@ class SimulatedShard:
         self.arrive(event)
 
     def lose(self, worker: int, stream: int) -> None:
-        """Handle the loss of a worker's stream; ignored for a stream that was replaced."""
+        """Handle the loss of a worker's stream, unless a newer stream has replaced it."""
         port = self.ports[worker]
         if self._waits(functools.partial(self.lose, worker, stream)) or port.stream != stream:
             return
@@ -312,7 +322,7 @@ class SimulatedShard:
         self.arrive(events.WorkerDisconnected(worker, port.incarnation))
 
     def arrive(self, event: Delivery) -> None:
-        """Handle a message that has arrived; an event for the core waits for a busy shard."""
+        """Handle a message that has arrived; delay it while the PS shard is busy."""
         if self._waits(functools.partial(self.arrive, event)):
             return
         if isinstance(event, StreamPart | Datagrams):
@@ -332,7 +342,8 @@ class SimulatedShard:
         """Pass an event to the PS core immediately, and perform the core's actions."""
         if not self.alive:
             return
-        if isinstance(event, NonFinitePush):  # a push is checked before it reaches the core
+        # A decoder checks a push before the push reaches the core.
+        if isinstance(event, NonFinitePush):
             self.handle(events.PushRejected(event.worker, "non_finite"))
             self._send_verdict(_not_finite(event, self.core.membership.epoch), {})
             return
@@ -346,15 +357,15 @@ class SimulatedShard:
         self.set_alarm()
 
     def observe(self) -> events.Reply:
-        """Return the shard's whole model, as the reply to an evaluation pull."""
+        """Return the PS shard's whole part of the model, as the reply to an evaluation pull."""
         replies = []
         for action in self.journaled.handle(events.EvaluationPull(0), self.now):
             if isinstance(action, events.EvaluationReply):
                 replies.append(action.reply)
             else:
                 self._actions[type(action)](self, action, {})
-        # If the journal fails on this event, the core handles a Stop instead and sends no reply.
-        # The Stop replaces only one event, so a second pull is answered.
+        # If the journal fails on the EvaluationPull, the core handles a Stop instead and sends no
+        # reply. The Stop replaces only one event, so a second EvaluationPull is answered.
         return replies[0] if replies else self.observe()
 
     def set_alarm(self) -> None:
@@ -370,7 +381,7 @@ class SimulatedShard:
         self._tick_at = deadline
         tick = functools.partial(self._tick, deadline)
         when = deadline - self.skew
-        # `when` may be rounded down. The core would then see a time before its deadline and do
+        # `when` may be rounded down. Then the core would see a time before its deadline and do
         # nothing at the Tick, and the next Tick would be due at the same time, without end.
         while when + self.skew < deadline:
             when = math.nextafter(when, math.inf)
@@ -379,14 +390,15 @@ class SimulatedShard:
     def _tick(self, when: float) -> None:
         if self._waits(functools.partial(self._tick, when)):
             return
-        if when == self._tick_at:  # False if an earlier Tick has replaced this Tick
+        # The values differ if an earlier Tick has replaced this Tick.
+        if when == self._tick_at:
             self._tick_at = None
             if self.datagrams is not None:
                 self.datagrams.receiver.poll()
             self.handle(events.Tick())
 
     def take_core(self, core: PsCore, journaled: JournaledCore) -> None:
-        """Continue with a new PS core, in a restarted process."""
+        """Continue with a new PS core (state machine), in a restarted process."""
         self.core, self.journaled = core, journaled
         journaled.on_failure = self.request_end
         self._busy_until, self._tick_at = 0.0, None
@@ -404,14 +416,16 @@ class SimulatedShard:
         counted: bool,
         stream: int | None = None,
     ) -> None:
-        """Send a message to a worker; all messages from shards to workers use this method.
+        """Send a message to a worker; all messages of the PS shard use this method.
 
         Args:
-            worker: Id of the worker.
-            message: Message for the worker.
-            sizes: Size of each frame in bytes; an empty list means a message that is only delayed.
-            counted: True if the frames count as training bytes.
-            stream: Number of the stream; None: the stream on which the worker was welcomed.
+            worker: Id of the receiving worker.
+            message: Message to send to the worker.
+            sizes: Size of each frame of the message in bytes. An empty list means a message without
+                size, which is only delayed.
+            counted: True if the frames of the message count as training bytes.
+            stream: Number of the stream to send on. None: the stream on which the worker got its
+                Welcome.
         """
         port = self.ports[worker]
         stream = port.stream if stream is None else stream
@@ -452,8 +466,8 @@ class SimulatedShard:
 
     def _new_epoch(self, action: events.NewEpoch, coded: CodedBlocks) -> None:
         if self.datagrams is not None:
-            # Several epochs can arrive at the same time. The scheduled call runs after all of them,
-            # so that the last epoch decides which sessions end.
+            # Several membership epochs can arrive at the same time. The scheduled call runs after
+            # all of them, so that the last epoch decides which datagram sessions end.
             self.clock.at(self.clock.now, self.datagrams.end_sessions)
         self._epoch = action.epoch
         if action.epoch.draws and self.on_draws is not None:
@@ -462,7 +476,7 @@ class SimulatedShard:
             shard.follow(action.epoch)
 
     def _missed(self, action: events.WorkersUnreachable, coded: CodedBlocks) -> None:
-        """Report to shard 0 the workers that were silent on this shard."""
+        """Report to shard 0 the workers that have sent this PS shard nothing for too long."""
         if self.leader is not None:
             for life in action.members:
                 self.leader.arrive(events.WorkerUnreachable(life))

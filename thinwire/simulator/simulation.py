@@ -1,4 +1,4 @@
-"""Builds all nodes of a run in one process, and advances virtual time until the run ends."""
+"""Builds all nodes of a simulated run, and advances virtual time until the run ends."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Simulation:
     """One simulated training run on a virtual clock.
 
     Attributes:
-        own: Settings of the simulation.
-        spec: Signature of the shared model.
+        own: Settings of the Simulator for the run.
+        spec: Names and shapes of the shared model's tensors.
         clock: Virtual clock of the simulation.
-        shards: The parameter servers, shard 0 first.
-        workers: The workers, in order of their ids.
-        end: Stop reason of the run; None while the run continues.
+        shards: Simulated PS shards, shard 0 first.
+        workers: Simulated workers, in order of their ids.
+        end: Stop reason of the simulated run; None while the run continues.
     """
 
     def __init__(
@@ -64,22 +64,23 @@ class Simulation:
         keeps: StorageSetup | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """Build every node of the run; `play` starts the run.
+        """Build every node of the simulated run, which the method `play` starts.
 
         Args:
-            run: The run's settings.
-            own: Settings of the simulation.
-            trainer: Computes the gradients of all workers.
-            dataset: Data set that contains at least training examples.
-            bodies: Kernels of the policies' array operations.
-            keeps: Storage of the shards' state, so that shards can be killed and restarted; None:
-                shards save nothing, because an interrupted simulation is repeated, not resumed.
-            executor: Computes gradients concurrently with the simulation; None: each gradient is
-                computed when its step begins.
+            run: Settings of the simulated training run.
+            own: Settings of the Simulator for the run.
+            trainer: Trainer that computes the gradients of all workers.
+            dataset: Data set with training examples.
+            bodies: Kernels that perform the policies' array operations.
+            keeps: Storage of the PS shards' state, so that shards can be killed and restarted.
+                None: shards save no state, because an interrupted simulation is repeated, not
+                resumed.
+            executor: Executor that computes gradients concurrently with the simulation. None: each
+                gradient is computed when its training step begins.
 
         Raises:
-            ConfigurationError: There are more shards than the model can be split into, or the
-                batch size does not fit a worker's share of the data.
+            ConfigurationError: There are more PS shards than the model can be split into, or the
+                batch size does not fit a worker's part of the data.
         """
         self._run, self.own, self._bodies, self._trainer = run, own, bodies, trainer
         self.spec = trainer.spec
@@ -120,11 +121,11 @@ class Simulation:
             self._keep(keeps)
 
     def play(self, keep: Callable[[float], None], interrupted: Callable[[], bool]) -> str:
-        """Advance virtual time until the run ends; return the stop reason.
+        """Advance virtual time until the simulated run ends; return the run's stop reason.
 
         Args:
-            keep: Called after each event with the virtual time, to keep the records.
-            interrupted: Returns True if the user has interrupted the run.
+            keep: Function that is called after each event with the virtual time, to record the run.
+            interrupted: Function that returns True if the user has interrupted the run.
         """
         self._schedule()
         while self.end is None:
@@ -138,9 +139,10 @@ class Simulation:
         return self.end
 
     def _let_followers_finish(self) -> None:
-        """Wait until the following shards have applied the last update, then stop them."""
-        # Shard 0 ends the run while parts of the last pushes are still on their way to the other
-        # shards. A lease bounds the wait, because a part may be lost with its worker or stream.
+        """Wait until all PS shards have applied the last update, then stop shards 1 and above."""
+        # Shard 0 ends the run while parts of the last pushes are in flight to the remaining PS
+        # shards. The wait takes at most the time of a lease, because a part may be lost with its
+        # worker or stream.
         first, *followers = self.shards
         until = self.clock.now + self._run.lease_seconds
         while any(shard.core.version < first.core.version for shard in followers):
@@ -150,7 +152,7 @@ class Simulation:
             shard.handle(events.Stop(str(self.end)))
 
     def stop(self, reason: str) -> None:
-        """Stop the run with a reason, as a Supervisor does in a real run."""
+        """Stop the simulated run with a stop reason, as a Supervisor does in a real run."""
         self.shards[0].handle(events.Stop(reason))
 
     def _note_end(self, reason: str) -> None:
@@ -159,12 +161,15 @@ class Simulation:
     def _note_groups(self, found: events.GroupsChanged) -> None:
         run = self._run
         logging.info(
-            "groups by speed since %.3f s: %s", self.clock.now, format_groups(found.groups)
+            "worker groups by speed, in force since %.3f s of simulated time: %s",
+            self.clock.now,
+            format_groups(found.groups),
         )
         if len(found.speeds) == run.nb_workers:
             flags = write_groups(run.run_dir, found.groups, found.speeds)
             logging.info(
-                "flags for a later run that splits the data by the workers' speed: %s", flags
+                "flags with which a later run divides the training data by the workers' speed: %s",
+                flags,
             )
 
     # -- scheduled events -------------------------------------------------------------------
@@ -183,14 +188,15 @@ class Simulation:
         self._beat()
 
     def _beat(self) -> None:
-        """Renew the leases of all running workers, as heartbeats do; schedule the next renewal."""
+        """Renew all running workers' leases, as heartbeats do; schedule the next renewal."""
         awake_workers = [worker for worker in self.workers if worker.awake]
         for worker in awake_workers:
             for connection in worker.exchange.connections:
                 if connection.carries:
                     connection.shard.arrive(events.WorkerAlive(worker.number))
-        # Without a running worker, continue only while an outage is still to end. Otherwise the
-        # beats would advance the clock forever, and `play` could not detect that the run is over.
+        # Without a running worker, heartbeats continue only while the end of an outage is
+        # scheduled. Otherwise they would advance the clock forever, and `play` could not detect
+        # that the run is over.
         last_return = max((o.end for o in self.own.outages if o.end is not None), default=0.0)
         if awake_workers or self.clock.now <= last_return:
             self.clock.at(self.clock.now + self._run.lease_seconds / 3, self._beat)
@@ -205,7 +211,7 @@ class Simulation:
         return shard
 
     def _keep(self, keeps: StorageSetup) -> None:
-        """Attach storage to every shard; the shards start from their saved states in `play`."""
+        """Attach storage to every PS shard; `play` starts the shards from their saved states."""
         run = self._run
         for shard in self.shards:
             number, size = shard.number, shard.core.averages.size
@@ -220,14 +226,15 @@ class Simulation:
             shard.alive = shard.is_open = False
 
     def _config(self, number: int, generation: int, undone: int, goes_on: bool) -> CoreConfig:
-        """Return the settings of a shard's core for one start, equal to the settings in `ps.role`.
+        """Return a PS core's settings for one start of a shard, as `ps.role` makes them.
 
         Args:
-            number: Number of the shard.
-            generation: Number of the shard's restarts.
-            undone: Number of earlier generations that may have lost updates.
-            goes_on: True if the shard resumes a saved run. The start timeout is then only as long
-                as workers need to reconnect.
+            number: Id of the PS shard.
+            generation: Number of times that the PS shard was restarted.
+            undone: Number of earlier generations (starts of the PS shard) that may have lost
+                updates.
+            goes_on: True if the PS shard resumes a saved run. Then the start timeout is only as
+                long as workers need to reconnect.
         """
         run, patience = self._run, self.own.start_timeout_seconds
         return CoreConfig(
@@ -248,7 +255,7 @@ class Simulation:
         )
 
     def _made(self, number: int, config: CoreConfig, lease_seconds: float) -> PsCore:
-        """Return a shard's PS core in its initial state."""
+        """Return the PS core (state machine) of a PS shard in its initial state."""
         run, layout = self._run, self._layouts[number]
         membership: Coordinator | FollowerMembership = Coordinator(run.nb_workers, lease_seconds)
         aux = WorkerAverages()

@@ -1,4 +1,4 @@
-"""Files of a simulated shard (checkpoints and journal), and restarts from these files."""
+"""Files of a simulated PS shard (checkpoints and journal), and restarts from the files."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from thinwire.runtime.persistence.checkpoint import CheckpointStore
 from thinwire.runtime.run.settings import Run
 from thinwire.simulator.clock import Clock
 
-#: Time to write a snapshot, in virtual seconds; a newer snapshot waits during that time.
+#: Time to write a snapshot, in virtual seconds, during which a newer snapshot waits.
 WRITE_SECONDS = 0.05
 
 
 class SimulatedKill(Exception):
-    """The process was killed inside a call; data that the process had not written are lost."""
+    """A simulated process was killed inside a call; data that it had not written are lost."""
 
 
 class SimulatedDisk:
-    """Creates a shard's files; tests replace it by a disk that fails."""
+    """Creates the files of a simulated PS shard; tests replace the class by a failing disk."""
 
     def create(self, path: pathlib.Path) -> BinaryIO:
-        """Create and open a new file, without a buffer.
+        """Create and open a new file of the PS shard, without a buffer.
 
         Raises:
             OSError: The simulated disk failed.
-            SimulatedKill: The shard's process was killed in this call.
+            SimulatedKill: The PS shard's process was killed while it created the file.
         """
         return open(path, "xb", buffering=0)
 
     def save(self, checkpoints: CheckpointStore, version: int, state: State) -> None:
-        """Write a snapshot of a shard; raises the same errors as `create`."""
+        """Write a snapshot of a PS shard, or raise an error as `create` does."""
         checkpoints.save(version, state)
 
 
 class SimulatedSaver:
-    """Writes a shard's snapshots on the virtual clock, one at a time.
+    """Writes a PS shard's snapshots one at a time, on the virtual clock.
 
-    The class corresponds to `thinwire.ps.persistence.shard_store.Saver`.
+    `SimulatedSaver` corresponds to `thinwire.ps.persistence.shard_store.Saver` of a real PS shard.
     """
 
     def __init__(
@@ -60,13 +60,14 @@ class SimulatedSaver:
         disk: SimulatedDisk,
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        """Create a saver without a snapshot to write.
+        """Create a saver of snapshots that has no snapshot to write.
 
         Args:
-            checkpoints: Store that writes the shard's checkpoint files.
-            on_saved: Called with each shard state that was saved.
-            disk: Disk that writes the snapshots.
-            later: Function (seconds, call) that makes a call later, unless the process has died.
+            checkpoints: Store that writes the PS shard's checkpoint files.
+            on_saved: Function that is called with each state of the PS shard that was saved.
+            disk: Simulated disk that writes the snapshots.
+            later: Function of (seconds, call) that makes a call after the seconds, unless the
+                process has died.
         """
         self._checkpoints, self._on_saved, self._disk = checkpoints, on_saved, disk
         self._later = later
@@ -75,14 +76,14 @@ class SimulatedSaver:
         self.failure: Exception | None = None
 
     def put(self, version: int, state: State) -> None:
-        """Schedule the write of a snapshot, which replaces a snapshot that still waits."""
+        """Schedule the write of a snapshot, which replaces a snapshot that waits to be written."""
         self._next = (version, state)
         if not self._busy:
             self._busy = True
             self._later(WRITE_SECONDS, self._write)
 
     def flush(self) -> None:
-        """Write the waiting snapshot immediately.
+        """Write the snapshot that waits to be written immediately.
 
         Raises:
             Exception: The last attempt to write a snapshot failed.
@@ -103,11 +104,15 @@ class SimulatedSaver:
             self.failure = None
         except OSError as error:
             self.failure = error
-            logging.error("cannot write the checkpoint of version %d: %s", version, error)
+            logging.error(
+                "cannot write the simulated shard's checkpoint of model version %d: %s",
+                version,
+                error,
+            )
 
 
 class SimulatedShardStore(SavedShard):
-    """The files of one shard, written on the virtual clock."""
+    """The files of one simulated PS shard, written on the virtual clock."""
 
     def __init__(
         self,
@@ -117,44 +122,45 @@ class SimulatedShardStore(SavedShard):
         disk: SimulatedDisk,
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        """Read the shard's saved state if one exists; check the state against the model."""
+        """Read the PS shard's saved state, if it exists, and check that it fits the model."""
         super().__init__(run, name)
         self.check(spec)
         self._disk, self._later = disk, later
 
     def open(self) -> None:
-        """Create the saver, so that `put` can write checkpoints."""
+        """Create the object that writes snapshots, so that `put` can write checkpoints."""
         saver = SimulatedSaver(self._checkpoints, self._remove_unneeded, self._disk, self._later)
         self._saver = saver  # type: ignore[assignment]  # the same methods
 
     def new_journal(self, coder: EventCoder, model_bytes: int) -> Journal:
-        """Return a new journal; it continues the journal that was replayed at the restart."""
+        """Return a journal that continues the journal which was replayed at the restart."""
         end = self._replayed.place if self._replayed is not None else None
         return Journal(self.folder, coder, model_bytes, end, self._disk.create)
 
 
 @dataclasses.dataclass(frozen=True)
 class StorageSetup:
-    """Storage of the shards of a simulated run."""
+    """Settings of the storage of a simulated run's PS shards."""
 
     journal: str  # value of --journal
-    disks: tuple[SimulatedDisk, ...]  # disk of each shard, shard 0 first
+    disks: tuple[SimulatedDisk, ...]  # disk of each PS shard, shard 0 first
 
 
 class StoredShard:
-    """Restarts one shard from the files that its previous process has written.
+    """Restarts a simulated PS shard from the files that its previous process has written.
 
     Attributes:
-        saved: Files of the current process; None before the first start.
+        saved: Files of the PS shard's current process; None before the first start.
 
     Args:
-        run: The run's settings.
-        keeps: Storage settings (journal, disks) of the run's shards.
-        spec: Signature of the whole model.
-        make_coder: Makes a coder that serializes the shard's events for the journal.
-        make: Makes a PS core in its initial state.
-        config: Function (generation, generations undone, whether the run is resumed) that returns
-            the settings of the core.
+        run: Settings of the simulated training run.
+        keeps: Storage settings (journal, disks) of the run's PS shards.
+        spec: Names and shapes of the whole model's tensors.
+        make_coder: Function that returns a coder, which serializes the PS core's events for the
+            journal.
+        make: Function that returns a PS core in its initial state.
+        config: Function of (generation, number of undone generations, whether the run is resumed)
+            that returns the settings of the PS core.
     """
 
     def __init__(
@@ -171,7 +177,7 @@ class StoredShard:
         self.saved: SimulatedShardStore | None = None
 
     def begin(self, shard: Any) -> bool:
-        """Restore the core of a shard from its files; return False if the run is finished."""
+        """Restore a PS shard's core from the shard's files; return False if the run is finished."""
         run, coder = self._run, self._make_coder()
         disk = self._keeps.disks[shard.number]
         later = functools.partial(_later, shard, shard.clock)
@@ -190,7 +196,7 @@ class StoredShard:
         return True
 
     def save(self, shard: Any, version: int, state: State) -> None:
-        """Schedule the write of a snapshot of the shard."""
+        """Schedule the write of a snapshot of the PS shard."""
         if self.saved is None:
             return
         journaled, received = shard.journaled, shard.received() or DatagramCounts()
@@ -201,5 +207,5 @@ class StoredShard:
 
 
 def _later(shard: Any, clock: Clock, seconds: float, call: Callable[[], None]) -> None:
-    """Schedule a call that is skipped if the shard's process dies before the call."""
+    """Schedule a call that is not made if the PS shard's process dies before."""
     clock.at(clock.now + seconds, functools.partial(shard.if_it_lives, shard.life, call))

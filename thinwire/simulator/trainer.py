@@ -1,4 +1,4 @@
-"""Computes the gradients of all workers by one compiled step without side effects."""
+"""Computes gradients of all simulated workers by one compiled step without side effects."""
 
 from __future__ import annotations
 
@@ -20,24 +20,27 @@ if TYPE_CHECKING:
 class Trainer:
     """Computes the gradient of any worker; several threads may call `step` concurrently.
 
-    A step neither reads nor writes the model's variables: it takes all values as arguments.
+    A training step of a `Trainer` neither reads nor writes the model's variables, because it takes
+    all values as arguments.
 
     Attributes:
-        spec: Signature of the shared model.
-        weights: Initial weights, [num_parameters] float32.
-        statistics: Initial moving statistics, [m] float32; [0] if statistics are not averaged.
+        spec: Names and shapes of the shared model's tensors.
+        weights: Initial weights of the model, [num_parameters] float32.
+        statistics: Initial moving statistics of batch normalization, [m] float32; m = 0 if they are
+            not averaged over workers.
     """
 
     def __init__(
         self, shared: SharedModel, bn_sync: bool, clip_norm: float, weight_decay: float = 0.0
     ) -> None:
-        """Create a trainer; the first step compiles the computation.
+        """Create a trainer, whose first training step compiles the computation.
 
         Args:
-            shared: The model with the variables that workers share.
-            bn_sync: True if moving statistics are averaged over the workers.
+            shared: Keras model with the variables that workers share.
+            bn_sync: True if moving statistics of batch normalization are averaged over the workers.
             clip_norm: Largest L2 norm of a gradient; 0: gradients are not clipped.
-            weight_decay: Coupled weight decay, added to the gradient; 0: no weight decay.
+            weight_decay: Coefficient of the coupled weight decay that is added to the gradient; 0:
+                no weight decay.
         """
         self._step = TrainStep(shared)
         self._clip_norm, self._weight_decay = clip_norm, weight_decay
@@ -63,10 +66,11 @@ class Trainer:
         """Compute the gradient of a worker's next mini-batch.
 
         Args:
-            weights: [num_parameters] float32, aligned to 64 bytes.
-            statistics: [m] float32, the worker's averaged moving statistics; [0] if statistics are
-                not averaged.
-            shard: The worker's examples; the step advances their position by one mini-batch.
+            weights: Weights of the model, [num_parameters] float32, aligned to 64 bytes.
+            statistics: Averaged moving statistics of batch normalization, [m] float32; m = 0 if
+                they are not averaged over workers.
+            shard: Training examples of the worker, whose position the step advances by one
+                mini-batch.
             local: Worker-local state (dropout seeds, statistics that are not averaged).
         """
         images, labels = shard.next()
@@ -87,7 +91,7 @@ class Trainer:
     def _compute_at(
         self, weights: Any, statistics: Any, local: list[Any], images: Any, labels: Any
     ) -> tuple[Any, Any, Any, list[Any]]:
-        """Return (loss, gradient, new statistics, new worker-local state), as tensors."""
+        """Return loss, gradient, new moving statistics and new worker-local state, as tensors."""
         values = [
             *zip(self._step.local, local, strict=True),
             *self._averaged.parts(statistics),

@@ -1,4 +1,4 @@
-"""One worker on the virtual clock: the worker core, its device, kill and restart."""
+"""A simulated worker: the worker core, its device, kill and restart."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSetup:
-    """The parts that a simulated worker is built from."""
+    """The parts from which a simulated worker is built."""
 
     number: int  # id of the worker, from 1
-    make_core: Callable[[], WorkerCore]  # makes a new worker core for each start of the worker
+    # Function that returns a new worker core (state machine) at each start of the worker.
+    make_core: Callable[[], WorkerCore]
     shard: TrainingShard  # the worker's training examples
-    step_seconds: Callable[[], float]  # returns the next mini-batch's virtual seconds
+    # Function that returns the duration of the next mini-batch, in virtual seconds.
+    step_seconds: Callable[[], float]
     exchange: SimulatedExchange
     measure: RoundMeasure
     executor: Executor  # runs the computation of gradients
@@ -45,15 +47,15 @@ class WorkerSetup:
 
 @dataclasses.dataclass(frozen=True)
 class _Computing:
-    """A mini-batch that is being computed, and the shards' versions of its weights."""
+    """A mini-batch that is being computed, and the versions of the weights it uses."""
 
     mini_batch: Future[MiniBatch]
-    versions: list[int]  # model version of each shard, shard 0 first
+    versions: list[int]  # model version of each PS shard, shard 0 first
 
 
 @dataclasses.dataclass
 class TimeBreakdown:
-    """A worker's virtual time by activity, in seconds."""
+    """Virtual seconds that a worker has spent on each activity."""
 
     compute: float = 0.0
     send: float = 0.0
@@ -64,7 +66,7 @@ class SimulatedWorker:
     """A simulated worker that computes steps and exchanges updates, with `die` and `start`."""
 
     def __init__(self, own: WorkerSetup, trainer: GradientSource, clock: Clock) -> None:
-        """Create a worker that does nothing before `start`."""
+        """Create a simulated worker, which does nothing before the call of `start`."""
         self.number, self._own, self._trainer, self._clock = own.number, own, trainer, clock
         self._exchange, self._measure = own.exchange, own.measure
         self.core = own.make_core()
@@ -73,9 +75,11 @@ class SimulatedWorker:
         self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, clock)
         self._request: PushRequest | None = None
         self._overlaps = self.core.method.overlap
-        self._ahead: _Computing | None = None  # mini-batch during the open exchange; None: none
+        # Mini-batch that is computed during the open exchange; None if there is none.
+        self._ahead: _Computing | None = None
         self._ahead_is_done = False
-        self._means = self.core.statistics  # averages over the workers from the last reply
+        # Moving statistics averaged over the workers, from the last reply.
+        self._means = self.core.statistics
         self._step_seconds = 0.0
         self._query_began = 0.0
         self._seconds = TimeBreakdown()
@@ -90,13 +94,14 @@ class SimulatedWorker:
     # -- start and end ----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the worker's process as a new incarnation."""
-        if self._exchange.newest_incarnation:  # a restarted worker needs a new core
+        """Start the worker's process with a new incarnation number."""
+        # A restarted worker needs a new worker core.
+        if self._exchange.newest_incarnation:
             self.core = self._own.make_core()
         self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, self._clock)
         self._local = self._trainer.local_of(self.number)
-        # A real worker measures the time of a mini-batch before it joins. This draw stands for that
-        # measurement.
+        # A real worker measures the time of a mini-batch before it connects. The random draw
+        # replaces the measurement.
         self._step_seconds = self._own.step_seconds()
         self._divergence, self._request, self._ahead = DivergenceDetector(), None, None
         self._exchange.begin_life(self)
@@ -110,26 +115,26 @@ class SimulatedWorker:
         """Kill the worker's process; its messages in flight are lost.
 
         Args:
-            is_seen: True if the shards notice that the streams break, as after a kill; False as
-                after a loss of power.
+            is_seen: True if the PS shards notice that the worker's streams break, as after a kill;
+                False if not, as after a loss of power.
         """
         self._exchange.break_off(is_seen)
 
     def leave(self, cause: str) -> None:
-        """Send a Leave to every shard, and end the process."""
+        """Send a Leave message to every PS shard, and end the worker's process."""
         self._exchange.leave(cause)
 
     def on_refused(self) -> None:
-        """End the process, because a shard has rejected this worker for good."""
+        """End the worker's process, because a PS shard has rejected the worker permanently."""
         self._exchange.end_life()
 
     def on_unreachable(self) -> None:
         """End the process, because a shard was unreachable for the whole patience time."""
-        logging.error("worker %d: a shard is unreachable; the worker gives up", self.number)
+        logging.error("simulated worker %d cannot reach a PS shard and leaves the run", self.number)
         self.leave("error")
 
     def freeze(self, seconds: float) -> None:
-        """Stop the worker's process and heartbeats for some seconds; incoming messages wait."""
+        """Stop the worker's process and heartbeats for some seconds; arriving messages wait."""
         self._exchange.asleep_until = self._clock.now + seconds
 
     @property
@@ -139,24 +144,24 @@ class SimulatedWorker:
 
     @property
     def exchange(self) -> SimulatedExchange:
-        """The worker's exchange, which sends its requests to all shards."""
+        """The worker's exchange, which sends requests to all PS shards."""
         return self._exchange
 
     def on_joined(self, last_step: int) -> None:
-        """Pull the model, after every shard has sent a Welcome."""
+        """Pull the model, after every PS shard has sent a Welcome message."""
         self.core.step = last_step
         self._exchange.pull()
 
     # -- training ---------------------------------------------------------------------------
 
     def _consider(self) -> None:
-        """Start the next mini-batch, or push if the pacer decides so; end if training diverged."""
+        """Start the next mini-batch or push, as the pacer decides; end if training diverged."""
         if self.core.stopped or not self.alive:
             return
         if self._divergence.has_diverged:
             logging.warning(
-                "worker %d: too many mini-batches in a row gave no usable update; the worker gives "
-                "up",
+                "simulated worker %d leaves the run: too many consecutive mini-batches gave no "
+                "usable update",
                 self.number,
             )
             self.leave("diverged")
@@ -184,7 +189,7 @@ class SimulatedWorker:
         self._clock.at(self._clock.now + self._step_seconds, done)
 
     def _finish_step(self, incarnation: int, computing: _Computing) -> None:
-        """Handle the end of a mini-batch's virtual time; wait if the process is stopped."""
+        """Handle the end of a mini-batch in virtual time; wait if the process is stopped."""
         if incarnation != self._exchange.incarnation:
             return
         if not self.awake:
@@ -202,11 +207,12 @@ class SimulatedWorker:
     def _compute(self) -> _Computing:
         """Start the computation of the next mini-batch's gradient at the current weights.
 
-        If the worker dies before the end of the step, the gradient is discarded.
+        If the worker dies before the end of the training step, the gradient is discarded.
         """
         core = self.core
         weights, statistics = core.weights, core.statistics
-        if self._overlaps:  # copy the weights: replies change them before the step ends
+        # Copy the weights, because replies change them before the training step ends.
+        if self._overlaps:
             weights, statistics = aligned(len(weights)), self._means
             weights[:] = core.weights
         mini_batch = self._round_ahead.begin(weights, statistics, self._own.shard, self._local)
@@ -222,7 +228,7 @@ class SimulatedWorker:
             self._take_in(computing)
 
     def _take_in(self, computing: _Computing) -> None:
-        """Pass a gradient to the core; push if the round ends, else start the next mini-batch."""
+        """Pass a gradient to the core; push at the round's end, else start a mini-batch."""
         done = self._round_ahead.take(computing.mini_batch)
         self._own.shard.cursor.next()
         self._local = done.local
@@ -243,7 +249,7 @@ class SimulatedWorker:
                 self._consider()
 
     def _result_of(self, done: MiniBatch, versions: list[int]) -> PushRequest | None:
-        """Return the push that follows a mini-batch; None if the round of local steps continues.
+        """Return the push after a mini-batch; None if the round of local steps continues.
 
         Raises:
             NonFiniteUpdate: The gradient holds NaN or infinity.
@@ -261,11 +267,11 @@ class SimulatedWorker:
     # -- replies ----------------------------------------------------------------------------
 
     def on_answer(self, answer: pb.Answer | None) -> None:
-        """Pass the state server's answer to the pacer; None if the server is unreachable."""
+        """Pass the answer of ESync's state server (None: unreachable) to the pacer."""
         self._pacing.on_answer(answer)
 
     def on_replies(self, replies: list[ShardReply | None]) -> None:
-        """Apply the shards' replies, and start the next mini-batch."""
+        """Apply the PS shards' replies, and start the next mini-batch."""
         self.core.settle(replies)
         self._book(replies)
         self._divergence.record(was_accepted(replies))
@@ -278,13 +284,14 @@ class SimulatedWorker:
             self._consider()
 
     def _book(self, replies: list[ShardReply | None]) -> None:
-        """Record the seconds that an exchange spent on sending and on waiting."""
+        """Record the seconds for which the worker sent and waited in an exchange."""
         exchange, now = self._exchange, self._clock.now
         began_at, sent_at = exchange.requested_at, exchange.sent_at
         self._seconds.send += sent_at - began_at
         self._seconds.wait += now - max(sent_at, began_at)
         request, self._request = self._request, None
-        if request is None:  # the replies answer a pull, so training begins
+        # Without a pushed request, the replies answer a pull, and training begins.
+        if request is None:
             self._measure.begin(self._seconds.compute + self._seconds.send + self._seconds.wait)
         else:
             seconds = now - began_at
@@ -294,7 +301,7 @@ class SimulatedWorker:
     # -- metrics ----------------------------------------------------------------------------
 
     def report(self) -> str:
-        """Return the worker's metrics document, which a real worker sends to shard 0."""
+        """Return the worker's metrics as JSON, which a real worker sends to PS shard 0."""
         seconds, now = self._seconds, self._clock.now
         return run_status.WorkerMetrics(
             id=self.number,
@@ -310,7 +317,7 @@ class SimulatedWorker:
         ).to_json()
 
     def rounds(self) -> list[str]:
-        """Return the round traces since the last call, which a real worker sends to shard 0."""
+        """Return time records of rounds since the last call, which real workers send to shard 0."""
         origin = MeasuredBy(
             "simulated", "cpu", self.number - 1, f"{self._exchange.newest_incarnation:08x}"
         )

@@ -1,8 +1,10 @@
 """Commands that inspect runs and machines without taking part in a run.
 
-`status` and `stop` inspect and end one run: `recorded` reads the run directory, and `observer`
-contacts shard 0. `doctor` checks the machine, `health` one process, and `versions` lists installed
-versions. `manifests` writes Kubernetes objects. `esync` converts records of runs to and from
-ESync's log files and draws its figures. No command imports TensorFlow. Slow modules are imported
-after the command line is parsed, so ``--help`` is fast.
+The commands `status` and `stop` inspect and end a run: the module `recorded` reads the run
+directory, and `observer` contacts PS shard 0. The command `doctor` checks the machine, `health`
+checks one process, and `versions` lists installed versions. The command `manifests` writes
+Kubernetes objects for a run. The package `esync` converts records of runs to and from log files of
+ESync (a synchronization method), and draws the figures of ESync's paper. No command of
+`thinwire.tools` imports TensorFlow. Slow modules are imported after the command line is parsed, so
+``--help`` is fast.
 """

@@ -1,4 +1,4 @@
-"""The argument RUN of `status` and `stop`, and the credential flags for contacting a PS."""
+"""Parses the argument RUN of `thinwire status` and `stop`, and the flags of credentials."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from thinwire.tools.recorded import RecordedRun
 
-#: Flags for the credentials of a command, named like the flags of a node: name -> help text.
+#: Flag of a command's credentials, named like the flag of a node -> help text.
 CREDENTIAL_FLAGS = {
     "tls_cert": "Certificate of a Supervisor of the run, in PEM form.",
     "tls_key": "Private key of the certificate in --tls_cert.",
@@ -19,7 +19,7 @@ CREDENTIAL_FLAGS = {
 
 
 def make_parser(command: str, about: str, seconds: float, purpose: str) -> argparse.ArgumentParser:
-    """Return a parser of the argument RUN, the credential flags and a time limit in seconds."""
+    """Return a parser of the argument RUN, the flags of credentials and a time limit in seconds."""
     parser = argparse.ArgumentParser(
         prog=f"thinwire {command}",
         description=about,
@@ -37,7 +37,7 @@ def make_parser(command: str, about: str, seconds: float, purpose: str) -> argpa
 
 
 def add_credential_flags(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add the credential flags to a parser; ``default`` is help text for omitted flags."""
+    """Add the flags of credentials to a parser; ``default`` is their default in the help text."""
     for name, text in CREDENTIAL_FLAGS.items():
         parser.add_argument(f"--{name}", metavar="FILE", help=f"{text} [file; default {default}]")
 
@@ -49,10 +49,10 @@ def is_address(text: str) -> bool:
 
 
 def find(run: str) -> RecordedRun | str:
-    """Return the run directory, or shard 0's address, that the user's argument RUN names.
+    """Return the run directory, or PS shard 0's address, that the user's argument RUN names.
 
     Raises:
-        ConfigurationError: The argument is neither a run directory nor ``host:port``.
+        ConfigurationError: The argument RUN is neither a run directory nor ``host:port``.
     """
     from thinwire.ops.types import ConfigurationError
     from thinwire.tools.recorded import RecordedRun
@@ -62,12 +62,12 @@ def find(run: str) -> RecordedRun | str:
         if recorded.is_run:
             return recorded
         raise ConfigurationError(
-            f"{run} is a folder without a run: it has no locks, flags, summary.json or "
+            f"the folder {run} contains no run: it has no locks, flags, summary.json or "
             "metrics.jsonl; give the --run_dir of a run, or host:port of its shard 0."
         )
     if is_address(run):
         return run
     raise ConfigurationError(
-        f"{run} is neither a folder nor host:port; give the --run_dir of a run, or the address of "
-        "its shard 0, for example 127.0.0.1:2223."
+        f"the run {run} is neither a folder nor host:port; give the --run_dir of a run, or the "
+        "address of its shard 0, for example 127.0.0.1:2223."
     )

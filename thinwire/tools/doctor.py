@@ -26,7 +26,7 @@ _PORT = 2223
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the checks that the command line selects; return the exit code."""
+    """Run the checks of `thinwire doctor` that the command line selects; return the exit code."""
     options = parser().parse_args(arguments)
     from thinwire.ops.types import ConfigurationError
     from thinwire.runtime.run.settings import EXIT_CONFIGURATION
@@ -61,7 +61,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         type=pathlib.Path,
         default=pathlib.Path("runs"),
-        help="Directory that runs will write to. [folder; default %(default)s]",
+        help=(
+            "Directory to which runs will write; its disk is checked. [folder; default %(default)s]"
+        ),
     )
     add(
         *("--port",),
@@ -73,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
         *("--ps_hosts",),
         metavar="LIST",
         default="",
-        help="Shards to check, separated by commas. [host:port; default none]",
+        help="Addresses of PS shards to check, separated by commas. [host:port; default none]",
     )
     add(
         *("--hosts_file",),
@@ -90,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         *("--remote_python",),
         metavar="PATH",
-        help="Python of the hosts. [path or name; default the path of this Python]",
+        help="Python interpreter on the hosts. [path or name; default the path of this Python]",
     )
     add(
         *("--seconds",),
@@ -104,10 +106,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def examine(given: argparse.Namespace) -> Iterator[Finding]:
-    """Yield the findings of all checks in order; shards and hosts are checked in parallel.
+    """Yield the results of all checks in order; PS shards and hosts are checked in parallel.
 
     Args:
-        given: Parsed command line.
+        given: Parsed command line of `thinwire doctor`.
 
     Raises:
         ConfigurationError: The hosts file, or the credentials, cannot be read.
@@ -147,7 +149,7 @@ def examine(given: argparse.Namespace) -> Iterator[Finding]:
             yield machine.port(given.port)
         for shard_findings in shards:
             yield from shard_findings()
-        # The TensorFlow check times a training step, so the threads of the shard and host checks
-        # must have ended.
+        # The TensorFlow check measures the time of a training step, so the threads of the shard and
+        # host checks must have ended.
         yield from host_findings()
         yield from machine.tensorflow(given.seconds)

@@ -1,4 +1,4 @@
-"""Findings of the checks of `thinwire doctor`: each is one line of text with advice."""
+"""Defines the result of a check of `thinwire doctor`: a line of text with advice."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ class Finding:
     """Result of one check of `thinwire doctor`.
 
     Attributes:
-        what: Name of the checked thing, for example ``clock``.
-        level: ok, warning (a run works less well) or problem (a run does not work).
-        text: Measured value or observed state.
-        advice: Advice to the user. Empty if there is nothing to do.
+        what: Name of the checked property, for example ``clock``.
+        level: Level of the result: ok, warning (a run works less well) or problem (a run does not
+            work).
+        text: Measured value or observed state, as text.
+        advice: Advice to the user; empty if there is nothing to do.
     """
 
     what: str
@@ -27,13 +28,13 @@ class Finding:
     advice: str = ""
 
     def __str__(self) -> str:
-        """Return the finding as a line of text."""
+        """Return the check's result as a line of text."""
         line = f"{self.level:8} {self.what:22} {self.text}"
         return f"{line}; {self.advice}" if self.advice else line
 
 
 def worst_code(findings: Iterable[Finding]) -> int:
-    """Return the exit code: 0 if all findings are ok, 1 with a warning, 2 with a problem."""
+    """Return the exit code: 0 if all check results are ok, 1 with a warning, 2 with a problem."""
     return max((_CODES[finding.level] for finding in findings), default=0)
 
 
@@ -45,15 +46,16 @@ def graded(
     warn_above: float,
     fail_above: float = float("inf"),
 ) -> Finding:
-    """Return a finding that compares a measured value with two limits; small values are good.
+    """Return a check's result from a measured value and two limits; small values are good.
 
     Args:
-        what: Name of the checked thing.
-        value: Measured value.
-        text: Text of the finding.
-        advice: Advice for a warning or a problem.
-        warn_above: Largest value for which the finding is ok.
-        fail_above: Largest value for which the finding is a warning; larger is a problem.
+        what: Name of the checked property.
+        value: Measured value, in the unit of the limits.
+        text: Measured value as text.
+        advice: Advice to the user for a warning or a problem.
+        warn_above: Largest measured value for which the result is ok.
+        fail_above: Largest measured value for which the result is a warning. A larger value is a
+            problem.
     """
     if value <= warn_above:
         return Finding(what, "ok", text)

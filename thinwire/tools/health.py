@@ -1,7 +1,8 @@
 """``thinwire health HOST:PORT``: queries the health of a PS or of a worker that accepts peers.
 
-The command writes the answer and exits with 0 for SERVING, 1 for NOT_SERVING, 2 for an invalid
-command line or unusable files, and 3 if the node does not answer. The command needs no token.
+`thinwire health` writes the node's answer and exits with 0 for SERVING, 1 for NOT_SERVING, 2 for an
+invalid command line or unusable files, and 3 if the node does not answer. `thinwire health` needs
+no token.
 
 gRPC is imported after the command line is parsed, so that ``--help`` is fast.
 """
@@ -31,12 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("address", help="Address of the node. [host:port]")
+    add("address", help="Address of the PS, or of a worker that accepts peers. [host:port]")
     add(
         *("--seconds",),
         type=float,
         default=_PATIENCE_SECONDS,
-        help="Time to wait for an answer. [seconds; default %(default)g]",
+        help="Longest wait for the node's answer. [seconds; default %(default)g]",
     )
     for name, text in (
         ("ca", "Certificate of the authority that signed the node's certificate, in PEM form."),
@@ -47,9 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         add(f"--tls_{name}", metavar="FILE", help=f"{text} [file; default {default}]")
     args = parser.parse_args(arguments)
     if (args.tls_cert is None) != (args.tls_key is None) or (args.tls_cert and not args.tls_ca):
-        parser.error("--tls_cert and --tls_key need each other, and --tls_ca")
+        parser.error(
+            "--tls_cert, --tls_key and --tls_ca belong together; give all three flags, or only "
+            "--tls_ca, or none"
+        )
     if not is_address(args.address):
-        parser.error(f"{args.address} is not host:port; expected for example 127.0.0.1:2223")
+        parser.error(
+            f"the PS address {args.address} is not host:port; expected for example 127.0.0.1:2223"
+        )
     from thinwire.ops.types import ConfigurationError
     from thinwire.proto.grpc.health import HealthCheckFailed, probe
     from thinwire.proto.security import credentials as trust

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from thinwire.tools.findings import Finding, graded
 from thinwire.tools.versions import version_of
 
-#: Package -> oldest version that works with Thinwire, equal to the version in pyproject.toml.
+#: Package -> oldest version that works with Thinwire, equal to the bound in pyproject.toml.
 FLOORS = {
     "keras": "3.10",
     "numpy": "2.0",
@@ -39,7 +39,7 @@ _TENSORFLOW_FLOOR = "2.20"
 _PYTHON_FLOOR = (3, 11)
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tf-nightly")
 _PROBE = pathlib.Path(__file__).resolve().parent / "tensorflow_probe.py"
-#: CPU instruction sets that TensorFlow's kernels distinguish, the fastest last.
+#: CPU instruction sets for which TensorFlow has different kernels, the fastest set last.
 _INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
 _GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
 _SLOW_IMPORT_SECONDS, _SLOW_STEP_SECONDS = 10.0, 0.5
@@ -50,7 +50,7 @@ _SYNCS, _SYNC_BYTES = 5, 1 << 20
 
 
 def python() -> Finding:
-    """Check that Thinwire supports the version of the running Python."""
+    """Check that Thinwire supports the version of the running Python interpreter."""
     text = f"{platform.python_version()} ({sys.executable})"
     if sys.version_info[:2] >= _PYTHON_FLOOR:
         return Finding("Python", "ok", text)
@@ -58,7 +58,7 @@ def python() -> Finding:
 
 
 def packages() -> Iterator[Finding]:
-    """Yield a problem for each missing or too old package, or one ok finding if none is."""
+    """Yield a problem for each missing or outdated package, or one ok result without problems."""
     wrong = []
     for name, floor in FLOORS.items():
         version = version_of(name)
@@ -89,10 +89,10 @@ def memory() -> Finding:
 
 
 def tensorflow(seconds: float) -> Iterator[Finding]:
-    """Import TensorFlow and train a small model for a few steps in a subprocess; yield findings.
+    """Import TensorFlow and train a small model in a subprocess; yield the check's results.
 
     Args:
-        seconds: Time limit of the subprocess, in seconds.
+        seconds: Time limit of the subprocess that imports TensorFlow, in seconds.
     """
     installed = [name for name in _TENSORFLOW if version_of(name)]
     if not installed:
@@ -158,7 +158,8 @@ def run_directory(folder: pathlib.Path) -> Iterator[Finding]:
     """Check that a run directory can be written, locked and synced, and check its free space.
 
     Args:
-        folder: Run directory. If it does not exist, its nearest existing parent is checked.
+        folder: Path of the run directory. If it does not exist, its nearest existing parent is
+            checked.
     """
     existing = next(
         parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir()
@@ -182,7 +183,7 @@ def run_directory(folder: pathlib.Path) -> Iterator[Finding]:
 
 
 def port(number: int) -> Finding:
-    """Check that shard 0 of a run can listen at a port of this machine."""
+    """Check that PS shard 0 of a run can listen on a port of this machine."""
     try:
         socket.create_server(("127.0.0.1", number)).close()
     except OSError as error:
@@ -213,7 +214,7 @@ def _has_locks(folder: pathlib.Path) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return a version's numbers, to compare versions: (2, 21, 0) for 2.21.0rc1."""
+    """Return the numbers of a version, to compare versions: (2, 21, 0) for 2.21.0rc1."""
     return tuple(int(part) for part in re.findall(r"\d+", version.split("rc")[0])[:3])
 
 

@@ -1,7 +1,7 @@
 """``thinwire manifests kubernetes``: writes a run's objects for ``kubectl apply -f -``.
 
-`kubernetes.yaml` is the template of the objects. A worker reads its number from its pod's
-environment (`thinwire.launcher.schedulers`).
+The file `kubernetes.yaml` is the template of the Kubernetes objects. A worker in Kubernetes reads
+its number from its pod's environment (`thinwire.launcher.schedulers`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ The workers are an indexed Job that runs a script from the image. The output hol
 it as you protect private keys.
 """
 _TEMPLATE = pathlib.Path(__file__).with_name("kubernetes.yaml")
-#: Flags with paths in the folders where the template mounts volumes and certificates.
+#: Flags with paths of the volumes and certificates that the Kubernetes template mounts.
 _RUN_DIR_FLAG = "--run_dir=/var/lib/thinwire/run"
 _TLS_FLAGS = (
     *("--tls_cert=/etc/thinwire/{node}.crt", "--tls_key=/etc/thinwire/{node}.key"),
@@ -32,7 +32,7 @@ _TLS_FLAGS = (
 _LABELS = "app.kubernetes.io"
 _EXIT_CONFIGURATION = 2
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
-#: Flags that the objects set for every node. --flags must not contain these flags.
+#: Flags that the Kubernetes objects set for every node, so --flags must not contain them.
 _OWN = (
     *("nb_workers", "nb_ps", "ps_hosts", "ip_PS", "port", "run_dir", "id_ps", "id_worker"),
     *("type_node", "model_from", "token_file", "tls_cert", "tls_key", "tls_ca"),
@@ -74,10 +74,11 @@ def _filled_template(
     """Return the Kubernetes objects of a run as YAML.
 
     Args:
-        given: Parsed command line.
+        given: Parsed command line of `thinwire manifests`.
         flags: Flags that every node of the run gets.
-        token: The run's token; empty if the run uses certificates instead.
-        certificates: Certificate file name -> content; empty if the run uses a token instead.
+        token: Secret token of the run; empty if the run uses certificates instead.
+        certificates: Name of a certificate or key file -> content; empty if the run uses a token
+            instead.
     """
     from thinwire.runtime.run.settings import (
         EXIT_BAD_FLAG,
@@ -86,7 +87,8 @@ def _filled_template(
         EXIT_REFUSED,
     )
 
-    service = f"{given.name}-ps"  # Kubernetes gives a replaced pod the same name
+    # Kubernetes gives the replacement of a pod the name of the pod.
+    service = f"{given.name}-ps"
     hosts = (f"{service}-{shard}.{service}" for shard in range(given.shards))
     addresses = ",".join(f"{host}:{given.port}" for host in hosts)
     flags = (_RUN_DIR_FLAG, *flags, *(_TLS_FLAGS if certificates else ()))
@@ -114,7 +116,7 @@ def _filled_template(
 
 
 def _template_with(parts: Iterable[str]) -> str:
-    """Return the template without the documents and lines that are marked for unused parts."""
+    """Return the YAML template without documents and lines that are marked for unused parts."""
     lines, is_kept, kept_parts = [], False, {"", *parts}
     for line in _TEMPLATE.read_text().splitlines():
         text, _, part = line.partition("  # with ")
@@ -139,14 +141,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("system", choices=["kubernetes"], help="Cluster system to write objects for.")
-    add("--name", default="thinwire", help="Prefix of all names. [name; default %(default)s]")
-    add("--image", required=True, help="Image with the script. [image; no default]")
-    add("--script", default="train.py", help="Script in the image. [file; default %(default)s]")
+    add(
+        "--name",
+        default="thinwire",
+        help="Prefix of the names of all Kubernetes objects. [name; default %(default)s]",
+    )
+    add(
+        "--image",
+        required=True,
+        help="Container image that contains the script. [image; no default]",
+    )
+    add(
+        "--script",
+        default="train.py",
+        help="Path of the script in the container image. [file; default %(default)s]",
+    )
     add("--workers", type=int, default=2, help="Number of workers. [count; default %(default)d]")
     add("--shards", type=int, default=1, help="Number of PS shards. [count; default %(default)d]")
-    add("--method", default="bsp", help="The run's method. [name; default %(default)s]")
+    add("--method", default="bsp", help="Training method of the run. [name; default %(default)s]")
     add("--port", type=int, default=2223, help="Port of every shard. [port; default %(default)d]")
-    add("--storage", default="10Gi", help="Volume of each PS. [quantity; default %(default)s]")
+    add(
+        "--storage",
+        default="10Gi",
+        help="Size of the volume of each PS. [quantity; default %(default)s]",
+    )
     add(
         "--storage_class",
         metavar="NAME",
@@ -154,9 +172,22 @@ def _parser() -> argparse.ArgumentParser:
         help="Storage class of the volumes. [name; default the cluster's default]",
     )
     add("--cpus", default="2", help="CPU request of each pod. [quantity; default %(default)s]")
-    add("--memory", default="4Gi", help="Memory of each pod. [quantity; default %(default)s]")
-    add("--gpus", type=int, default=0, help="GPUs of each worker. [count; default %(default)d]")
-    add("--token_file", metavar="FILE", help="File with the token. [file; default a new token]")
+    add(
+        "--memory",
+        default="4Gi",
+        help="Memory request of each pod. [quantity; default %(default)s]",
+    )
+    add(
+        "--gpus",
+        type=int,
+        default=0,
+        help="Number of GPUs of each worker. [count; default %(default)d]",
+    )
+    add(
+        "--token_file",
+        metavar="FILE",
+        help="File with the secret token of the run. [file; default a new token]",
+    )
     add(
         "--certificates",
         metavar="DIR",
@@ -167,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--flags",
         default="",
-        help="Flags of every node, for example '--lease_seconds=30'. [words; default none]",
+        help="Flags of every node of the run, such as '--lease_seconds=30'. [words; default none]",
     )
     return parser
 
@@ -184,23 +215,23 @@ def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
     if min(given.workers, given.shards) < 1 or given.gpus < 0:
         raise ConfigurationError(
             f"--workers={given.workers} --shards={given.shards} --gpus={given.gpus}: expected at "
-            "least 1, 1 and 0."
+            "least 1 worker, 1 shard and 0 GPUs."
         )
     for flag in flags:
         name = flag.removeprefix("--").partition("=")[0]
         if not flag.startswith("--") or name in _OWN:
             raise ConfigurationError(
-                f"{flag}: expected --flag=value for all nodes; omit it. The objects set "
-                f"{', '.join(f'--{each}' for each in _OWN)}."
+                f"{flag}: expected a --flag=value that holds for all nodes; leave the flag out. "
+                f"The Kubernetes objects set {', '.join(f'--{each}' for each in _OWN)}."
             )
 
 
 def _certificates(folder: pathlib.Path, workers: int, shards: int) -> dict[str, bytes]:
-    """Return the credential files of all nodes as a dict from file name to content.
+    """Return file name -> content of the certificate and key files of all nodes.
 
     Raises:
-        ConfigurationError: A file is missing.
-        OSError: A file cannot be read.
+        ConfigurationError: A certificate or key file is missing.
+        OSError: A certificate or key file cannot be read.
     """
     from thinwire.ops.types import ConfigurationError
     from thinwire.runtime.run.files import read_bounded
@@ -211,8 +242,9 @@ def _certificates(folder: pathlib.Path, workers: int, shards: int) -> dict[str, 
     missing = [name for name in ("ca.crt", *files) if not (folder / name).is_file()]
     if missing:
         raise ConfigurationError(
-            f"--certificates={folder} has no {missing[0]}; create it with `thinwire certificates "
-            f"--out {folder} --shards {shards} --workers {workers} --hosts ...`."
+            f"--certificates={folder} has no file {missing[0]}; create the certificates with "
+            f"`thinwire certificates --out {folder} --shards {shards} --workers {workers} --hosts "
+            "...`."
         )
     return {name: read_bounded(folder / name) for name in ("ca.crt", *files)}
 

@@ -1,4 +1,4 @@
-"""Checks of `thinwire doctor` for the shards of `--ps_hosts` and the hosts of a hosts file."""
+"""Checks of `thinwire doctor` for PS shards (`--ps_hosts`) and hosts (`--hosts_file`)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _CONNECTIONS = 5
 _CONNECT_SECONDS = 3.0
 _HOST_SECONDS = 15.0
 _SERVE_SECONDS = 15.0
-#: Maximum number of hosts that measure their link to the first host. The hosts measure one after
-#: another, because they share the first host's link.
+#: Maximum number of hosts from which the link to the first host is measured. The hosts measure one
+#: after another, because they share the first host's link.
 _MOST_MEASURED = 4
 _SLOW_ROUND_TRIP_SECONDS, _SLOW_MBPS = 0.2, 1.0
 _CLOCK_OFF_SECONDS, _CLOCK_WRONG_SECONDS = 1.0, 60.0
@@ -40,11 +40,11 @@ _ADVICE_LINK = "sparse methods suit slow links; run `thinwire advise`"
 
 
 def shard(address: str, credentials: Credentials) -> Iterator[Finding]:
-    """Check that a shard can be reached and is serving; measure the link to the shard.
+    """Check that a PS shard can be reached and is serving; measure the link to the shard.
 
     Args:
-        address: ``host:port`` of the shard.
-        credentials: Credentials with which this command contacts the shard.
+        address: ``host:port`` of the PS shard to check.
+        credentials: Credentials with which `thinwire doctor` contacts the PS shard.
     """
     what = f"PS {address}"
     host, _, number = address.rpartition(":")
@@ -89,7 +89,10 @@ def _serving(what: str, address: str, credentials: Credentials) -> Iterator[Find
     try:
         status = probe(address, _CONNECT_SECONDS, credentials)
     except HealthCheckFailed as error:
-        advice = "is it a Thinwire PS, and are --tls_ca, --tls_cert and --tls_key right?"
+        advice = (
+            "check that the address belongs to a Thinwire PS, and check --tls_ca, --tls_cert and "
+            "--tls_key"
+        )
         yield Finding(what, "problem", str(error)[:200], advice)
         return
     if status != "SERVING":
@@ -114,16 +117,16 @@ def _serving(what: str, address: str, credentials: Credentials) -> Iterator[Find
 def hosts(path: pathlib.Path, ssh_options: str, python: str, port: int) -> Iterator[Finding]:
     """Check each host of a hosts file, and measure the links from other hosts to the first host.
 
-    A Cluster starts shard 0 on the first host of the hosts file.
+    The links to the first host of the file matter, because a Cluster starts PS shard 0 on it.
 
     Args:
         path: Path of the hosts file.
-        ssh_options: Additional options for ssh.
-        python: Path or name of Python on the hosts.
-        port: Port at which shard 0 will listen.
+        ssh_options: Additional command-line options for ssh.
+        python: Path or name of the Python interpreter on the hosts.
+        port: Port on which PS shard 0 will listen.
 
     Raises:
-        ConfigurationError: The file or the options cannot be parsed.
+        ConfigurationError: The hosts file or the ssh options cannot be parsed.
     """
     from thinwire.launcher.hosts import parse_hosts
     from thinwire.launcher.ssh import Ssh
@@ -160,7 +163,7 @@ def _host(ssh: Ssh, host: Host, python: str) -> Iterator[Finding]:
         yield Finding(what, "problem", str(error), "run `ssh HOST true` manually")
         return
     yield Finding(what, "ok", f"{probed.num_cpus} processors, all packages installed")
-    # The remote clock was read at an unknown moment within the elapsed time. So the offset is known
+    # The remote clock was read at an unknown moment within the elapsed time, so its offset is known
     # only to within half the elapsed time.
     uncertain = (time.time() - began) / 2
     text = f"clock off by {offset:+.2f} s, to within {uncertain:.2f} s"
@@ -170,7 +173,7 @@ def _host(ssh: Ssh, host: Host, python: str) -> Iterator[Finding]:
 
 
 def _links(ssh: Ssh, good: Sequence[Host], python: str, port: int) -> Iterator[Finding]:
-    """Measure the links to the first host from this machine and from later hosts of the file."""
+    """Measure links to the first host of the hosts file from this machine and later hosts."""
     from thinwire.launcher.ssh import HostFailed, probe_answer
 
     first, other_hosts = good[0], good[1:]
@@ -183,7 +186,8 @@ def _links(ssh: Ssh, good: Sequence[Host], python: str, port: int) -> Iterator[F
         stderr=subprocess.PIPE,
     )
     try:
-        # For the type checker: with PIPE arguments, neither stream of the process is None.
+        # With PIPE arguments, no stream of the process is None, which the type checker does not
+        # know.
         if server.stdin is None or server.stdout is None:
             return
         server.stdin.write(_PROBE.read_bytes())

@@ -1,7 +1,7 @@
-"""Contacts shard 0 of a run as an observer: reads the run's status, or ends the run.
+"""Contacts PS shard 0 of a run as an observer: reads the run's status, or ends the run.
 
-An observer connects with the role of a Supervisor but without a model. The observer evaluates
-nothing and does not replace the run's Supervisor.
+An observer connects with the role of a Supervisor but without a model. An observer evaluates no
+model and does not replace the run's Supervisor.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from thinwire.runtime.run.credentials import Credentials
 from thinwire.runtime.telemetry.run_status import RunStatus
 from thinwire.tools.arguments import CREDENTIAL_FLAGS
 
-#: Maximum payload of an answer, in bytes. An answer with a status has no payload.
+#: Maximum payload of an answer with a status, in bytes: such an answer has no payload.
 _NO_PAYLOAD = 0
-#: Maximum size, in bytes, of a shard's part that is pulled to measure the link.
+#: Maximum size, in bytes, of a model that is pulled to measure the link to a PS shard.
 _MOST_PULLED_BYTES = 1 << 28
 _NODE = "supervisor-0"
 
 
 @dataclasses.dataclass(frozen=True)
 class Contact:
-    """Address of shard 0, and the credentials and time limit for contacting it.
+    """Address of PS shard 0, and the credentials and time limit for requests to shard 0.
 
     Attributes:
-        address: ``host:port`` of shard 0.
-        credentials: Credentials of a Supervisor of the run.
-        seconds: Time limit of a request to shard 0, in seconds.
+        address: ``host:port`` of PS shard 0.
+        credentials: TLS certificate and token of a Supervisor of the run.
+        seconds: Time limit of a request to PS shard 0, in seconds.
     """
 
     address: str
@@ -45,14 +45,14 @@ class Contact:
 
 
 def credentials_of(given: argparse.Namespace, flags_of_run: Mapping[str, str]) -> Credentials:
-    """Return the credentials in the command line, or else the credentials in the run's flags.
+    """Return the credentials from the command line, or else from the run's flags.
 
     Args:
-        given: Parsed command line.
-        flags_of_run: Flag name -> value for a node of the run.
+        given: Parsed command line with the flags of credentials.
+        flags_of_run: Name -> value of the flags of a node of the run.
 
     Raises:
-        ConfigurationError: A credential file cannot be read, or the files do not match.
+        ConfigurationError: A credential file cannot be read, or certificate and key do not match.
     """
     values = [getattr(given, name) for name in CREDENTIAL_FLAGS]
     if not any(values):
@@ -63,11 +63,11 @@ def credentials_of(given: argparse.Namespace, flags_of_run: Mapping[str, str]) -
 
 
 def read_status(contact: Contact) -> RunStatus:
-    """Request the run's present status from shard 0 and return the status.
+    """Request the run's present status from PS shard 0, and return the status.
 
     Raises:
-        Unreachable: Shard 0 sent no status within the time limit.
-        RequestRejected: The shard rejects this observer.
+        Unreachable: PS shard 0 sent no status within the time limit.
+        RequestRejected: The PS shard rejects this observer.
     """
     with _Conversation(contact) as shard:
         message, _ = shard.wait_for("report", "sent no status")
@@ -81,12 +81,13 @@ def read_status(contact: Contact) -> RunStatus:
 
 @dataclasses.dataclass(frozen=True)
 class EndedRun:
-    """Answer of shard 0 to a request to end the run.
+    """Answer of PS shard 0 to a request to end the run.
 
     Attributes:
-        cause: Stop reason of the run. A run that ended before the request keeps its reason.
-        had_model: True if the run had a model. False if no worker had sent a model's description:
-            shard 0 ends without notifying the workers, which continue to look for a PS.
+        cause: Stop reason of the run. If the run had ended before the request, the reason is the
+            earlier one.
+        had_model: True if the run had a model. Without a model, which a worker sends, shard 0 ends
+            without notifying the workers, which continue to look for a PS.
     """
 
     cause: str
@@ -94,15 +95,15 @@ class EndedRun:
 
 
 def end_run(contact: Contact, cause: str) -> EndedRun:
-    """Request shard 0 to end the run.
+    """Request the end of the run from PS shard 0.
 
     Args:
-        contact: Address and credentials of shard 0.
-        cause: Stop reason of the run for shard 0 to record.
+        contact: Address and credentials of PS shard 0.
+        cause: Stop reason that PS shard 0 must record.
 
     Raises:
-        Unreachable: Shard 0 did not confirm the run's end within the time limit.
-        RequestRejected: The shard rejects this observer.
+        Unreachable: PS shard 0 did not confirm the run's end within the time limit.
+        RequestRejected: The PS shard rejects this observer.
     """
     try:
         with _Conversation(contact, halts=True) as shard:
@@ -116,11 +117,11 @@ def end_run(contact: Contact, cause: str) -> EndedRun:
 
 
 def measure_downlink(contact: Contact) -> float | None:
-    """Pull a shard's part of the model; return the rate in Mbit/s, None if it is too large.
+    """Pull a PS shard's part of the model; return the rate in Mbit/s, None for a large model.
 
     Raises:
-        Unreachable: The shard's part did not arrive within the time limit.
-        RequestRejected: The shard rejects this observer.
+        Unreachable: The PS shard's part of the model did not arrive within the time limit.
+        RequestRejected: The PS shard rejects this observer.
     """
     if 4 * read_status(contact).num_parameters > _MOST_PULLED_BYTES:
         return None
@@ -132,16 +133,16 @@ def measure_downlink(contact: Contact) -> float | None:
 
 
 class _Conversation(contextlib.AbstractContextManager["_Conversation"]):
-    """Stream to a shard for one request of an observer.
+    """gRPC stream to a PS shard for one request of an observer.
 
     Args:
-        contact: Address and credentials of the shard.
-        most_payload_bytes: Maximum payload of an answer, in bytes.
-        halts: True to make a shard without a model end.
+        contact: Address and credentials of the PS shard.
+        most_payload_bytes: Maximum payload of the shard's answer, in bytes.
+        halts: True to end a PS shard that has no model.
 
     Raises:
-        Unreachable: The shard does not answer.
-        RequestRejected: The shard rejects this observer.
+        Unreachable: The PS shard does not answer.
+        RequestRejected: The PS shard rejects this observer.
     """
 
     def __init__(
@@ -155,15 +156,15 @@ class _Conversation(contextlib.AbstractContextManager["_Conversation"]):
         self.session.close(0.0)
 
     def wait_for(self, body: str, failing: str) -> tuple[pb.ToClient, memoryview]:
-        """Return the next message with a given body, and its payload; skip different messages.
+        """Return the next message with the given body, and its payload; skip other messages.
 
         Args:
-            body: Name of the body's field in the message.
-            failing: Verb and object for the error message, for example "sent no status".
+            body: Name of the awaited message's body field in the protocol.
+            failing: Predicate for the error message, for example "sent no status".
 
         Raises:
-            Unreachable: No message with this body arrived within the time limit.
-            RequestRejected: The shard rejects the request.
+            Unreachable: No message with the given body arrived within the time limit.
+            RequestRejected: The PS shard rejects the request.
         """
         address, seconds = self._contact.address, self._contact.seconds
         try:

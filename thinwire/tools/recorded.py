@@ -1,6 +1,6 @@
 """Reads a run directory: the run's processes, flags, summary and newest status.
 
-The reader only reads files and acquires no lock, so it does not disturb the run.
+`RecordedRun` only reads files and acquires no lock, so it does not disturb the run.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from thinwire.runtime.run.script_target import module_words
 from thinwire.runtime.telemetry.evaluation import ranges_in
 from thinwire.runtime.telemetry.run_status import RunStatus
 
-#: Number of bytes to read from the end of metrics.jsonl: first attempt, and limit. A
-#: status has some kilobytes per worker.
+#: Number of bytes to read from the end of metrics.jsonl, at the first attempt and at most. A status
+#: has some kilobytes per worker.
 _FIRST_TAIL_BYTES, _MOST_TAIL_BYTES = 1 << 16, 1 << 26
-#: Names of the nodes' flags files, the most reliable source of shard 0's address first.
+#: Names of the nodes' flags files, with the most reliable source of PS shard 0's address first.
 _FLAGS_FILES = ("flags-supervisor-0", "flags-worker-*", "flags-ps-0", "flags-*")
 _ANY_HOST = ("0.0.0.0", "[::]", "::", "")
 
 
 @dataclasses.dataclass(frozen=True)
 class NodeProcess:
-    """A process that holds a lock of the run directory, or was the last to hold it.
+    """A process that holds a lock of the run directory, or was the last holder of the lock.
 
     Attributes:
         node: Name of the lock: a node's name, for example ps-0, or "records" for the process that
             writes the run's records.
-        owner: Owner (process and host) in the lock file. None if the lock file names no owner.
+        owner: Owner (process and host) that the lock file names. None if the lock file names no
+            owner.
         alive: True if the process runs. None if the file system has no locks.
     """
 
@@ -58,7 +59,7 @@ class NodeProcess:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-    """Content of the files in a run directory.
+    """Content of the files in a run directory, read at first use.
 
     Attributes:
         directory: Path of the run directory.
@@ -82,7 +83,7 @@ class RecordedRun:
 
     @functools.cached_property
     def flags(self) -> dict[str, str]:
-        """Flags, by name, of the node that knows most addresses of the run; empty if unknown."""
+        """Flag name -> value of the node that knows most addresses of the run; empty if unknown."""
         for pattern in _FLAGS_FILES:
             for path in sorted(self.directory.glob(f"{pattern}.txt")):
                 if flags := _flags_in(path):
@@ -91,7 +92,7 @@ class RecordedRun:
 
     @functools.cached_property
     def script(self) -> list[str]:
-        """The script that `thinwire run` runs, with its arguments; empty if it runs no script."""
+        """The script of `thinwire run`, with its arguments; empty if workers run no script."""
         try:
             script = json.loads((self.directory / LAUNCH_FILE).read_text())["script"]
             module, path = str(script.get("module", "")), str(script["path"])
@@ -110,7 +111,7 @@ class RecordedRun:
 
     @property
     def metrics(self) -> dict[str, dict[str, float | None]]:
-        """Last, smallest and largest value of each metric in the summary."""
+        """Last, smallest and largest value of each metric in summary.json."""
         return ranges_in(self.summary or {})
 
     @functools.cached_property
@@ -125,9 +126,9 @@ class RecordedRun:
 
     @property
     def address(self) -> str | None:
-        """Address of shard 0 from the lock or the flags files, or None if it is unknown.
+        """Address of PS shard 0 from its lock or from flags files, or None if it is unknown.
 
-        The lock of a running shard is newer than any flags file, so the lock has priority.
+        The lock of a running PS shard is newer than any flags file, so the lock has priority.
         """
         for process in self.processes:
             known = process.owner is not None and process.owner.address
@@ -141,7 +142,7 @@ class RecordedRun:
 
 
 def newest_status(path: pathlib.Path) -> RunStatus | None:
-    """Return the last status in a metrics file, read from the end; None without a status."""
+    """Return the last status in a metrics.jsonl, read from the file's end; None without one."""
     tail_bytes = _FIRST_TAIL_BYTES
     try:
         with open(path, "rb") as file:
@@ -165,7 +166,8 @@ def _status_in(line: bytes) -> RunStatus | None:
         fields = json.loads(line)
         fields.pop("kind")
         return RunStatus.from_dict(fields)
-    except (ValueError, AttributeError):  # an incomplete line, or a line of another version
+    # The line is incomplete, or another version of Thinwire wrote the line.
+    except (ValueError, AttributeError):
         return None
 
 
@@ -179,7 +181,7 @@ def _flags_in(path: pathlib.Path) -> dict[str, str]:
 
 
 def _dialled(owner: LockOwner) -> str:
-    """Return the address at which to dial a shard that listens at its lock's address."""
+    """Return the address at which a PS shard can be reached, from the owner of its lock."""
     host, _, port = owner.address.rpartition(":")
     if host not in _ANY_HOST:
         return owner.address

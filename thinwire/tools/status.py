@@ -1,6 +1,6 @@
 """``thinwire status RUN``: shows a run's settings, progress, and running processes.
 
-The status comes from shard 0 if shard 0 runs, else from the files of the run directory.
+The run's status comes from PS shard 0 if it runs, else from the files of the run directory.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ with the code of the run's nodes: 130 interrupted, 5 diverged, 1 a script that f
 early.
 """
 _PATIENCE_SECONDS = 3.0
-#: Seconds after the start of a PS in which the PS may not listen yet: the PS
-#: first imports modules and reads its checkpoint.
+#: Longest time from the start of a PS until the PS listens, in seconds. The PS first imports
+#: modules and reads its checkpoint.
 _START_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class RunReport:
-    """State of a run at one moment.
+    """State of a training run at one moment, as `thinwire status` shows it.
 
     Attributes:
-        run: Run directory or address, as the user gave it.
-        state: starting, running, finished, stopped, dead, unanswered or rejected.
+        run: Run directory or address of PS shard 0, as the user gave it.
+        state: State of the run: starting, running, finished, stopped, dead, unanswered or rejected.
         code: Exit code of `thinwire status` for this state of the run.
-        why: Reason of the run's state; empty if the state needs no reason.
-        source: Source of the figures: shard 0, summary.json, metrics.jsonl or nothing.
+        why: Reason for the run's state; empty if the state needs no reason.
+        source: Source of the run's figures: shard 0, summary.json, metrics.jsonl or nothing.
         status: Newest known status of the run; None if no status is known.
         recorded: Content of the run directory. None if only an address is known.
     """
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Return the parser of the command line of `thinwire status`."""
     argument_parser = make_parser("status", _ABOUT, _PATIENCE_SECONDS, "shard 0 to answer")
     argument_parser.add_argument(
         "--json", action="store_true", help="Write one JSON object. [switch; default text]"
@@ -87,7 +87,7 @@ def inspect(given: argparse.Namespace) -> RunReport:
     """Return the report on the run that the command line names.
 
     Raises:
-        ConfigurationError: The run does not exist, or the credentials cannot be read.
+        ConfigurationError: The run does not exist, or the credential files cannot be read.
     """
     recorded = find(given.run)
     if isinstance(recorded, str):
@@ -101,13 +101,13 @@ def inspect(given: argparse.Namespace) -> RunReport:
 
 
 def _is_alone(found: RecordedRun) -> bool:
-    """Return True if the running processes belong to a run without PS (Standalone, Simulator)."""
+    """Return True if only processes of a run without PS (Standalone, Simulator) are running."""
     alone = ("Standalone", "Simulator")
     return all(process.owner is not None and process.owner.role in alone for process in found.alive)
 
 
 def _answer(given: argparse.Namespace, address: str, found: RecordedRun | None) -> RunReport:
-    """Return the report on a run after contacting its shard 0, which may be running."""
+    """Return the report on a run after contacting the run's PS shard 0."""
     from thinwire.proto import thinwire_pb2 as pb
     from thinwire.proto.grpc import Unreachable
     from thinwire.proto.grpc.session import RequestRejected
@@ -136,7 +136,7 @@ def _answer(given: argparse.Namespace, address: str, found: RecordedRun | None) 
 
 
 def _is_starting(found: RecordedRun) -> bool:
-    """Return True if shard 0 may not listen yet: not started, or started less than 60 s ago."""
+    """Return True if PS shard 0 has not started, or started less than `_START_SECONDS` ago."""
     owners = [process.owner for process in found.alive if process.node == "ps-0"]
     ages = [owner.age_seconds(time.time()) for owner in owners if owner is not None]
     return not owners or any(age < _START_SECONDS for age in ages)
@@ -147,8 +147,9 @@ def _ended(run: str, found: RecordedRun) -> RunReport:
     from thinwire.runtime.run.settings import EXIT_UNREACHABLE
 
     summary, status = found.summary, found.status
-    # A run that ended, was resumed and then killed still has the summary of its earlier end. Its
-    # newest status has no stop reason then, so the summary does not describe the present state.
+    # A run that ended, was resumed and then killed still has the summary of its earlier end. The
+    # newest status of such a run has no stop reason, so the summary does not describe the present
+    # state.
     is_of_end = summary is not None and (status is None or status.stop_reason is not None)
     if summary is not None and is_of_end:
         state, code, why = _end(summary["stop_reason"])
@@ -162,7 +163,7 @@ def _ended(run: str, found: RecordedRun) -> RunReport:
 
 
 def _end(reason: str | None) -> tuple[str, int, str]:
-    """Return (state, exit code, why) for a run that ended with a given stop reason."""
+    """Return state, exit code and reason for a run that ended with a given stop reason."""
     from thinwire.runtime.run.settings import EXIT_DONE, EXIT_OF_STOP
 
     code = EXIT_OF_STOP.get(reason or "", EXIT_DONE)
@@ -173,7 +174,7 @@ def _end(reason: str | None) -> tuple[str, int, str]:
 
 
 def document(report: RunReport) -> dict[str, Any]:
-    """Return the report as the JSON object of ``--json``."""
+    """Return the report on a run as the JSON object of ``--json``."""
     from thinwire.ops.privacy.accountant import BLOCK
 
     status, recorded = report.status, report.recorded
@@ -215,7 +216,7 @@ def document(report: RunReport) -> dict[str, Any]:
 
 
 def script_of(recorded: RecordedRun) -> str | None:
-    """Return the run's script with its arguments, or else its model; None if unknown."""
+    """Return the run's script with arguments, or else the run's model; None if unknown."""
     if recorded.script:
         return shlex.join(recorded.script)
     for name in ("model", "network"):

@@ -1,8 +1,8 @@
 """``thinwire stop RUN``: ends a run gracefully, and waits until the run has ended.
 
-If the launcher runs on this host, the command sends SIGINT to the launcher, as Ctrl-C does. Else
-the command contacts shard 0, which ends the run for all nodes. If shard 0 does not answer, the
-command sends SIGINT to each process of the run on this host.
+If the launcher runs on this host, `thinwire stop` sends SIGINT to the launcher, as Ctrl-C does.
+Else `thinwire stop` contacts PS shard 0, which ends the run for all nodes. If PS shard 0 does not
+answer, `thinwire stop` sends SIGINT to each process of the run on this host.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Return the parser of the command line of `thinwire stop`."""
     return make_parser("stop", _ABOUT, _PATIENCE_SECONDS, "the run to end")
 
 
@@ -68,7 +68,7 @@ def _report(text: str) -> None:
 
 
 def _end_remote(given: argparse.Namespace, address: str) -> int:
-    """End a run by its shard 0's address, without a run directory."""
+    """End a run by the address of PS shard 0, without a run directory."""
     from thinwire.tools import observer
 
     contact = observer.Contact(address, observer.credentials_of(given, {}), given.seconds)
@@ -89,12 +89,12 @@ def _end_directory(given: argparse.Namespace, found: RecordedRun) -> int:
 
 
 def _request_end(given: argparse.Namespace, found: RecordedRun) -> str:
-    """Request the run's end by the gentlest means; return a text that describes these means.
+    """Request the run's end by the gentlest means; return a text that describes the means.
 
     Raises:
-        ConfigurationError: The credentials cannot be read.
-        Unreachable: No process can be reached.
-        RequestRejected: Shard 0 rejects this command.
+        ConfigurationError: The credential files cannot be read.
+        Unreachable: No process of the run can be reached.
+        RequestRejected: PS shard 0 rejects `thinwire stop`.
     """
     from thinwire.proto.grpc import Unreachable
     from thinwire.tools import observer
@@ -113,8 +113,8 @@ def _request_end(given: argparse.Namespace, found: RecordedRun) -> str:
             if not local_processes:
                 raise
         else:
-            # Without a model shard 0 ends alone: its workers are not connected and would continue
-            # to look for a PS.
+            # Without a model, PS shard 0 ends alone, because the workers are not connected and
+            # would continue to look for a PS.
             if not ended.had_model:
                 _interrupt([process for process in local_processes if process.node != "ps-0"])
             return f"shard 0 at {address} ends the run ({ended.cause})"
@@ -128,7 +128,7 @@ def _interrupt(processes: Sequence[NodeProcess]) -> str:
     """Send SIGINT to processes on this host; return a text that lists them, maybe empty."""
     done = []
     for process in processes:
-        # The signal fails if the process has ended or belongs to a different user.
+        # Sending the signal fails if the process has ended or belongs to another user.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if process.owner is not None:
                 os.kill(process.owner.pid, signal.SIGINT)

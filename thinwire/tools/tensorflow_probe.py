@@ -3,7 +3,8 @@
 ``python tensorflow_probe.py`` writes one JSON object to standard output: ``import_seconds``,
 ``version``, ``keras``, ``backend``, ``gpus`` (names), ``built_with_cuda``, ``step_seconds`` (median
 time of a training step of Keras' mnist_cnn network, batch 64). `thinwire doctor` runs the program
-in a separate process, which it can end after a time limit, and so imports no TensorFlow itself.
+in a separate process, which it can end after a time limit, so the process of `thinwire doctor`
+imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def _step_seconds() -> float:
     model.compile("sgd", loss)
     images = np.zeros((_BATCH, 28, 28, 1), np.float32)
     labels = np.zeros(_BATCH, np.int32)
-    model.train_on_batch(images, labels)  # compiles the training step before the measurement
+    # Compile the training step before the measurement.
+    model.train_on_batch(images, labels)
     seconds = []
     for _ in range(_STEPS):
         began = time.perf_counter()

@@ -1,7 +1,7 @@
-"""``thinwire version``: the versions of Thinwire, its packages and the system, for bug reports.
+"""``thinwire version``: lists versions of Thinwire, packages and system, for bug reports.
 
-The command imports no slow module: it reads TensorFlow's build information from TensorFlow's files,
-and the GPUs from the NVIDIA driver's files.
+`thinwire version` imports no slow module. The command reads TensorFlow's build information from
+TensorFlow's files, and the GPUs from the NVIDIA driver's files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    """Yield a pair (component, version) for each component."""
+    """Yield (component, version) for each component, for example a package."""
     from thinwire.proto.messages import PROTOCOL_VERSION
 
     where = "checkout" if program.CHECKOUT else "package"
@@ -64,7 +64,7 @@ def version_of(name: str) -> str | None:
 
 
 def _tensorflow() -> str:
-    """Return TensorFlow's version, its package, and if TensorFlow was built with CUDA."""
+    """Return a text with TensorFlow's version, its package, and whether it was built with CUDA."""
     packages = [f"{version} ({name})" for name in _TENSORFLOW if (version := version_of(name))]
     spec = importlib.util.find_spec("tensorflow")
     if spec is None:
@@ -74,7 +74,7 @@ def _tensorflow() -> str:
 
 
 def _build(path: pathlib.Path) -> list[str]:
-    """Return the CUDA entry of TensorFlow's build_info.py as a list; empty if it is unknown."""
+    """Return the CUDA entry of TensorFlow's build_info.py as a list; empty if unknown."""
     if not path.is_file():
         return []
     values = dict(re.findall(r"'(is_cuda_build|cuda_version)', '?([\w.]+)", path.read_text()))

@@ -1,8 +1,9 @@
 """A training script's control stream to shard 0: barriers, evaluations, and the run's end.
 
-A background thread keeps the control stream open from the script's first fit to the script's end.
-When the PS restarts, the thread reconnects and reports which barriers and evaluations the script
-waits for, which barriers the script has passed, and whether the script has finished.
+A background thread keeps the control stream open from the script's first call of `fit` to the
+script's end. When the PS restarts, the control thread reconnects and reports the barriers and
+evaluations for which the script waits, the barriers that it has passed, and whether it has
+finished.
 """
 
 from __future__ import annotations
@@ -30,29 +31,30 @@ from thinwire.proto.grpc.session import (
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.runtime.run.settings import Run
 
-#: Largest message payload that a script accepts from shard 0, in bytes; control messages are far
-#: smaller.
+#: Largest payload of a message that a script accepts from shard 0, in bytes; control messages are
+#: far smaller.
 _MAX_PAYLOAD_BYTES = 1 << 16
 #: Longest single wait of a script for its control thread, in seconds. Python handles
 #: operating-system signals only between two waits.
 _WAIT_SECONDS = 0.25
-#: Largest number of passed barriers that a reconnecting script reports to the PS; with more, the
-#: script reports the newest.
+#: Largest number of passed barriers that a reconnecting script reports to the PS. If there are
+#: more, the script reports the newest ones.
 _MOST_PASSED = 10_000
-#: Largest number of evaluations that a reconnecting script reports to the PS; with more, the script
-#: reports the newest.
+#: Largest number of evaluations that a reconnecting script reports to the PS. If there are more,
+#: the script reports the newest ones.
 _MOST_EVALUATIONS = 100
-_LONGEST_MESSAGE = 1000  # most characters of a script's error message that `finish` sends
+# largest number of characters of a script's error message that `finish` sends
+_LONGEST_MESSAGE = 1000
 #: Time limit of the wait in `close` for the end of the control thread, in seconds.
 _CLOSE_SECONDS = 5.0
 
 
 class RunHalted(Exception):
-    """Error: the training run is over, so that a script cannot wait for other scripts.
+    """Raised if the training run is over, so that a script cannot wait for other scripts.
 
     Attributes:
-        cause: Stop reason of the run, such as "finished" or "script_failed".
-        message: Explanation of the stop for people; empty if the PS sent no explanation.
+        cause: Reason why the run ended, such as "finished" or "script_failed".
+        message: Text for people that explains why the run ended; empty if the PS sent none.
     """
 
     def __init__(self, cause: str, message: str = "") -> None:
@@ -62,13 +64,14 @@ class RunHalted(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """Shard 0's answer to the waiting scripts when a barrier opens.
+    """Answer of shard 0 to the waiting scripts when a barrier opens.
 
     Attributes:
-        changes: True if at least one script trains another model after the barrier than before; a
-            new phase (the time in which the shards train one model) then begins for all scripts.
+        changes: True if at least one script trains another model after the barrier than before. A
+            new phase of the run (the time in which it trains one model) then begins for all
+            scripts.
         offers: True if this script must send its model's description and weights to the PS for the
-            new phase.
+            new phase of the run.
     """
 
     changes: bool = False
@@ -78,21 +81,21 @@ class Opening:
 class Control:
     """Coordinates a worker's script with other workers' scripts, over a separate control stream.
 
-    One thread must make all calls of `barrier`, `pass_by`, `evaluate`, `answer`, `meet` and
-    `finish`. Any thread may call `interrupt` and `stop_fit`.
+    All calls of `barrier`, `pass_by`, `evaluate`, `answer`, `meet` and `finish` must come from one
+    thread. The methods `interrupt` and `stop_fit` may be called from any thread.
 
     Args:
-        address: ``host:port`` of shard 0.
+        address: Address ``host:port`` of shard 0.
         id_worker: Id of this worker.
-        num_shards: Number of PS shards in the run.
+        num_shards: Number of shards of the parameter server in the run.
         run_id: Id of the run, from the training stream; empty accepts any run at the address.
         credentials: Credentials with which this worker connects to shard 0.
-        patience_seconds: Time that shard 0 may be unreachable before waiting calls raise
-            Unreachable, in seconds.
+        patience_seconds: Time in seconds for which shard 0 may be unreachable before waiting calls
+            raise Unreachable.
         on_end: Function that is called once with (cause, message), in the control thread, when the
             run ends before this script ends.
         on_stop: Function that is called with (fit, epochs), in the control thread, when another
-            script ends the fit early for all scripts.
+            script ends the call of `fit` early for all scripts.
         on_chief: Function that is called with a worker id, in the control thread, when that worker
             becomes the chief, whose script writes the files.
     """
@@ -129,30 +132,31 @@ class Control:
             self._closing,
         )
         self._changed = threading.Condition()
-        # The lock `_changed` guards all attributes below:
+        # The lock `_changed` guards all attributes that follow in this class.
         self._session: ClientSession | None = None
-        # Barrier's name -> shard 0's answer, in the order in which the barriers opened.
+        # Maps a barrier's name to shard 0's answer, in the order in which the barriers opened.
         self._passed: dict[str, Opening] = {}
         self._waits_for: pb.Barrier | None = None
-        # Newest FitBegun and newest FitEnded message of this script.
+        # Newest message FitBegun and newest message FitEnded of this script.
         self._fits: list[pb.ToServer] = []
-        self._evaluations: dict[tuple[int, int], pb.Evaluated] = {}  # (fit, epoch) -> evaluation
+        # maps (fit, epoch) to the evaluation of the model
+        self._evaluations: dict[tuple[int, int], pb.Evaluated] = {}
         self._awaits: pb.EpochEnded | None = None
-        # (fit, epoch) that this script must evaluate; None: no request.
+        # Pair (fit, epoch) that this script must evaluate; None: no request.
         self._appointed_for: tuple[int, int] | None = None
-        # Evaluation that shard 0 has not confirmed yet; None: all confirmed.
+        # Evaluation that shard 0 has not confirmed yet; None if it has confirmed all.
         self._unconfirmed: pb.Evaluated | None = None
-        # Shard 0's newest answer to an exchange of scripts at an epoch's end. Key True: the
-        # exchange after the epoch's callbacks; key False: the exchange before the callbacks.
+        # Newest answers of shard 0 to the scripts' exchanges at the end of an epoch. Key True: the
+        # exchange after the epoch's callbacks. Key False: the exchange before the callbacks.
         self._meetings: dict[bool, pb.EpochMeeting] = {}
         self._meets: pb.EpochMeeting | None = None
-        # Number of a fit -> last epoch that this script has set for the fit.
+        # Maps the number of a `fit` to the last epoch that this script has set for it.
         self._stopped: dict[int, int] = {}
         # Evaluations that this script made while shard 0 was unreachable.
         self._unreported: list[pb.Evaluated] = []
         self._finished: pb.Finished | None = None
         self._is_confirmed = self._is_interrupted = False
-        # Error that ended the control stream for good; None while it lives.
+        # Error that ended the control stream for good; None while the stream can reconnect.
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._keep, name="control", daemon=True)
         self._thread.start()
@@ -167,7 +171,7 @@ class Control:
         on_stop: Callable[[int, int], None] = lambda fit, epochs: None,
         on_chief: Callable[[int], None] = lambda worker: None,
     ) -> Control:
-        """Return a worker's control stream, with address and time limits of the run's settings."""
+        """Return the control stream of a worker, with the address and time limits of the run."""
         return cls(
             run.addresses[0],
             id_worker,
@@ -182,7 +186,7 @@ class Control:
 
     @property
     def ended(self) -> RunHalted | None:
-        """Error with the run's stop reason; None while this process knows of no stop."""
+        """Error with the reason why the run ended; None while this process knows of no end."""
         error = self._error
         return error if isinstance(error, RunHalted) else None
 
@@ -191,19 +195,19 @@ class Control:
     ) -> Opening:
         """Wait until the scripts of all workers have reached a barrier.
 
-        The call returns immediately if this script has passed the barrier before.
+        The method `barrier` returns immediately if this script has passed the barrier before.
 
         Args:
-            name: Name of the barrier. All scripts use the same name, once in a run. The third fit
-                has the barriers "fit-3-begin" and "fit-3-end".
-            changes: True if this script trains another model now than before the previous barrier.
-            patience_seconds: Time limit of the wait, in seconds.
+            name: Name of the barrier, which is the same in all scripts and unique in a run. The
+                third call of `fit` has the barriers "fit-3-begin" and "fit-3-end".
+            changes: True if this script now trains another model than before the previous barrier.
+            patience_seconds: Longest time to wait for the barrier, in seconds.
 
         Raises:
             TimeoutError: The barrier did not open within the time limit.
-            RunHalted: The run is over.
+            RunHalted: The training run is over, so that the barrier never opens.
             Unreachable, RequestRejected: Shard 0 stayed unreachable, or rejected this script.
-            InterruptedError: `interrupt` was called.
+            InterruptedError: Another thread called `interrupt` during the wait.
         """
         with self._changed:
             if name in self._passed:
@@ -232,17 +236,17 @@ class Control:
         """Wait until the model has been evaluated at the end of an epoch of all scripts.
 
         Args:
-            fit: Number of the fit, from 1.
+            fit: Number of the call of `fit` in the script, from 1.
             epoch: Number of the epoch as Keras passes it to callbacks, from 0.
-            by_script: True if only a script can evaluate, not the evaluator process.
+            by_script: True if only a worker's script can evaluate, not the evaluator process.
 
         Returns:
             The model's evaluation; its field `nobody` gives the reason if the model was not
             evaluated. None if this script must evaluate the model and pass the result to `answer`.
 
         Raises:
-            RunHalted, Unreachable, RequestRejected, InterruptedError: The wait ended for one of the
-                causes that the method `barrier` lists.
+            RunHalted, Unreachable, RequestRejected, InterruptedError: The run is over, shard 0
+                cannot be reached, shard 0 rejected this script, or `interrupt` was called.
         """
         place = (fit, epoch)
         with self._changed:
@@ -262,15 +266,15 @@ class Control:
         """Report an evaluation that shard 0 requested from this script.
 
         Args:
-            evaluated: This script's evaluation of the model, at the requested fit and epoch.
+            evaluated: This script's evaluation of the model, at the requested `fit` and epoch.
 
         Returns:
-            The evaluation that all scripts receive: this script's, or another script's if shard 0
-            has requested the evaluation from that script in the meantime.
+            The evaluation that all scripts receive: the evaluation of this script, or of another
+            script if shard 0 has requested it from that script in the meantime.
 
         Raises:
-            RunHalted, Unreachable, RequestRejected, InterruptedError: The wait ended for one of the
-                causes that the method `barrier` lists.
+            RunHalted, Unreachable, RequestRejected, InterruptedError: The run is over, shard 0
+                cannot be reached, shard 0 rejected this script, or `interrupt` was called.
         """
         place = (evaluated.fit, evaluated.epoch)
         with self._changed:
@@ -288,18 +292,18 @@ class Control:
             return self._evaluations[place]
 
     def meet(self, meeting: pb.EpochMeeting) -> pb.EpochMeeting:
-        """Exchange metric states or stop requests with the other scripts at the end of an epoch.
+        """Exchange metric states or stop requests with the other workers' scripts after an epoch.
 
         Args:
-            meeting: Metric states or stop request of this script.
+            meeting: Metric states or stop request that this script sends.
 
         Returns:
             Shard 0's answer: the metric states of all scripts, or the number of the fit's last
             epoch.
 
         Raises:
-            RunHalted, Unreachable, RequestRejected, InterruptedError: The wait ended for one of the
-                causes that the method `barrier` lists.
+            RunHalted, Unreachable, RequestRejected, InterruptedError: The run is over, shard 0
+                cannot be reached, shard 0 rejected this script, or `interrupt` was called.
         """
         stage, place = meeting.after_callbacks, (meeting.fit, meeting.epoch)
 
@@ -323,11 +327,11 @@ class Control:
             self._send(pb.ToServer(barrier=pb.Barrier(name=name)))
 
     def stop_fit(self, fit: int, epochs: int) -> None:
-        """End a fit early in all scripts (any thread); a second call for the same fit does nothing.
+        """End a `fit` early in all scripts (any thread); a second call for this `fit` does nothing.
 
         Args:
-            fit: Number of the current fit.
-            epochs: Number of epochs after which the fit ends; 0 ends the fit immediately.
+            fit: Number of the current call of `fit` in the script.
+            epochs: Number of epochs after which the `fit` ends; 0 ends the `fit` immediately.
         """
         with self._changed:
             if fit not in self._stopped:
@@ -335,7 +339,7 @@ class Control:
                 self._send(pb.ToServer(stop_fit=pb.StopFit(fit=fit, epochs=epochs)))
 
     def report(self, evaluated: pb.Evaluated) -> None:
-        """Report an evaluation that this script made without a request from shard 0."""
+        """Report an evaluation of the model that shard 0 has not requested from this script."""
         with self._changed:
             if self._session is None:
                 self._unreported.append(evaluated)
@@ -346,8 +350,8 @@ class Control:
 
         Args:
             failed: True if the script raised an error. The run then ends for all scripts.
-            message: The script's error, in one line.
-            wait_seconds: Time limit for shard 0's confirmation, in seconds.
+            message: Error of the script, in one line.
+            wait_seconds: Longest time to wait for shard 0's confirmation, in seconds.
 
         Returns:
             True if shard 0 confirmed the report of the script's end; False if shard 0 is
@@ -367,13 +371,13 @@ class Control:
         return self._is_confirmed
 
     def interrupt(self) -> None:
-        """Make a call that waits for shard 0 raise InterruptedError (any thread)."""
+        """Make a call that waits for shard 0 raise InterruptedError (callable in any thread)."""
         with self._changed:
             self._is_interrupted = True
             self._changed.notify_all()
 
     def resume(self) -> None:
-        """Allow calls to wait for shard 0 again, after `interrupt` has forbidden waits."""
+        """Allow calls to wait for shard 0 again, after `interrupt` has made them raise."""
         with self._changed:
             self._is_interrupted = self._closing.is_set()
 
@@ -396,7 +400,7 @@ class Control:
     def _wait_until(
         self, condition: Callable[[], bool], where: str, deadline: float = math.inf
     ) -> None:
-        """Wait until the control thread makes `condition` true; the caller holds `_changed`."""
+        """Wait until the control thread makes `condition` true; the caller holds the lock."""
         while not condition():
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"timed out {where}")
@@ -414,7 +418,7 @@ class Control:
             self._send(message)
 
     def _send(self, message: pb.ToServer) -> None:
-        """Send a message on the open stream; without a stream, `_report_again` sends it later."""
+        """Send a message on the open stream to shard 0, or let `_report_again` send it later."""
         if self._session is not None:
             self._session.send_control(message)
 
@@ -428,7 +432,7 @@ class Control:
                     self._listen(session, welcome)
                 except (StreamLost, Malformed) as error:
                     if not self._closing.is_set():
-                        logging.warning("lost the control stream: %s", error)
+                        logging.warning("the worker lost its control stream to shard 0: %s", error)
                 finally:
                     with self._changed:
                         self._session = None
@@ -453,8 +457,8 @@ class Control:
     def _report_again(self, session: ClientSession) -> None:
         """Report this script's barriers, evaluations and end again on a new stream to shard 0.
 
-        A restarted shard 0 has lost these reports, and messages queued on a lost stream may never
-        have arrived.
+        A restarted shard 0 has lost the reports of scripts, and messages queued on a lost stream
+        may never have arrived.
         """
         with self._changed:
             passed = list(self._passed)[-_MOST_PASSED:]
@@ -517,7 +521,7 @@ class Control:
                 self._changed.notify_all()
 
     def _fail(self, error: Exception) -> None:
-        """Store the control stream's first fatal error and wake the calls that wait for shard 0."""
+        """Store the control stream's first fatal error; wake the calls that wait for shard 0."""
         with self._changed:
             if self._error is not None or self._closing.is_set():
                 return
@@ -527,4 +531,4 @@ class Control:
             if not has_finished:
                 self._on_end(error.cause, error.message)
         else:
-            logging.error("the control stream to shard 0 has failed: %s", error)
+            logging.error("the worker's control stream to shard 0 has failed: %s", error)

@@ -1,9 +1,9 @@
-"""Send a worker's datagrams to the shards; count blocks and bytes per datagram channel.
+"""Sends a worker's datagrams to the shards; counts blocks and bytes per datagram channel.
 
-`DatagramChannel` sends the datagrams for one shard, over UDP or in the stream. `WorkerTransport`
-holds the emulated uplink, the pacing and the class of service that all streams and datagrams of one
-worker share. `DatagramTotals` counts blocks when the router divides a push, and bytes when they are
-sent.
+The class `DatagramChannel` sends the datagrams for one shard, over UDP or in the gRPC stream. The
+class `WorkerTransport` holds the emulated uplink, the pacing and the class of service that all
+streams and datagrams of one worker share. The class `DatagramTotals` counts blocks when the router
+divides a push among channels, and bytes when they are sent.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ Connect = Callable[[str, Sequence[int], bytes], DatagramSender]
 class DatagramChannel:
     """Sender of one worker's datagrams to one shard.
 
-    Datagrams take one of three paths. Over UDP, datagrams can be lost or late. In the stream behind
-    each push, datagrams cannot be lost but can be late. After too many losses over UDP, the channel
-    falls back to the stream ahead of each push, where datagrams are neither lost nor late.
+    Datagrams take one of three paths from a worker to a shard. Over UDP, datagrams to a shard can
+    be lost or late. In the gRPC stream behind each push, datagrams cannot be lost but can be late.
+    After too many losses over UDP, the datagrams are sent in the gRPC stream ahead of each push,
+    where they are neither lost nor late.
 
     Args:
         worker: Id of the worker that sends the datagrams.
         channels: Number of datagram channels, one per class of service.
-        transport: Settings: datagram sizes, and the choice between UDP and the gRPC stream.
-        marks_slots: True if the message of each slot (one variable's blocks) announces the
-            datagrams of that slot.
-        connect: Function that makes a sender of datagrams over UDP.
+        transport: Settings of the datagrams: their sizes, and the choice between UDP and the gRPC
+            stream.
+        marks_slots: True if the message with one variable's blocks announces the datagrams of that
+            variable.
+        connect: Function that returns a sender of datagrams over UDP.
     """
 
     def __init__(
@@ -63,9 +65,9 @@ class DatagramChannel:
         self._session: DatagramSession | None = None
         self._sender: DatagramSender | None = None
         self._sealer: Packetizer | None = None
-        # (step, datagrams of that step's push); None before the first push.
+        # Pair (step, datagrams of the push in that step); None before the first push.
         self._sealed: tuple[int, SealedStep] | None = None
-        # Guards the datagram counts, which the heartbeat thread reads.
+        # Lock for the datagram counts, which the heartbeat thread reads.
         self._lock = threading.RLock()
         self._counts_before = [ChannelCounts() for _ in range(channels)]
         self._poor_steps = 0
@@ -73,7 +75,7 @@ class DatagramChannel:
         self.address = ""
 
     def open(self, address: str, welcome: pb.Welcome) -> None:
-        """Start the datagram session that a shard's Welcome names, unless the session is open."""
+        """Start the datagram session that a shard's Welcome message names, unless it is open."""
         offered = welcome.datagrams
         if self._session is not None and self._session.id == offered.session:
             return
@@ -94,10 +96,13 @@ class DatagramChannel:
     def seal(self, step: int, routed: Routed) -> SealedStep:
         """Return the datagrams of one exchange with the shard.
 
-        A second call for the same step, in the same datagram session, returns the same datagrams.
+        A second call of `seal` for the same step, in the same datagram session, returns the same
+        datagrams.
         """
         if self._sealer is None:
-            raise ValueError("datagrams to seal before the shard's Welcome has opened a session")
+            raise ValueError(
+                "datagrams cannot be sealed before the shard has opened a datagram session"
+            )
         if self._sealed is None or self._sealed[0] != step:
             if self._sender is not None:
                 self._sealer.mtu = self._sender.mtu
@@ -105,7 +110,7 @@ class DatagramChannel:
         return self._sealed[1]
 
     def before(self) -> Iterable[pb.ToServer]:
-        """Return the datagrams, as messages, that the stream carries ahead of the push."""
+        """Return the datagrams, as messages, that the gRPC stream carries ahead of the push."""
         failure = self._sender.failure if self._sender is not None else None
         if failure is not None:
             self._fall_back("datagrams to %s cannot be sent: %r", self.address, failure)
@@ -131,7 +136,8 @@ class DatagramChannel:
 
     def _count(self, batch: SealedBatch) -> None:
         counts = self._counts_before[batch.channel - 1]
-        # Counts datagrams only: the stream counts the datagrams' bytes.
+        # Counts datagrams only, because the gRPC stream counts the bytes of the datagrams it
+        # carries.
         counts.datagrams += batch.count
 
     def record(self, reception: pb.DatagramOutcome) -> list[LostEntries]:
@@ -159,15 +165,17 @@ class DatagramChannel:
         )
 
     def _fall_back(self, why: str, *details: object) -> None:
-        """Send all later datagrams in the stream instead of over UDP; log the reason once."""
+        """Send all later datagrams in the gRPC stream instead of over UDP; log the reason once."""
         if not self.fell_back:
-            consequence = "sending all further datagrams in the stream, without losses"
+            consequence = (
+                "sending the content of all further datagrams in the gRPC stream, without losses"
+            )
             logging.warning(f"{why}; {consequence}", *details)
         self.fell_back = True
         self._end_sender()
 
     def counts(self) -> tuple[ChannelCounts, ...]:
-        """Return the datagram counts of each channel, starting with channel 1."""
+        """Return the datagram counts by channel, from channel 1 on."""
         with self._lock:
             current = self._sender.counts() if self._sender is not None else ()
             return tuple(
@@ -179,7 +187,7 @@ class DatagramChannel:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes sent over UDP, with IP and UDP headers; bytes sent in the stream are excluded."""
+        """Number of bytes sent over UDP, with IP and UDP headers, without the stream's bytes."""
         return sum(counts.bytes_on_wire for counts in self.counts())
 
     def close(self) -> None:
@@ -190,7 +198,7 @@ class DatagramChannel:
     def _end_sender(self) -> None:
         if self._sender is None:
             return
-        # Close before reading the counts: datagrams that the sender sends while it closes must
+        # Close the sender before reading the counts: datagrams that it sends while it closes must
         # still be counted.
         self._sender.close()
         with self._lock:
@@ -213,18 +221,20 @@ def _sum(one: ChannelCounts, other: ChannelCounts) -> ChannelCounts:
 
 
 class WorkerTransport:
-    """Emulated uplink, pacing and class of service, shared by one worker's streams.
+    """Emulated uplink, pacing and class of service that all streams of one worker share.
 
     Attributes:
-        sender: Sender that paces the worker's streams on the emulated link; None if no link is
+        sender: Object that paces the worker's streams on the emulated link; None if no link is
             emulated.
-        dscp: Class of service of the streams' packets; None for the operating system's default.
+        dscp: Class of service (DSCP) of the streams' packets; None for the operating system's
+            default.
 
     Args:
         link: Settings of the worker's emulated network link.
-        seed: Seed of the random packet losses on the emulated link.
-        transport: Settings of the datagrams: sizes, and UDP or the gRPC stream.
-        router: The method's router, which divides an update into channels.
+        seed: Seed of the random packet losses on the emulated network link.
+        transport: Settings of the datagrams: their sizes, and the choice between UDP and the gRPC
+            stream.
+        router: Router of the training method, which divides an update among channels.
     """
 
     def __init__(self, link: Link, seed: int, transport: Transport, router: Router) -> None:
@@ -238,7 +248,9 @@ class WorkerTransport:
         if link.active and (router.channels or link.background_mbps):
             self._uplink = EmulatedUplink(link, seed, self.dscp)
             self.sender = self._uplink.sender
-        elif link.active:  # streams alone have one class of service: packets keep their order
+        # streams without datagrams have one class of service, because their packets keep their
+        # order
+        elif link.active:
             self.sender = EmulatedSender(LinkModel(link, seed))
         self._bucket = udp.pacing(transport.dgt_pace_mbps)
 
@@ -247,7 +259,7 @@ class WorkerTransport:
         return open_channel(worker, self._router, self._transport, self._connect)
 
     def close(self) -> None:
-        """Close the worker's emulated uplink."""
+        """Close the emulated uplink of the worker."""
         if self._uplink is not None:
             self._uplink.close()
 
@@ -265,13 +277,14 @@ _UNSENT = ("outdated", "refused", "too_large")
 
 
 class DatagramTotals:
-    """One worker's counts of blocks, datagrams and bytes over all shards.
+    """Counts the blocks, datagrams and bytes of one worker, over all shards.
 
     Args:
         worker: Id of the worker that sends the datagrams.
-        to_shards: Datagram channel to each shard, in order of the shards' numbers.
+        to_shards: For each shard, the worker's datagram channel to it.
         num_channels: Number of datagram channels, one per class of service.
-        bytes_up: Function that returns the number of bytes sent so far, in streams and datagrams.
+        bytes_up: Function that returns the number of bytes that the worker has sent, in streams and
+            datagrams.
         logs: True to log a line with the counts for each exchange.
     """
 
@@ -285,15 +298,15 @@ class DatagramTotals:
     ) -> None:
         self._worker, self._to_shards, self._num_channels = worker, to_shards, num_channels
         self._bytes_up, self._logs = bytes_up, logs
-        # Counts of the router's divisions, without sent bytes.
+        # Counts of how the router divided pushes among channels, without sent bytes.
         self._parted = SentCounts(blocks=[0] * (num_channels + 1))
         self._logged = SentCounts()
 
     def record(self, routed: Sequence[Routed]) -> None:
-        """Count the blocks of an exchange by channel (training thread).
+        """Count the blocks of an exchange by channel (called in the training thread).
 
         Args:
-            routed: The router's division of the push, one part per shard.
+            routed: The router's division of the push among channels, for each shard.
         """
         blocks = np.zeros(self._num_channels + 1, np.int64)
         for part in routed:
@@ -303,7 +316,7 @@ class DatagramTotals:
         self._parted = self._parted.plus(
             SentCounts(
                 pushes=1,
-                # The fraction k of reliable blocks is equal for all shards.
+                # The fraction k of blocks that are sent reliably is equal for all shards.
                 sum_k=routed[0].k,
                 blocks=blocks.tolist(),
                 skipped=sum(part.num_skipped for part in routed),
@@ -313,14 +326,14 @@ class DatagramTotals:
         )
 
     def counts(self) -> SentCounts:
-        """Return the counts over all shards since this process started (any thread)."""
+        """Return the counts over all shards since this process started (callable in any thread)."""
         parted, datagrams, num_bytes = self._parted, [0], [0]
         by_shard = [channel.counts() for channel in self._to_shards]
         by_channel = list(zip(*by_shard, strict=True))
         for shard_counts in by_channel:
             datagrams.append(sum(counts.datagrams for counts in shard_counts))
             num_bytes.append(sum(counts.bytes_on_wire for counts in shard_counts))
-        # The stream (channel 0) sent all bytes that the datagram channels did not send.
+        # The gRPC stream (channel 0) sent all bytes that the datagram channels did not send.
         num_bytes[0] = max(0, self._bytes_up() - sum(num_bytes))
         unsent = {
             reason: sum(getattr(counts, reason) for row in by_channel for counts in row)
@@ -340,14 +353,15 @@ class DatagramTotals:
         )
 
     def log(self, step: int) -> None:
-        """Log the counts since the previous log line, if `logs` is True."""
+        """Log the datagram counts since the previous log line, if `logs` is True."""
         if not self._logs:
             return
         counts = self.counts()
         new, self._logged = counts.minus(self._logged), counts
         logging.info(
-            "worker %d, step %d: k %.3f; blocks by channel, 0 reliable: %s; %d skipped, "
-            "%d dropped, %d not finite; bytes: %s",
+            "worker %d, step %d: fraction of reliable blocks %.3f; sent blocks by channel "
+            "(channel 0 is reliable): %s; %d blocks of zeros skipped, %d blocks dropped, %d "
+            "blocks not finite; sent bytes by channel: %s",
             self._worker,
             step,
             new.sum_k / max(1, new.pushes),
@@ -366,7 +380,7 @@ def totals_of(
     bytes_up: Callable[[], int],
     logs: bool,
 ) -> DatagramTotals | None:
-    """Return the counter for all shards' channels; None if the method has no channels."""
+    """Return the counter of all datagram channels; None if the training method has none."""
     channels = [channel for channel in to_shards if channel is not None]
     return DatagramTotals(worker, channels, num_channels, bytes_up, logs) if num_channels else None
 

@@ -1,6 +1,6 @@
-"""A worker's exchanges with all shards: push to every shard and wait for every shard's reply.
+"""Exchanges between a worker and all shards: push to every shard, await every reply.
 
-`Heartbeat` renews the worker's leases from a background thread.
+The class `Heartbeat` renews the worker's leases from a background thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from thinwire.worker.core.messages import PushRequest, ShardReply
 
 
 class Exchange:
-    """A worker's connections to all shards; one call joins, pushes to or leaves all shards."""
+    """Connections of a worker to all shards; one call joins, pushes to or leaves all shards."""
 
     def __init__(
         self,
@@ -42,16 +42,17 @@ class Exchange:
         aux_size: int = 0,
         offering: Offering | None = None,
     ) -> None:
-        """Create one client per shard; `join` dials the shards.
+        """Create one client per shard; `join` connects to the shards.
 
         Args:
             run: Settings of the training run.
             id_worker: Id of this worker.
             spec: Paths, shapes and dtypes of the shared model's variables.
-            layouts: For each shard, its slices of the model's variables.
+            layouts: For each shard, the slices of the model's variables that it stores.
             link: The worker's emulated network link.
             closing: Event that is set when the worker must stop.
-            aux_size: Number of auxiliary values that shard 0 averages in addition to the weights.
+            aux_size: Number of auxiliary values that shard 0 averages over the workers in addition
+                to the weights.
             offering: Offer (model description and weights) that the worker sends to shards without
                 a model; None if the shards have a model.
         """
@@ -60,7 +61,8 @@ class Exchange:
         self._transport, self.sender = transport, transport.sender
         self.nb_workers, self.iter_max = run.nb_workers, run.iter_max
         self.layouts, self.credentials = layouts, run.credentials
-        self._sent_step = 0  # step of this worker's newest push; 0 before the first push
+        # step of this worker's newest push to the shards; 0 before the first push
+        self._sent_step = 0
         self._sizes = [[piece.size for piece in layout.slices] for layout in layouts]
         self._aux_sizes = [aux_size, *[0] * (len(layouts) - 1)]
         self.channels = [transport.open_channel(id_worker) for _ in layouts]
@@ -95,18 +97,18 @@ class Exchange:
         )
 
     def join(self) -> list[pb.Welcome]:
-        """Join every shard, shard 0 first, because shard 0 assigns this worker's incarnation."""
+        """Join every shard, beginning with shard 0, which assigns this worker's incarnation."""
         first = self.shards[0].connect()
         for shard in self.shards[1:]:
             shard.hello.run_id, shard.hello.incarnation = first.run_id, first.incarnation
         return [first, *(shard.connect() for shard in self.shards[1:])]
 
     def attend(self) -> None:
-        """Service the streams that have no open request (heartbeat thread).
+        """Service the streams without an open request (called in the heartbeat thread).
 
-        Shard 0 may have expelled this worker because another shard received nothing from it. The
-        worker then rejoins shard 0 only once every other shard is reachable. If it rejoined
-        earlier, all workers would again wait for this worker at the unreachable shard.
+        Shard 0 may have expelled this worker because another shard received nothing from it. An
+        expelled worker rejoins shard 0 only once every other shard is reachable. If the worker
+        rejoined earlier, all other workers would again wait for it at the unreachable shard.
         """
         first, *following = self.shards
         for shard in following:
@@ -114,7 +116,7 @@ class Exchange:
         first.attend(lambda: all(shard.alive for shard in following))
 
     def pull(self) -> list[ShardReply]:
-        """Fetch the whole model from the shards.
+        """Fetch the whole model from all shards.
 
         Raises:
             ConfigurationError: A shard's reply does not fit this worker's model or version.
@@ -135,8 +137,8 @@ class Exchange:
         """Wait for every shard's reply to the push that `send` has sent.
 
         Returns:
-            One reply per shard: None from a shard that rejected the push as not finite. If a shard
-            rejected the push as too large, its reply holds the shard's model.
+            For each shard, its reply, or None if the shard rejected the push as not finite. If a
+            shard rejected the push as too large, its reply holds the shard's model.
 
         Raises:
             ConfigurationError: A shard rejected the push as malformed, or the shard's reply is
@@ -156,11 +158,11 @@ class Exchange:
         self._transport.close()
 
     def save(self) -> State:
-        """Return the state of the exchanges for the worker's checkpoint."""
+        """Return the state of the worker's exchanges with the shards, for its checkpoint."""
         return {}
 
     def restore(self, state: State) -> None:
-        """Restore a state of the exchanges that `save` returned."""
+        """Restore the state of the worker's exchanges that `save` returned."""
 
     @property
     def bytes_up(self) -> int:
@@ -174,7 +176,7 @@ class Exchange:
 
     @property
     def refused_peers(self) -> dict[str, int]:
-        """Reason -> number of other workers' streams that this worker refused or closed."""
+        """Number of other workers' streams that this worker refused or closed, by reason."""
         return {}
 
     @property
@@ -184,11 +186,11 @@ class Exchange:
 
     @property
     def send_seconds(self) -> float:
-        """Total sending time of all pushes, in seconds, at the shard with the largest total."""
+        """Seconds that the sending of all pushes took, at the shard with the largest total."""
         return max(shard.send_seconds for shard in self.shards)
 
     def _note_welcome(self, welcome: pb.Welcome) -> None:
-        """Copy the membership epoch of shard 0's Welcome to the Hellos of the other shards."""
+        """Put the membership epoch of shard 0's Welcome into the Hello messages to other shards."""
         for shard in self.shards[1:]:
             shard.hello.epoch = welcome.epoch
 
@@ -217,7 +219,7 @@ class Exchange:
             shard.ensure_connected()
 
     def _reply_of(self, number: int) -> ShardReply:
-        """Return a shard's reply to a pull. A shard cannot reject a pull as not finite.
+        """Return a shard's reply to a pull, which a shard cannot reject as not finite.
 
         Raises:
             ConfigurationError: The shard rejected the pull, or the shard's reply does not fit the
@@ -225,28 +227,33 @@ class Exchange:
         """
         reply = self._settle(number)
         if reply is None:
-            raise ConfigurationError(f"{self.shards[number].address} rejected a pull as not finite")
+            raise ConfigurationError(
+                f"the shard {self.shards[number].address} rejected a pull of the model as not "
+                "finite"
+            )
         return reply
 
     def _settle(self, number: int) -> ShardReply | None:
-        """Wait for a shard's reply; return None if the shard rejected the push as not finite."""
-        # `replies` waits for the shards in order of number, so only shards above `number` may still
-        # have an unanswered request.
+        """Wait for a shard's reply; return None if it rejected the push as not finite."""
+        # The method `replies` waits for the shards in order of number, so only shards above
+        # `number` may still have an unanswered request.
         shard, open_shards = self.shards[number], self.shards[number + 1 :]
         try:
             replied, payload = shard.wait_for_reply(
                 *([lambda: self._look_after(open_shards)] if open_shards else [])
             )
         except PushRefused as refusal:
-            raise ConfigurationError(f"{shard.address} rejected a push: {refusal}") from refusal
+            raise ConfigurationError(
+                f"the shard {shard.address} rejected a push of this worker: {refusal}"
+            ) from refusal
         if replied.reply is None:
             return None
         try:
             reply = self._decode(number, replied.reply, payload)
         except (Malformed, ValueError) as error:
             raise ConfigurationError(
-                f"{shard.address} sent a reply that this worker cannot decode ({error}); "
-                "install the same Thinwire version on all nodes."
+                f"the shard {shard.address} sent a reply that this worker cannot decode "
+                f"({error}); install the same Thinwire version on all nodes."
             ) from error
         return dataclasses.replace(reply, refused=replied.is_outlier)
 
@@ -254,17 +261,21 @@ class Exchange:
         expected = self._aux_sizes[number]
         if reply.aux_count != expected:
             raise ConfigurationError(
-                f"{self.shards[number].address} averages {reply.aux_count} values in addition "
-                f"to the weights, but this worker's model and method have {expected}; start all "
-                "nodes with the same model and method."
+                f"the shard {self.shards[number].address} averages {reply.aux_count} values (such "
+                "as BatchNorm statistics) in addition to the weights, but this worker's model and "
+                f"method have {expected}; start all nodes with the same model and method."
             )
         payload, aux = messages.carve_aux(payload, expected, (expected,))
         try:
             operation = Operation(reply.operation)
         except ValueError as error:
-            raise Malformed(f"a reply with unknown operation {reply.operation}") from error
+            raise Malformed(
+                f"the shard sent a reply with the unknown operation {reply.operation}"
+            ) from error
         if operation is Operation.SET_REST and not reply.step:
-            raise Malformed("a SET_REST reply, which belongs to a push, in answer to a pull")
+            raise Malformed(
+                "the shard sent a SET_REST reply, which belongs to a push, in answer to a pull"
+            )
         blocks: Sequence[Block] = ()
         rounds: Sequence[RepeatedRound] = ()
         if operation is Operation.RELAY:
@@ -291,7 +302,7 @@ class Exchange:
         )
 
     def _lost(self, number: int, reply: pb.Reply) -> list[LostEntries] | None:
-        """Return the entries of a push whose datagrams were lost; None if `reply` is for a pull."""
+        """Return a push's entries whose datagrams were lost; None if the request was a pull."""
         channel = self.channels[number]
         if channel is None or not reply.step:
             return None
@@ -333,10 +344,10 @@ class Heartbeat:
         report: Callable[[], str],
         rounds: Callable[[], list[str]],
     ) -> None:
-        """Start the heartbeat thread.
+        """Start the heartbeat thread, which renews the worker's leases.
 
         Args:
-            exchange: Exchange of the worker, with the streams to the shards.
+            exchange: Object with the worker's gRPC streams to the shards.
             lease_seconds: Duration of a worker's lease at a shard, in seconds.
             report: Function that returns the worker's metrics as a JSON document.
             rounds: Function that returns the JSON documents of the rounds measured since its
@@ -361,7 +372,8 @@ class Heartbeat:
     def _beat(self) -> None:
         first, *following = self._exchange.shards
         first.send(pb.ToServer(report=pb.Report(document=self._report())))
-        if first.connected:  # without a connection, `_rounds` keeps the documents
+        # without a connection, `_rounds` keeps the documents of measured rounds
+        if first.connected:
             for document in self._rounds():
                 first.send(pb.ToServer(report=pb.Report(rounds=document)))
         for shard in following:

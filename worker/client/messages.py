@@ -1,8 +1,8 @@
-"""Encode one worker's pushes to one shard as messages for the stream.
+"""Encodes one worker's pushes to one shard as messages for the gRPC stream.
 
-A push is usually one message. If each slot (one variable) announces its own datagrams, a push is
-one message per slot and a last message without blocks. Datagrams that the stream carries precede or
-follow the messages of the push.
+A push to a shard is usually one message. If each variable announces its own datagrams, a push is
+one message per variable and a last message without blocks. Datagrams that the gRPC stream carries
+precede or follow the messages of the push.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def push_messages(
 
     Args:
         outgoing: The worker's pushes to all shards in one exchange.
-        shard: Number of the shard whose part of the exchange is encoded.
-        incarnation: Incarnation (id of one process) of the worker.
+        shard: Number of the shard for which the exchange is encoded.
+        incarnation: Incarnation of the worker (id of one process).
         epoch: Newest membership epoch that any shard has sent to the worker.
-        chooser: Object that chooses the coding of entries' positions; one object per worker and
-            shard.
+        chooser: Object that chooses how the positions of entries are coded; one object per worker
+            and shard.
         sealed: Datagrams of the push; None if the method sends no datagrams.
-        each_slot: True to send one message per slot, which announces the datagrams of that slot;
+        each_slot: True to send one message per variable, which announces the variable's datagrams;
             False to announce all datagrams in one message.
     """
     routed = outgoing.routed[shard] if outgoing.routed else Routed(outgoing.shards[shard])
@@ -95,7 +95,7 @@ class PushEncoder:
             datagrams.
 
     Args:
-        shard: Number of the shard whose part of each push is encoded.
+        shard: Number of the shard to which the pushes are sent.
         channel: Channel that sends the datagrams of the pushes; None if the method sends no
             datagrams.
     """
@@ -105,7 +105,7 @@ class PushEncoder:
         self._chooser = IndexChooser()
 
     def encode(self, request: PushRequest, incarnation: int, epoch: int) -> list[EncodedMessage]:
-        """Return the messages of a push, with the datagrams that precede it in the stream.
+        """Return the messages of a push, after the datagrams that precede it in the gRPC stream.
 
         The caller must not change the payloads' buffers before the shard has answered the push:
         after a lost stream, the client sends the same buffers again.
@@ -125,7 +125,7 @@ class PushEncoder:
         return [(message, ()) for message in self.channel.after()] if self.channel else []
 
     def restart(self) -> None:
-        """Reset the coding of entries' positions for a new incarnation of the worker."""
+        """Reset the coding of positions for a new incarnation (process) of the worker."""
         self._chooser = IndexChooser()
 
 

@@ -1,4 +1,4 @@
-"""A worker's offer to a shard without a model: a JSON description and the weights."""
+"""Makes a worker's offer to a shard without a model: a JSON description and the weights."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ class Offering:
     """A worker's model, which the worker sends to shards that have no model yet.
 
     Attributes:
-        offer: Description of the model. The method `make` adds the digest of the weights.
+        offer: Description of the model, to which the method `make` adds the digest of the weights.
         weights: Function that returns the worker's current weights: [num_parameters] float32.
         statistics: Function that returns the moving statistics that shard 0 averages over the
             workers: [m] float32.
         slots: Function that returns the slots (state arrays) of each optimizer, for the variables
-            that it steps. Empty if no optimizer has taken a step before the run.
-        phase: Number of the script's phase (the time in which it trains one model), from 0.
+            that it updates. Empty if no optimizer has taken a step before the run.
+        phase: Number of the run's phase that this script is in, from 0. In a phase the run trains
+            one model.
         run_id: Id of the run that this worker has joined before; empty accepts any run.
         program: Script, local modules and compile settings of this worker, as rows of the worker's
             Hello message.
@@ -49,7 +50,7 @@ class Offering:
 
         Args:
             shard: Number of the shard that receives the offer.
-            layouts: For each shard, its slices of the model's variables.
+            layouts: For each shard, the slices of the model's variables that it stores.
         """
         flat = np.ascontiguousarray(self.weights(), "<f4")
         offer = dataclasses.replace(self.offer, weights_digest=weights_digest(flat))

@@ -1,7 +1,8 @@
-"""The worker's side of a pacer that queries the state server before each local step.
+"""Worker's side of a pacer, which queries shard 0 before each local step whether to push.
 
-`PacingState` builds the queries and decides from the answers. `PacingClient` waits for the answers
-in the training thread; `thinwire.simulator.client.SimulatedPacingClient` waits on a virtual clock.
+The class `PacingState` builds the queries to the state server and decides from its answers. The
+class `PacingClient` waits for the answers in the training thread;
+`thinwire.simulator.client.SimulatedPacingClient` waits on a virtual clock.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.worker.client.shard_client import ShardClient
 
 #: Longest wait for the state server's answer, as a fraction of a local step's duration, if the
-#: pacer can continue without an answer. A short wait lets the slowest worker receive the answer
-#: "push" before that worker starts one more step. The additional step would delay all workers.
+#: pacer can continue without an answer. During a short wait, the slowest worker may still receive
+#: the answer "push" before it starts one more step, which would delay all workers.
 PATIENCE = 0.05
 
 
@@ -36,12 +37,12 @@ class PacingState:
         """Return a query by which the state server decides whether this worker must push now.
 
         Args:
-            incarnation: Incarnation of the worker.
+            incarnation: Incarnation (id of one process) of the worker.
             step: Number of the exchange that ends this round.
-            local_steps: Number of local steps done in this round. A query with 0 reports the start
+            local_steps: Number of local steps taken in this round. A query with 0 reports the start
                 of the round, and the state server does not answer it.
-            step_seconds: Duration of the last local step, in seconds.
-            age_seconds: Time since the last local step ended, in seconds.
+            step_seconds: Duration of the worker's last local step, in seconds.
+            age_seconds: Time since the worker's last local step ended, in seconds.
         """
         return pb.Query(
             incarnation=incarnation,
@@ -55,17 +56,18 @@ class PacingState:
     def decide(
         self, local_steps: int, answer: pb.Answer | None, seconds: float, is_away: bool = False
     ) -> bool:
-        """Return True if the worker must push now.
+        """Return True if the worker must push its changes now.
 
         While the state server is unreachable, the worker takes as many local steps as in its last
-        round and then pushes. The push waits until the shard is reachable again.
+        round and then pushes. While the state server is unreachable, a push waits until the shard
+        is reachable again.
 
         Args:
-            local_steps: Number of local steps done in this round.
-            answer: Answer to the newest query or to an earlier query of this round; None if no
-                answer arrived.
+            local_steps: Number of local steps taken in this round.
+            answer: Answer to the newest query or to an earlier query of this round; None if there
+                was no answer.
             seconds: Time from the newest query to its answer, in seconds.
-            is_away: True if the state server is unreachable.
+            is_away: True if the state server cannot be reached.
         """
         if answer is None:
             ready = is_away and local_steps >= self._steps_of_last_round
@@ -79,7 +81,7 @@ class PacingState:
 
 
 class PacingClient:
-    """Queries shard 0 whether to push; if the pacer makes no queries, `ready` returns False."""
+    """Queries shard 0 if this worker must push; for a pacer without queries, `ready` is False."""
 
     def __init__(self, pacer: Pacer, first_shard: ShardClient) -> None:
         self._queries, self._blocks = pacer.queries, pacer.waits_for_answer
@@ -93,12 +95,12 @@ class PacingClient:
             self._shard.notify(self._state.query(incarnation, step, 0, step_seconds))
 
     def ready(self, step: int, local_steps: int, step_seconds: float, finished_at: float) -> bool:
-        """Return True if the worker must push now.
+        """Return True if the worker must push its changes now.
 
         Args:
             step: Number of the exchange that ends this round.
-            local_steps: Number of local steps done in this round; with 0 there is nothing to push.
-            step_seconds: Duration of the last local step, in seconds.
+            local_steps: Number of local steps taken in this round; with 0 there is nothing to push.
+            step_seconds: Duration of the worker's last local step, in seconds.
             finished_at: Time at which the last local step ended, by time.monotonic(), in seconds.
         """
         if not self._queries or local_steps == 0:

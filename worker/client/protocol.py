@@ -1,15 +1,16 @@
 """State machine of the protocol between a worker and a shard, without sockets or clocks.
 
-`ShardProtocol` decides which requests a worker sends, repeats or gives up. A driver connects the
-protocol to a network: `thinwire.worker.client.shard_client` uses threads and a socket,
-`thinwire.simulator.client` a virtual clock. The driver reports received messages (`receive`), lost
-streams (`lost`) and elapsed time (`tick`). The driver then performs the returned actions in order.
+The class `ShardProtocol` decides which requests a worker sends, repeats or gives up. A driver (the
+code that owns the socket) connects the protocol to a network: `thinwire.worker.client.shard_client`
+uses threads and a socket, `thinwire.simulator.client` a virtual clock. The driver reports to the
+protocol: received messages (`receive`), lost streams (`lost`) and elapsed time (`tick`). The driver
+then performs the actions that the protocol returns, in order.
 
-A worker has at most one open request, a pull or a push. The request stays open through lost
-streams, expulsion and quarantine until the shard has replied or has rejected the request for good.
-The protocol sends the request again on each new stream. A repeated push has the same step and
-incarnation, by which the shard recognizes the retry. `TRANSITIONS` lists the states and the
-triggers that lead from one state to the next.
+A worker has at most one open request to a shard, a pull or a push. A worker's request stays open
+through lost streams, expulsion and quarantine until the shard has replied or has rejected it for
+good. The protocol sends an unanswered request again on each new stream. A repeated push has the
+same step and incarnation, by which the shard recognizes the retry. The table `TRANSITIONS` lists
+the states of the protocol and the triggers that lead from one state to the next.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ _ON_A_STREAM = _ALWAYS | {
     Trigger.QUARANTINE: State.QUARANTINED,
 }
 
-#: State -> trigger -> next state. A trigger that a state does not list is invalid in that state. An
-#: invalid trigger from the driver (the code that owns the socket) raises ValueError; an invalid
-#: message from the shard is ignored.
+#: Maps a state to a dict from a trigger to the next state. A trigger that a state does not list is
+#: invalid in that state. An invalid trigger from the driver (the code that owns the socket) raises
+#: ValueError; an invalid message from the shard is ignored.
 TRANSITIONS: dict[State, dict[Trigger, State]] = {
     State.CLOSED: _ALWAYS | {Trigger.JOIN: State.JOINING, Trigger.LOST: State.CLOSED},
     State.JOINING: _ON_A_STREAM | {Trigger.WELCOME: State.READY, Trigger.SETTLED: State.JOINING},
@@ -88,44 +89,46 @@ class Send:
 class Replied:
     """Action for the driver: deliver the result of the pull or push that was open until now."""
 
-    reply: pb.Reply | None  # reply of the shard; None: the shard rejected the push as not finite
-    is_outlier: bool = False  # True: push rejected as too large; `reply` holds the model without it
+    reply: pb.Reply | None  # reply of the shard; None if the shard rejected the push as not finite
+    # True if the push was rejected as too large; `reply` then holds the model without it
+    is_outlier: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
     """Action for the driver: deliver the state server's answer to the open query."""
 
-    answer: pb.Answer | None  # answer of the state server; None: the state server is unreachable
+    answer: pb.Answer | None  # answer of the state server; None if the state server is unreachable
 
 
 @dataclasses.dataclass(frozen=True)
 class Rejoin:
     """Action for the driver: drop the stream, and send a Hello on a new stream."""
 
-    after: Trigger  # trigger of the rejoining: LOST, EXPEL or QUARANTINE
+    after: Trigger  # trigger that made the worker rejoin the shard: LOST, EXPEL or QUARANTINE
 
 
 @dataclasses.dataclass(frozen=True)
 class WaitUntil:
     """Action for the driver: call the protocol's `tick` at a given time."""
 
-    when: float  # time of the call, in seconds by the driver's clock
+    when: float  # time at which `tick` must be called, in seconds by the driver's clock
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """Action for the driver: stop. The run is over, or the shard has rejected a request."""
+    """Action for the driver: stop, as the run is over or the shard has rejected a request."""
 
-    cause: str  # stop reason of the run, or text of the shard's refusal
-    refusal: pb.Refusal | None = None  # refusal by the shard; None: the run has ended
+    cause: str  # reason why the run ended, or text with which the shard refused the worker
+    refusal: pb.Refusal | None = None  # refusal by the shard; None if the run has ended
 
 
 Action = Send | Replied | Answered | Rejoin | WaitUntil | Ended
 
-#: Reasons for which a shard rejects a Hello only for a time: the worker then sends the Hello again.
+#: Reasons for which a shard rejects a Hello only for a time, so that the worker sends the Hello
+#: again.
 _TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
-_RETRY_SECONDS = 1.0  # delay before the next Hello if the shard's refusal names no delay
+_RETRY_SECONDS = 1.0  # seconds before the next Hello message if the shard's refusal names no delay
 
 
 class NewestEpoch:
@@ -144,17 +147,19 @@ class ShardProtocol:
 
     Attributes:
         state: Present state of the protocol with the shard.
-        incarnation: Incarnation of this worker; 0 before the first Welcome.
-        has_joined: True if the shard has sent a Welcome to this incarnation.
-        is_expelled: True if the shard has ended this worker's membership since the last Welcome.
-        halt_cause: Stop reason of the run, from shard 0; empty while the run continues.
-        step: Number of the newest push's exchange; 0 if the newest request is a pull.
+        incarnation: Incarnation (id of one process) of this worker; 0 before the first Welcome
+            message.
+        has_joined: True if the shard has sent a Welcome message to this incarnation of the worker.
+        is_expelled: True if the shard has ended this worker's membership since its last Welcome
+            message.
+        halt_cause: Reason why the run ended, from shard 0; empty while the run continues.
+        step: Number of the exchange of the newest push; 0 if the newest request is a pull.
 
     Args:
         shard: Number of the shard; only shard 0 announces the end of the run.
         epochs: Newest membership epoch from any shard; the worker's protocols with all shards share
             this object.
-        incarnation: Incarnation of this worker; 0 if the shard must assign one.
+        incarnation: Incarnation (id of one process) of this worker; 0 if the shard must assign one.
     """
 
     def __init__(self, shard: int, epochs: NewestEpoch, incarnation: int = 0) -> None:
@@ -165,10 +170,10 @@ class ShardProtocol:
         self.halt_cause = ""
         self.step = 0
         self._request: pb.Pull | PushRequest | None = None
-        self._is_outlier = False  # True: the shard rejected the newest push as too large
-        # Query that waits for an answer; None: no query is open.
+        self._is_outlier = False  # True if the shard rejected the newest push as too large
+        # Query to the state server that waits for an answer; None if no query is open.
         self._query: pb.Query | None = None
-        # Late answer "push" to a canceled query; None: no late answer.
+        # Late answer "push" to a canceled query; None if there is none.
         self._unread: pb.Answer | None = None
         self._quarantined_until = 0.0
         self._ending = Ended("")
@@ -207,7 +212,7 @@ class ShardProtocol:
         return actions
 
     def cancel_query(self) -> None:
-        """Stop waiting for an answer; a late "push" then answers the step's next query."""
+        """Stop waiting for an answer; a late answer "push" then counts for the next query."""
         self._query = None
 
     def lost(self) -> list[Action]:
@@ -266,14 +271,14 @@ class ShardProtocol:
             self.halt_cause = message.halt.cause
         if self.halt_cause and self.state is State.QUARANTINED:
             return self._end(Ended(self.halt_cause))
-        return []  # the stream stays: the shard still replies to an open request
+        return []  # the stream stays open, because the shard still replies to an open request
 
     def _on_refusal(self, message: pb.ToClient, now: float) -> list[Action]:
         refusal = message.refusal
         if self.state is State.JOINING and not refusal.step:
             return self._on_refused_hello(refusal, now)
         if self._request is not None and refusal.step not in (self.step, 0):
-            return []  # the refusal is for an earlier push, not for the open one
+            return []  # the refusal belongs to an earlier push, not to the open push
         if refusal.reason == pb.REASON_NOT_MEMBER:
             return self._on_expulsion()
         if refusal.reason == pb.REASON_QUARANTINED:
@@ -286,7 +291,7 @@ class ShardProtocol:
         if refusal.reason == pb.REASON_NOT_MEMBER:
             return self._on_expulsion()
         # A refusal with any reason may name a retry time. With the reason "id in use", the process
-        # that holds the id may be dead: the id is free again when that process's lease ends.
+        # that holds the id may be dead. The id is free again when the lease of that process ends.
         if refusal.retry_after_seconds > 0:
             return self._on_quarantine(now + refusal.retry_after_seconds)
         if refusal.reason in _TRANSIENT:
@@ -317,7 +322,7 @@ class ShardProtocol:
             return self._pull_instead()
         if reason == pb.REASON_NON_FINITE:
             return self._settle(Replied(None))
-        # Refusal of the stream, not of a request: the shard closes the stream.
+        # The shard refuses the stream, not a request, and then closes the stream.
         if refusal.step != self.step:
             return []
         return self._end(Ended(refusal.message, refusal))
@@ -333,20 +338,24 @@ class ShardProtocol:
     # -- helpers ------------------------------------------------------------------------------
 
     def _move(self, trigger: Trigger) -> None:
-        """Change to the state to which a trigger leads from the present state.
+        """Change the protocol to the state to which a trigger leads from the present state.
 
         Raises:
-            ValueError: The state does not allow the trigger; the driver has a bug.
+            ValueError: The present state does not allow the trigger, which shows a bug in the
+                driver.
         """
         following = TRANSITIONS[self.state].get(trigger)
         if following is None:
-            raise ValueError(f"trigger {trigger.name} is invalid in state {self.state.name}")
+            raise ValueError(
+                f"the trigger {trigger.name} is invalid in the protocol state {self.state.name}"
+            )
         self.state = following
 
     def _open(self, request: pb.Pull | PushRequest, step: int) -> list[Action]:
         if self._request is not None:
             raise ValueError(
-                f"request of step {step} opened before the request of step {self.step} is settled"
+                f"the request of step {step} began before the request of step {self.step} was "
+                "answered"
             )
         if self.state is State.ENDED:
             return [self._ending]

@@ -1,7 +1,7 @@
 """A worker's client of one shard, which drives `ShardProtocol` with threads and a socket.
 
 The training thread opens a request and waits for the reply, reconnecting if the stream is lost.
-While no request is open, the heartbeat thread services the stream.
+While no request is open, the heartbeat thread services the stream to the shard.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _POLL_SECONDS = 0.1
 
 
 class PushRefused(Exception):
-    """Error: the shard rejected a push or pull for good. The stream stays open."""
+    """Raised if a shard rejected a push or pull for good; the stream to the shard stays open."""
 
     def __init__(self, refusal: pb.Refusal) -> None:
         super().__init__(refusal.message)
@@ -61,22 +61,25 @@ class PushRefused(Exception):
 
 
 class ShardGone(Exception):
-    """Error: the run has ended, and the shard has closed its stream to this worker."""
+    """Raised if the run has ended and the shard has closed its stream to this worker."""
 
 
 class ShardClient:
     """A worker's connection to one shard, with automatic reconnection.
 
     Attributes:
-        protocol: State machine that decides which requests are sent, repeated or given up.
+        protocol: State machine that decides which requests to the shard are sent, repeated or given
+            up.
         welcome: Welcome message that the shard sent on the newest stream.
-        before_rejoining: Function that is called before an expelled worker sends a new Hello.
+        before_rejoining: Function that is called before an expelled worker sends a new Hello
+            message.
         on_expelled: Function that is called when the shard reports that this worker is expelled.
         on_welcome: Function that is called with the shard's Welcome on each new stream.
 
     Args:
-        address: ``host:port`` of the shard.
-        hello: First message of each stream. The client stores run id and incarnation in this Hello.
+        address: Address ``host:port`` of the shard.
+        hello: Hello message, the first message of each stream. The client stores run id and
+            incarnation in it.
         max_payload_bytes: Largest payload of a shard's reply that the client accepts, in bytes.
         link: The worker's emulated uplink; None if no link is emulated.
         reconnect_timeout_seconds: Seconds without an answer after which the client raises
@@ -120,14 +123,16 @@ class ShardClient:
         self.welcome = pb.Welcome()
         self._bytes_before = self._received_before = 0
         self._send_seconds_before = 0.0
-        self._turn = threading.Lock()  # lock held by the thread that may replace the stream
-        self._in_use = False  # True while the training thread waits for a reply or an answer
-        self._abandons = False  # True: the training thread must replace the open push by a pull
+        # lock held by the thread that may replace the stream to the shard
+        self._turn = threading.Lock()
+        # True while the training thread waits for a reply to a request or an answer to a query
+        self._in_use = False
+        self._abandons = False  # True if the training thread must replace the open push by a pull
         self._replied: Replied | None = None
         self._payload = memoryview(b"")  # payload of the shard's newest message
         self._answered: Answered | None = None
         self._ended: Ended | None = None
-        # Cause of the stream's loss, for the log; None: not lost.
+        # Cause of the stream's loss, for the log; None if the stream is not lost.
         self._lost_by: StreamLost | None = None
         self._pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         self._try_again_at = 0.0
@@ -177,7 +182,7 @@ class ShardClient:
 
     @property
     def halt_cause(self) -> str:
-        """Stop reason of the run, from this shard; empty while the run continues."""
+        """Reason why the run ended, from this shard; an empty text while the run continues."""
         return self.protocol.halt_cause
 
     # -- requests (training thread) -----------------------------------------------------------
@@ -187,7 +192,7 @@ class ShardClient:
         self._open(lambda: self.protocol.pull(pull))
 
     def push(self, request: PushRequest) -> None:
-        """Push the shard's part; its buffers must not change before the shard has replied."""
+        """Push the shard's part of an update; its buffers must not change before the reply."""
         self._open(lambda: self.protocol.push(request))
 
     def _open(self, request: Callable[[], list[Action]]) -> None:
@@ -201,14 +206,14 @@ class ShardClient:
         """Wait for the reply to the open request; reconnect if the stream is lost.
 
         Args:
-            meanwhile: Function that is called about every 0.1 s during the wait, to service other
-                shards' requests.
+            meanwhile: Function that is called about every 0.1 s during the wait, to service the
+                requests to other shards.
 
         Returns:
             The result of the push or pull, and the payload of the shard's reply.
 
         Raises:
-            PushRefused: The shard rejected the request for good.
+            PushRefused: The shard rejected the pull or push for good.
             Unreachable, RequestRejected: The shard stayed unreachable, or rejected this worker.
             ShardGone: The run has ended, and the shard has closed the stream.
         """
@@ -224,12 +229,13 @@ class ShardClient:
     def poll(self, seconds: float = 0.0) -> None:
         """Receive and process at most one message of the shard, waiting up to `seconds`.
 
-        The message may require an action of this worker, for example repeating a push. Other
-        workers may wait for that push at this shard while this worker waits for another shard.
+        A shard's message may require an action of this worker, for example a repeated push. Other
+        workers may wait for this worker's repeated push at one shard while this worker waits for
+        another shard.
 
         Raises:
-            PushRefused, Unreachable, RequestRejected, ShardGone: The request failed for one of the
-                causes that `wait_for_reply` lists.
+            PushRefused, Unreachable, RequestRejected, ShardGone: The shard rejected the request,
+                stayed unreachable, rejected this worker, or closed the stream after the run's end.
         """
         if self._replied is not None or not self._in_use:
             return
@@ -249,13 +255,14 @@ class ShardClient:
         self._raise_if_ended()
 
     def abandon_push(self) -> None:
-        """Make the training thread replace the unanswered push by a pull (any thread)."""
+        """Make the training thread replace the unanswered push by a pull (from any thread)."""
         self._abandons = self.protocol.is_requesting and self.protocol.step > 0
 
     def _abandon(self) -> None:
         self._abandons = False
         logging.warning(
-            "worker was expelled during an exchange: abandoning the push; %s may lack its part",
+            "the PS expelled this worker during an exchange: the worker abandons its push, so "
+            "shard %s may lack its part of the push",
             self.address,
         )
         self._perform(self.protocol.abandon_push())
@@ -267,11 +274,12 @@ class ShardClient:
         self.send(pb.ToServer(query=query), counted=True)
 
     def query(self, query: pb.Query, patience_seconds: float | None) -> pb.Answer | None:
-        """Query the state server and wait for the answer.
+        """Send a query to the state server and wait for the answer.
 
         Args:
-            query: Query about the current round.
-            patience_seconds: Time limit of the wait, in seconds; None waits while the shard lives.
+            query: Query to the state server about the current round.
+            patience_seconds: Longest time to wait for the answer, in seconds; None waits while the
+                shard is alive.
 
         Returns:
             The answer, or an earlier answer "push" of this round. None if no answer arrived in time
@@ -279,7 +287,7 @@ class ShardClient:
         """
         if not self._turn.acquire(
             timeout=_QUERY_TURN_SECONDS
-        ):  # the heartbeat thread holds the lock while it reconnects
+        ):  # the heartbeat thread holds the stream's lock while it reconnects
             return None
         self._in_use, self._answered = True, None
         try:
@@ -294,7 +302,7 @@ class ShardClient:
             self._in_use = False
 
     def _wait_for_answer(self, patience_seconds: float | None) -> None:
-        """Receive messages until the query is answered or the time limit has passed."""
+        """Receive the shard's messages until the query is answered or the time limit has passed."""
         waited_from = time.monotonic()
         while self._answered is None and (session := self._session) is not None:
             try:
@@ -305,7 +313,7 @@ class ShardClient:
                 )
             except StreamLost as error:
                 logging.warning(
-                    "stream to %s lost (%s); continuing local steps", self.address, error
+                    "lost the stream to shard %s (%s); continuing local steps", self.address, error
                 )
                 self._lose(error)
                 return
@@ -336,7 +344,8 @@ class ShardClient:
                 case Ended():
                     self._ended = action
                 case Rejoin(after=Trigger.LOST):
-                    pass  # nothing to do: `poll` or `attend` opens the next stream
+                    # no new stream is opened now, because `poll` or `attend` opens the next one
+                    pass
                 case Rejoin():
                     self._leave_stream(action.after)
 
@@ -366,7 +375,7 @@ class ShardClient:
         else:
             self._lost_by = StreamLost("the quarantine of this worker is over")
         if not self._in_use:
-            logging.warning("stream to %s lost (%s)", self.address, self._lost_by)
+            logging.warning("lost the stream to shard %s (%s)", self.address, self._lost_by)
             self._pauses.num_pauses, self._try_again_at = 0, 0.0
         self._drop()
 
@@ -380,10 +389,10 @@ class ShardClient:
     # -- the stream -------------------------------------------------------------------------
 
     def connect(self) -> pb.Welcome:
-        """Dial the shard until it sends a Welcome.
+        """Try to connect to the shard until it sends a Welcome message.
 
         Raises:
-            Unreachable: The shard did not answer within the reconnect timeout.
+            Unreachable: The shard did not answer within the time limit for reconnecting.
             RequestRejected: The shard rejected this worker for good.
         """
         return self._join(lambda: self._dialler.dial(self._patience_seconds))
@@ -399,20 +408,21 @@ class ShardClient:
             self._reconnect(StreamLost("the shard sends no heartbeats"))
 
     def send(self, message: pb.ToServer, counted: bool = False) -> None:
-        """Queue a message that needs no answer; drop the message if there is no stream."""
-        session = self._session  # local copy, because another thread may drop the session
+        """Queue a message that needs no answer; drop it if there is no stream to the shard."""
+        session = self._session  # use a local variable, because another thread may drop the session
         if session is not None:
             session.send_control(message, counted)
 
     def attend(self, may_rejoin: Callable[[], bool] = lambda: True) -> None:
-        """Service the stream while no request is open on it (heartbeat thread).
+        """Service the stream while no request is open on it (called in the heartbeat thread).
 
-        A worker may compute for a long time or wait for another shard. This method then notices
-        that the shard has expelled the worker or that the stream is lost, and reconnects before the
-        worker's lease ends or soon after its end.
+        A worker may compute for a long time, or wait long for another shard. The method `attend`
+        then notices that the shard has expelled the worker or that the stream is lost, and
+        reconnects before the worker's lease ends or soon after.
 
         Args:
-            may_rejoin: Returns True if an expelled worker may send a Hello now.
+            may_rejoin: Function that returns True if an expelled worker may send a Hello message
+                now.
         """
         if not self._turn.acquire(blocking=False):
             return
@@ -420,7 +430,8 @@ class ShardClient:
             if self._in_use or self._closing.is_set() or self.halt_cause:
                 return
             self._receive_unrequested()
-            # The run's end has just arrived: the shard closes the stream.
+            # The message with the run's end has just arrived, after which the shard closes the
+            # stream.
             if self.protocol.halt_cause:
                 return
             lost = self._session is None and time.monotonic() >= self._try_again_at
@@ -484,13 +495,13 @@ class ShardClient:
                 self._arrivals.record_alarm()
                 raise StreamLost(f"{self.address} sent nothing for too long")
         except StreamLost as error:
-            logging.warning("stream to %s lost (%s)", self.address, error)
+            logging.warning("lost the stream to shard %s (%s)", self.address, error)
             self._pauses.num_pauses, self._try_again_at = 0, 0.0
             self._lose(error)
         self._perform(self.protocol.tick(time.monotonic()))
 
     def _revive(self) -> None:
-        """Try once to reconnect; on failure, the next request reconnects and reports a refusal."""
+        """Try once to reconnect; after a failure, the next request reconnects, reports refusals."""
         try:
             self._join(self._dialler.attempt)
         except (Unreachable, StreamLost, RequestRejected):
@@ -502,7 +513,7 @@ class ShardClient:
             self._raise_if_ended()
             if self._closing.is_set():
                 raise Unreachable(f"stopped while waiting for {self.address}") from error
-            logging.warning("stream to %s lost (%s); reconnecting", self.address, error)
+            logging.warning("lost the stream to shard %s (%s); reconnecting", self.address, error)
             if self.protocol.is_expelled:
                 self.before_rejoining()
             if self._abandons:

@@ -1,4 +1,4 @@
-"""Fetch the optimizers' states from the shards, for a script that continues training."""
+"""Fetches the optimizers' states from the shards, for a script that continues training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from thinwire.proto.grpc import StreamLost
 from thinwire.proto.grpc.session import ClientSession, Dialler, RequestRejected
 from thinwire.runtime.run.settings import Run
 
-#: Bounds of a shard's answer with optimizer states: most arrays of the model's size (weights
-#: included), and most bytes for the JSON document and all smaller arrays.
+#: Limits of a shard's answer with optimizer states: largest number of arrays of the model's size
+#: (weights included), and largest number of bytes for the JSON document and all smaller arrays.
 _MOST_ARRAYS, _SLACK_BYTES = 9, 1 << 20
 
 
@@ -26,17 +26,17 @@ def fetch_slots(
     num_statistics: int | None = None,
     role: pb.Role = pb.ROLE_SCRIPT,
 ) -> list[list[OptimizerState]]:
-    """Return the states of all optimizers from every shard.
+    """Return the states of all optimizers of a script from every shard.
 
     The last state in each shard's list holds the shard's arrays that belong to no optimizer.
 
     Args:
         run: Settings of the training run.
         id_worker: Id of the worker, for the Hello message.
-        run_id: Id of the run, for the Hello message.
-        layouts: For each shard, its slices of the model's variables.
-        num_statistics: Number of averaged statistics, to fetch the statistics and the weights too;
-            None to fetch only the optimizers' states.
+        run_id: Id of the run, which the Hello message contains.
+        layouts: For each shard, the slices of the model's variables that it stores.
+        num_statistics: Number of averaged statistics, to fetch them and the weights too; None to
+            fetch only the states of the optimizers.
         role: Role of this process: the script of a worker, or an evaluator.
 
     Raises:
@@ -46,7 +46,8 @@ def fetch_slots(
     for shard, layout in enumerate(layouts):
         hello = pb.Hello(
             protocol_version=messages.PROTOCOL_VERSION,
-            role=role,  # no incarnation is set: shard 0 does not wait for this client at barriers
+            # without an incarnation in the Hello, shard 0 does not wait for this client at barriers
+            role=role,
             id=id_worker,
             run_id=run_id,
             shard=shard,

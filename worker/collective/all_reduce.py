@@ -1,4 +1,4 @@
-"""Sums over workers without the parameter server. Every member of the sum makes the same call."""
+"""Sums over workers, without the parameter server: each member of a sum makes the same call."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from thinwire.worker.collective.peers import PeerLost, Peers
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Wait for a late part of a sum, in seconds, before the receiver checks the part's sender: first
-#: value and largest value. The wait doubles each time that a check finds no problem.
+#: Shortest and longest wait for a late part of a sum, in seconds, before the receiver checks the
+#: sender of the part. The wait doubles each time that a check finds no problem.
 _FIRST_PATIENCE_SECONDS, _LAST_PATIENCE_SECONDS = 0.25, 2.0
 
 
 class MembershipChanged(Exception):
-    """Error: a member of the sum is lost. The sum must be repeated with the remaining members."""
+    """Raised if a member of a sum over workers is lost; the sum must be repeated without it."""
 
 
 class Aggregator:
@@ -43,12 +43,12 @@ class Aggregator:
         """Store the arguments.
 
         Args:
-            algorithm: Name of the sum's algorithm in thinwire.ops.collectives.REGISTRY.
+            algorithm: Name of the algorithm that sums, in thinwire.ops.collectives.REGISTRY.
             worker: Id of this worker.
-            streams: Streams to the other workers.
-            mailbox: Store of the parts that other workers send.
+            streams: gRPC streams to the other workers.
+            mailbox: Store of the parts of sums that other workers send.
             on_late: Function that is called with the sender's worker id when a part of a sum is
-                late. The function raises MembershipChanged if the part will not arrive.
+                late. It raises MembershipChanged if the part will not arrive.
         """
         self._name, self._steps = algorithm, REGISTRY[algorithm]
         self._worker, self._streams = worker, streams
@@ -57,18 +57,19 @@ class Aggregator:
     def sum(
         self, name: RoundId, members: Sequence[CollectiveMember], buffers: Sequence[Float32]
     ) -> list[Float32]:
-        """Return the sums of the buffers over all members. All members get the same bits.
+        """Return the sums of the buffers over all members, bitwise equal on all members.
 
-        To repeat an interrupted sum, call again with the same buffers. Do not write to the result
-        before the round is over: queued messages to peers are views of the result.
+        To repeat an interrupted sum, call `sum` again with the same buffers. Do not write to the
+        result of a sum before the round is over, because queued messages to peers are views of it.
 
         Args:
-            name: Name of the round; every member passes the same name.
-            members: Members of the sum in order of worker id, including this worker.
-            buffers: float32 arrays to sum; every member passes arrays of the same shapes.
+            name: Name of the round, which is the same for every member.
+            members: Workers that are members of the sum, in order of worker id, including this
+                worker.
+            buffers: float32 arrays to sum; every member passes arrays of equal shapes.
 
         Raises:
-            MembershipChanged: A member is lost, or shard 0 lists other members.
+            MembershipChanged: A member of the sum is lost, or shard 0 lists other members.
         """
         flat = np.concatenate([buffer.ravel() for buffer in buffers])
         place = [member.worker for member in members].index(self._worker)
@@ -99,7 +100,10 @@ class Aggregator:
             payload = self._wait(PartName(name, view, sender, awaited.number))
             size = awaited.entries[1] - awaited.entries[0]
             if len(payload) != 4 * size:
-                raise PeerLost(f"worker {sender} sent {len(payload)} bytes instead of {4 * size}")
+                raise PeerLost(
+                    f"worker {sender} sent a part of {len(payload)} bytes; expected {4 * size} "
+                    "bytes"
+                )
             reduction.take(np.frombuffer(payload, "<f4"))
 
     def _wait(self, name: PartName) -> memoryview:
@@ -111,9 +115,9 @@ class Aggregator:
         return payload
 
     def _view(self, members: Sequence[CollectiveMember]) -> int:
-        """Return a 64-bit number that identifies the algorithm and the members' incarnations."""
-        # Each part's name holds this number, so a member never merges a part of a sum with
-        # different members or a different algorithm into this sum.
+        """Return a 64-bit number that identifies a sum's algorithm and member incarnations."""
+        # The name of each part of a sum holds this number, so that a member never merges a part
+        # from different members or a different algorithm into this sum.
         words = struct.pack(
             f"<{2 * len(members)}Q", *(n for m in members for n in (m.worker, m.incarnation))
         )

@@ -1,11 +1,11 @@
 """A worker's exchanges in a run in which workers sum and apply updates among themselves.
 
-`CollectiveExchange` has the interface of `Exchange`. In each round the live members sum their
-updates. Every member applies the same step to its copy of the model, and reports the round to shard
-0. When all members have reported, shard 0 releases the round: it sends every member a reply with
-the members of the next round. The live worker with the lowest id is the leader, and sends the
-weights to shard 0 at intervals. A member that missed a round or has just joined fetches the model
-and the optimizer's state from a peer.
+The class `CollectiveExchange` has the interface of `Exchange`, which exchanges with a PS. In each
+round, the live workers sum their updates. Every member of a round applies the same step to its copy
+of the model, and reports the round to shard 0. When all members have reported a round, shard 0
+releases it: it sends every member a reply with the members of the next round. The live worker with
+the lowest id is the leader, and sends the weights to shard 0 at intervals. A member that missed a
+round or has just joined fetches the model and the optimizer's state from a peer.
 """
 
 from __future__ import annotations
@@ -42,32 +42,33 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 _SLACK_BYTES = 1 << 20
-#: Capacity of the mailbox, in multiples of the model's size: the mailbox holds parts of sums from
+#: Capacity of the mailbox, in multiples of the model's size. The mailbox holds parts of sums from
 #: several rounds, sets of members and senders.
 _MODELS_KEPT = 8
-_PAUSE_SECONDS = 0.2  # pause, in seconds, between two queries to the peers
-_STALL_SECONDS = 30.0  # time, in seconds, without a received byte after which peers are queried
+_PAUSE_SECONDS = 0.2  # pause between two queries to the peers, in seconds
+# time without a byte from peers, in seconds, after which the peers are queried
+_STALL_SECONDS = 30.0
 
 
 class ModelCopy:
     """Conversion between a worker's base weights and the blocks of shard 0's model."""
 
     def __init__(self, core: WorkerCore) -> None:
-        """Store the worker's engine; each method reads the present base weights of `core`."""
+        """Store the worker's training engine `core`; each method reads its present base weights."""
         self._core = core
 
     def with_blocks(self, blocks: Iterable[Block]) -> Float32:
-        """Return a copy of the base weights [n], overwritten with dense blocks of shard 0."""
+        """Return a copy of the base weights [n], with dense blocks from shard 0 written over it."""
         flat = self._core.base.copy()
         for block in blocks:
             flat[self._place(block.slot)] = block.values.data
         return flat
 
     def blocks(self) -> tuple[Block, ...]:
-        """Return the base weights as blocks of shard 0's model.
+        """Return the base weights (the weights that all workers have) as blocks of shard 0's model.
 
-        The blocks are views of the base weights, so the base weights must not change before shard
-        0's reply arrives.
+        The returned blocks are views of the base weights, so the base weights must not change
+        before shard 0's reply arrives.
         """
         return tuple(
             Block(
@@ -77,7 +78,7 @@ class ModelCopy:
         )
 
     def alone(self, at: RoundId) -> PushRequest:
-        """Return an exchange that sends shard 0 the weights of version `at` outside a round."""
+        """Return an exchange that sends shard 0 the weights of version `at`, outside of a round."""
         return PushRequest(
             step=self._core.step + 1,
             kind=Kind.VALUES,
@@ -97,13 +98,13 @@ class ModelCopy:
 
 
 class CollectiveExchange(Exchange):
-    """Exchanges in which a worker sums with its peers and reports to shard 0."""
+    """Exchanges in which a worker sums updates with its peers and reports to shard 0."""
 
     def attach(self, own: WorkerFlags, core: WorkerCore) -> None:
-        """Use the base weights of `core` as this worker's replica; create the streams to peers.
+        """Use the base weights of `core` as this worker's replica; create the streams to its peers.
 
         Args:
-            own: Flags of this worker.
+            own: Settings that only this worker reads from its flags.
             core: Training engine of this worker.
         """
         self._own, self._core = own, core
@@ -120,7 +121,7 @@ class CollectiveExchange(Exchange):
         chunk = chunk_bytes_for(link)
         to_peers = me, self.sender, chunk, model_bytes, self.credentials
         self._parts = Peers(*to_peers)
-        # Separate streams, so that queries do not wait behind parts of sums.
+        # Queries have separate streams, so that they do not wait behind parts of sums.
         self._queries = Peers(*to_peers)
         self._ends = self._parts, self._queries, self._server
         self._aggregator = Aggregator(
@@ -129,15 +130,15 @@ class CollectiveExchange(Exchange):
         self._neighbours = Neighbours(self._queries, self._replica)
         self._members: tuple[CollectiveMember, ...] = ()
         self._goal = self._replica.at
-        # (number of bytes received from peers, monotonic time of its last change).
+        # Pair (number of bytes received from peers, monotonic time of its last change).
         self._progress = -1, 0.0
-        # Version of the weights that this worker sent to shard 0 last; -1: none sent.
+        # Version of the weights that this worker sent to shard 0 last; -1 if it sent none.
         self._copied = -1
         self._mean = np.empty_like(core.base)
 
     @property
     def refused_peers(self) -> dict[str, int]:
-        """Reason -> number of peers' streams that this worker refused or closed."""
+        """Number of peers' streams that this worker refused or closed, by reason."""
         return self._guard.refused
 
     def join(self) -> list[pb.Welcome]:
@@ -153,10 +154,11 @@ class CollectiveExchange(Exchange):
             port = self._server.listen(host, self._own.peer_port)
         except PortInUse as error:
             raise ConfigurationError(
-                f"--worker_port={self._own.peer_port}: {error} (the flag is --worker_port)"
+                f"--worker_port={self._own.peer_port}: the worker cannot listen for other "
+                f"workers: {error} (the flag is --worker_port)"
             ) from error
         self.shards[0].hello.peer_address = host_and_port(host, port)
-        logging.info("listening to other workers at %s:%d", host, port)
+        logging.info("this worker listens for other workers at %s:%d", host, port)
         welcomes = super().join()
         for end in self._ends:
             end.run_id = welcomes[0].run_id
@@ -177,10 +179,10 @@ class CollectiveExchange(Exchange):
         self._request = request
 
     def replies(self) -> list[ShardReply | None]:
-        """Sum and step with all members, report the round to shard 0, and wait for the release.
+        """Sum and step with all members, report the round to shard 0, and wait for its release.
 
         Raises:
-            Diverged: The weights after the round's step hold NaN or infinity.
+            Diverged: The weights after the step of the round hold NaN or infinity.
         """
         request, at = self._request, self._replica.at
         goal = self._goal = RoundId(at.generation, at.number + 1)
@@ -224,14 +226,14 @@ class CollectiveExchange(Exchange):
     # -- a round ----------------------------------------------------------------------------
 
     def _do_round(self, goal: RoundId, values: Float32) -> ShardReply | None:
-        """Bring this worker's model to version `goal`, with the peers.
+        """Bring this worker's model to the version `goal`, together with its peers.
 
         Returns:
             None if the model has reached version `goal`. Shard 0's reply if the run has stopped or
             has continued without this worker.
         """
-        # A peer may have finished the round already. The peer does not send its parts of the sum
-        # again, but this worker can fetch the resulting model from the peer.
+        # A peer may have finished the round already. Such a peer does not send its parts of the sum
+        # again, but this worker can fetch the resulting model from it.
         if self._neighbours.ahead and self._neighbours.take_over(goal, self._others):
             return None
         while self._replica.at != goal:
@@ -254,7 +256,7 @@ class CollectiveExchange(Exchange):
         return None
 
     def _report(self, goal: RoundId, request: PushRequest) -> ShardReply:
-        """Report the finished round to shard 0, and wait for shard 0's reply (the release)."""
+        """Report the finished round to shard 0, and wait for shard 0's reply that releases it."""
         is_last = self.iter_max is not None and goal.number >= self.iter_max
         is_due = goal.number % self._own.sync_every == 0 or is_last
         sends_weights = self._leads and is_due
@@ -288,20 +290,22 @@ class CollectiveExchange(Exchange):
         before = self._members
         reply = self._poll()
         if reply.stop or not self._in_step(reply):
-            raise MembershipChanged(f"shard 0 is at version {reply.version}, stop: {reply.stop}")
+            raise MembershipChanged(
+                f"shard 0 is at model version {reply.version}; end of the run: {reply.stop}"
+            )
         if self._members != before:
             raise MembershipChanged(
                 f"the members are now workers {[member.worker for member in self._members]}"
             )
-        # A peer that has finished the round does not send its parts again. So if the peer's stream
-        # broke, fetch the peer's model. While the stream is open, wait: the part is on its way, and
-        # is smaller than the whole model.
+        # A peer that has finished the round does not send its parts again. So if the stream of the
+        # peer broke, fetch the model of the peer. While the stream is open, wait for the part,
+        # which is smaller than the whole model.
         lost = not self._server.has_stream_of(sender) or self._is_stalled()
         if lost and self._neighbours.take_over(self._goal, self._others):
             raise MembershipChanged("adopted the model of a peer that had finished the round")
 
     def _is_stalled(self) -> bool:
-        """Return True if no byte has arrived from peers for `_STALL_SECONDS`."""
+        """Return True if no byte has arrived from other workers for `_STALL_SECONDS`."""
         received, now = self._server.bytes_received, time.monotonic()
         if received != self._progress[0]:
             self._progress = received, now
@@ -355,9 +359,11 @@ class CollectiveExchange(Exchange):
             super().replies()
             self._copied = at.number
         except (Unreachable, RequestRejected, ShardGone, ConfigurationError) as error:
-            logging.warning("shard 0 did not accept the last weights: %s", error)
+            logging.warning(
+                "shard 0 did not accept the last copy of the weights from this worker: %s", error
+            )
 
 
 def _without_weights(reply: ShardReply) -> ShardReply:
-    """Return shard 0's reply without its weights: this worker's are equal or newer."""
+    """Return shard 0's reply without its weights, because this worker's are equal or newer."""
     return dataclasses.replace(reply, operation=Operation.NONE, blocks=())

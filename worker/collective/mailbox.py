@@ -1,7 +1,7 @@
-"""Members of a sum, names of a sum's parts, and the mailbox that stores received parts.
+"""Names the members and the parts (messages) of a sum over workers, and stores received parts.
 
-A part of a sum has the same bytes each time that it is sent. So a member that repeats a sum sends
-equal parts again, and the parts in a mailbox stay valid until the round is over.
+A part of a sum over workers has the same bytes each time that it is sent. So a member that repeats
+a sum sends equal parts again, and the parts in a mailbox stay valid until the round is over.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from thinwire.proto.framing import Malformed
 
 @dataclasses.dataclass(frozen=True, order=True)
 class CollectiveMember:
-    """One incarnation (process) of a worker that takes part in the workers' sums.
+    """One incarnation (process) of a worker whose updates enter the workers' sums.
 
     Attributes:
         worker: Id of the worker.
-        incarnation: Number of the worker's incarnation.
-        address: host:port of the worker's Peer service.
+        incarnation: Number of the worker's incarnation (process).
+        address: Address host:port of the worker's Peer service.
     """
 
     worker: int
@@ -29,11 +29,11 @@ class CollectiveMember:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class RoundId:
-    """Name of a round, by which workers compare versions of the model.
+    """Name of a round of the workers' sums, by which workers compare versions of the model.
 
     Attributes:
-        generation: Generation (restart count) of shard 0's model.
-        number: Version of the model after the round.
+        generation: Number of restarts of shard 0's model.
+        number: Version of the model after the round of sums.
     """
 
     generation: int
@@ -45,7 +45,7 @@ class PartName:
     """Name of one part (message) of a sum over workers.
 
     Attributes:
-        round: Round in which the workers compute the sum.
+        round: Round for which the workers compute the sum.
         view: Number that identifies the algorithm and the members of the sum.
         sender: Id of the worker that sends the part.
         number: Number of earlier parts that the sender has sent to this worker for the same sum.
@@ -58,7 +58,7 @@ class PartName:
 
 
 class Mailbox:
-    """Store of received parts of sums. A part is dropped when its round is over."""
+    """Store of received parts of sums over workers, each kept until the part's round is over."""
 
     def __init__(self, limit_bytes: int) -> None:
         """Create an empty mailbox that stores at most `limit_bytes` bytes of parts."""
@@ -69,25 +69,25 @@ class Mailbox:
         self._changed = threading.Condition()
 
     def put(self, name: PartName, payload: memoryview) -> None:
-        """Store a part of a sum; drop a repeated part and a part of a finished round.
+        """Store a part of a sum; drop a repeated part, and a part of a finished round.
 
         Raises:
-            Malformed: The stored parts would exceed the mailbox's limit.
+            Malformed: With this part, the stored parts would exceed the mailbox's limit in bytes.
         """
         with self._changed:
             if name.round <= self._over or name in self._parts:
                 return
             if self._num_bytes + len(payload) > self._limit_bytes:
                 raise Malformed(
-                    f"a part of {len(payload)} bytes does not fit: {self._num_bytes} bytes are "
-                    f"waiting, and the limit is {self._limit_bytes}"
+                    f"a part of an all-reduce of {len(payload)} bytes does not fit: "
+                    f"{self._num_bytes} bytes are waiting, and the limit is {self._limit_bytes}"
                 )
             self._parts[name] = payload
             self._num_bytes += len(payload)
             self._changed.notify_all()
 
     def get(self, name: PartName, timeout_seconds: float) -> memoryview | None:
-        """Return a part of a sum; None if it does not arrive within `timeout_seconds`."""
+        """Return a part of a sum; None if the part does not arrive within `timeout_seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: name in self._parts, timeout_seconds)
             return self._parts.get(name)

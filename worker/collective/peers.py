@@ -1,4 +1,4 @@
-"""The gRPC streams that a worker opens to its peers (the other workers)."""
+"""Opens the gRPC streams from a worker to its peers (the other workers)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DIAL_SECONDS = 2.0
 
 
 class PeerLost(Exception):
-    """Error: a peer cannot be reached, or the stream to the peer has broken."""
+    """Raised if a peer (another worker) cannot be reached, or the stream to it has broken."""
 
 
 class _PeerConnection:
@@ -61,7 +61,7 @@ class _PeerConnection:
         """Return the peer's next reply, or None if no byte arrives for `progress_seconds`.
 
         Raises:
-            PeerLost: The stream has ended, or the peer refused the stream.
+            PeerLost: The stream to the peer has ended, or the peer refused it.
         """
         who = f"worker {self.member.worker} at {self.member.address}"
         try:
@@ -80,7 +80,7 @@ class _PeerConnection:
 
 
 class Peers:
-    """The streams that this worker has opened to peers. Only one thread may use an object."""
+    """Streams that this worker has opened to peers; only one thread may use an object."""
 
     def __init__(
         self,
@@ -90,12 +90,12 @@ class Peers:
         max_model_bytes: int,
         credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
-        """Store the arguments. The first message to a peer opens the stream.
+        """Store the arguments; the first message to a peer opens the stream to that peer.
 
         Args:
             worker: Id of this worker.
-            sender: This worker's emulated uplink; None if no link is emulated.
-            chunk_bytes: Most bytes of values in one message to a peer.
+            sender: Emulated uplink of this worker; None if no link is emulated.
+            chunk_bytes: Largest number of bytes of values in one message to a peer.
             max_model_bytes: Largest accepted size of a peer's weights and optimizer slots, in
                 bytes.
             credentials: Credentials with which this worker connects to its peers.
@@ -109,22 +109,22 @@ class Peers:
 
     @property
     def bytes_sent(self) -> int:
-        """Total number of training bytes sent to peers."""
+        """Total number of training bytes that this worker has sent to its peers."""
         return self._closed_bytes + sum(c.stream.bytes_sent for c in self._open.copy().values())
 
     @property
     def bytes_received(self) -> int:
-        """Total number of bytes received from peers: replies to queries, which may hold models."""
+        """Total number of bytes received from peers in replies to queries, including models."""
         received = sum(c.stream.bytes_received for c in self._open.copy().values())
         return self._closed_bytes_received + received
 
     def send(self, member: CollectiveMember, part: peers.Part, values: Float32) -> None:
-        """Queue a part of a sum for a peer. `values` must not change before its delivery.
+        """Queue a part of a sum for a peer; `values` must not change before the delivery.
 
         Args:
             member: Peer to which the message is sent.
-            part: Header of the part: round, algorithm and number.
-            values: [k] float32 entries of the sum's buffer, the content of the part.
+            part: Header of the part of the sum: its round, algorithm and number.
+            values: [k] float32 entries of the sum's buffer, which are the content of the part.
 
         Raises:
             PeerLost: The peer cannot be reached.
@@ -134,10 +134,10 @@ class Peers:
         stream.send(frames(message, [values.data.cast("B")], self._chunk_bytes))
 
     def check(self) -> None:
-        """Check that all open streams work.
+        """Check that all open streams to peers work.
 
         Raises:
-            PeerLost: A stream has broken.
+            PeerLost: The gRPC stream to a peer has broken.
         """
         for member, connection in list(self._open.items()):
             try:
@@ -153,11 +153,11 @@ class Peers:
 
         Args:
             member: Peer to which the message is sent.
-            query: Version of the queried model.
+            query: Query for the peer's model, with the version that this worker needs.
             timeout_seconds: Longest time without a byte from the peer, in seconds.
 
         Raises:
-            PeerLost: The peer does not reply in time, or the stream has broken.
+            PeerLost: The peer does not reply in time, or the stream to it has broken.
         """
         connection = self._to(member)
         connection.stream.send((frame(peers.ToPeer(query=query)),))
@@ -166,8 +166,8 @@ class Peers:
         except PeerLost:
             self._drop(member)
             raise
-        # Close the stream after a missing reply. Replies have no number, so a late reply would be
-        # taken for the reply to the next query.
+        # Close the stream to a peer after a missing reply. Replies have no number, so a late reply
+        # would be taken for the reply to the next query.
         if reply is None:
             self._drop(member)
             raise PeerLost(f"worker {member.worker} was silent for {timeout_seconds:g} s")
@@ -179,7 +179,7 @@ class Peers:
             self._drop(member)
 
     def close(self) -> None:
-        """Send the queued messages, for one second per stream at most; close all streams."""
+        """Send the queued messages to peers, for at most a second per stream; close all streams."""
         for member in list(self._open):
             self._drop(member, 1.0)
 
@@ -209,10 +209,11 @@ def listening_address(
 ) -> str:
     """Return this machine's address on the route to shard 0, for peers to connect to.
 
-    The function finds the route by connecting a UDP socket, which sends no packet.
+    The function `listening_address` finds the route by connecting a UDP socket, which sends no
+    packet.
 
     Args:
-        shard_address: host:port of shard 0.
+        shard_address: Address host:port of shard 0.
         insecure: True if unprotected connections from other machines are allowed.
         protection: Protection (TLS, secret) of the connections between workers.
 
@@ -235,7 +236,7 @@ def listening_address(
         ) from error
     if not (insecure or protection.authenticated or is_loopback(address)):
         raise ConfigurationError(
-            f"with --collective a worker listens to other workers, here at {address}, and the "
+            f"with --collective a worker listens for other workers, here at {address}, but the "
             "connections are neither encrypted nor authenticated. Give certificates (--tls_cert, "
             "--tls_key, --tls_ca) or a token (--token_file), add --insecure if every machine that "
             "can reach this address is trusted, or set --collective=ps."

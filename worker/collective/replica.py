@@ -1,7 +1,7 @@
-"""A worker's replica of model and optimizer, equal to all other members' replicas.
+"""A worker's replica (copy) of model and optimizer, equal to all other members' replicas.
 
-`Replica` holds a worker's model and optimizer state, and sends them to peers that query.
-`Neighbours` queries peers and adopts their models.
+The class `Replica` holds a worker's model and optimizer state, and sends them to peers that query.
+The class `Neighbours` queries peers and adopts their models.
 """
 
 from __future__ import annotations
@@ -26,39 +26,41 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 _NOWHERE = RoundId(-1, 0)
-_REPLY_SECONDS = 10.0  # longest time, in seconds, without a byte from a queried peer
+_REPLY_SECONDS = 10.0  # longest time without a byte from a queried peer, in seconds
 
 
 class Replica:
-    """One worker's replica: weights, optimizer state, and their version.
+    """One worker's copy of the model: weights, optimizer state, and their version.
 
-    The training thread changes the replica. Threads of the Peer service read the replica.
+    Only the training thread changes the replica (the worker's copy of the model). Threads of the
+    Peer service read the replica (the worker's copy of the model).
 
     Attributes:
-        theta: [n] float32 weights, which the replica's steps change in place.
-        at: Version of the replica's model. `RoundId.number` counts as shard 0 counts its versions.
+        theta: [n] float32 weights, which each step of the replica changes in place.
+        at: Version of the replica's model, in the numbers by which shard 0 counts its versions.
         stepped: True if the model results from a step of this worker or of a peer. False if this
             worker fetched the model from the PS.
     """
 
     def __init__(self, theta: Float32, method: Method, kernels: Kernels) -> None:
-        """Store the weights `theta` [n] float32; the replica has no version yet.
+        """Store the weights `theta` [n] float32 as a replica that has no version yet.
 
         Args:
-            theta: Weights that the replica changes in place.
-            method: Training method of the run; the method's server optimizer steps the replica.
-            kernels: Kernels that compute the optimizer's steps.
+            theta: [n] float32 weights that the replica changes in place.
+            method: Training method of the run, whose server optimizer steps the replica.
+            kernels: Array functions that compute the steps of the optimizer.
         """
         self.theta, self._method, self._kernels = theta, method, kernels
         self._server = method.server.init(theta)
-        # State of an earlier incarnation, for `fetched`; None: no state.
+        # Saved state of an earlier incarnation (process), for the method `fetched`; None if there
+        # is none.
         self._saved: State | None = None
         self._lock = threading.Lock()
         self.at, self.stepped = _NOWHERE, False
 
     @property
     def num_bytes(self) -> int:
-        """Size of the replica's weights and optimizer slots, in bytes."""
+        """Size of this worker's copy of the weights and optimizer slots, in bytes."""
         return sum(array.nbytes for array in self._arrays())
 
     def fetched(self, at: RoundId, weights: Float32) -> None:
@@ -76,7 +78,7 @@ class Replica:
         """Apply a round's mean update [n] with the method's optimizer; set the version to `at`."""
         with self._lock:
             method = self._method
-            # The learning rate of the server's optimizer is constant in runs in which workers sum,
+            # In runs in which workers sum, the learning rate of the server's optimizer is constant,
             # so any fraction of the training budget gives the same rate.
             own_rate = method.step_rate(rate, 0.0)
             _, self._server = method.server.apply(
@@ -85,15 +87,15 @@ class Replica:
             self.at, self.stepped = at, True
 
     def adopt(self, payload: memoryview, at: RoundId) -> None:
-        """Adopt the model and optimizer of a peer.
+        """Adopt the model and the optimizer state of a peer.
 
         Args:
-            payload: The peer's weights and optimizer slots. Empty if the peer's replica is equal to
-                this replica.
+            payload: The peer's weights and optimizer slots; empty if the peer's replica equals this
+                one.
             at: Version of the peer's model.
 
         Raises:
-            ValueError: The payload's size does not fit this worker's model and optimizer.
+            ValueError: The size of the payload does not fit this worker's model and optimizer.
         """
         with self._lock:
             if len(payload):
@@ -108,10 +110,10 @@ class Replica:
         return code.digest()
 
     def answer(self, query: peers.ModelQuery) -> tuple[peers.Holding, Sequence[BytesLike]]:
-        """Return the replica's version, and its content if a peer queries this version.
+        """Return the version of this worker's model, and its content if this version is queried.
 
-        Any thread may call this method. The content is empty if the query's digest shows that the
-        peer's replica is equal.
+        The method `answer` of a replica may be called from any thread. The returned content is
+        empty if the query's digest shows that the peer's replica is equal.
         """
         with self._lock:
             holding = peers.Holding(version=self.at.number, generation=max(0, self.at.generation))
@@ -144,9 +146,9 @@ class Replica:
         expected = self.theta.nbytes + sum(np.asarray(slot).nbytes for slot in slots.values())
         if len(payload) != expected:
             raise ValueError(
-                f"a peer's model and optimizer have {len(payload)} bytes, this worker's have "
-                f"{expected}; give all workers the same --network, --server_optimizer and "
-                "--momentum"
+                f"a peer's model and optimizer have {len(payload)} bytes, but the model and "
+                f"optimizer of this worker have {expected} bytes; give all workers the same "
+                "--network, --server_optimizer and --momentum"
             )
         end = self.theta.nbytes
         np.copyto(self.theta, np.frombuffer(payload[:end], "<f4"))
@@ -158,20 +160,20 @@ class Replica:
 
 
 class Neighbours:
-    """Updates this worker's replica from the replicas of its peers.
+    """Updates this worker's replica (copy of the model) from the replicas of its peers.
 
     Attributes:
         ahead: True if a peer has finished the next round already, and waits for this worker to
-            report that round.
+            report it.
     """
 
     def __init__(self, streams: Peers, replica: Replica) -> None:
         """Store the arguments.
 
         Args:
-            streams: Streams to peers that send no parts of sums, so that queries do not wait behind
-                parts.
-            replica: This worker's replica.
+            streams: Streams to peers that carry no parts of sums, so that queries do not wait
+                behind parts.
+            replica: This worker's copy of the model.
         """
         self._streams, self._replica = streams, replica
         self.ahead = False
@@ -180,8 +182,8 @@ class Neighbours:
         """Adopt the model of a peer that has finished a given round.
 
         Args:
-            goal: Round that the peer must have finished.
-            others: Members of the round except this worker.
+            goal: Round of sums that the peer must have finished.
+            others: Workers that are members of the round, except this worker.
 
         Returns:
             True if a peer had finished the round and this worker has adopted its model.
@@ -199,13 +201,15 @@ class Neighbours:
         return False
 
     def agree(self, others: Sequence[CollectiveMember], leads: bool) -> bool:
-        """Adopt the model that all members must have at this replica's version.
+        """Adopt the model that all members of the round must have at this replica's version.
 
-        All members adopt the model of a member that has stepped to this version. If no member has
-        stepped, as at a run's start, all adopt the model of the member with the lowest id.
+        All members of a round adopt the model of a member that has stepped to this version. If no
+        member has stepped, as at the start of a run, all adopt the model of the member with the
+        lowest id.
 
         Args:
-            others: Members of the round except this worker, in order of worker id.
+            others: Workers that are members of the round, except this worker, in order of worker
+                id.
             leads: True if this worker is the member with the lowest id.
 
         Returns:
@@ -230,8 +234,8 @@ class Neighbours:
             elif RoundId(holding.generation, holding.version) > at:
                 self.ahead = True
                 return True
-        # A member that has not replied may have stepped, so decide only when all members have
-        # replied.
+        # A member of the round that has not replied may have stepped, so decide only when all
+        # members have replied.
         if len(fetched) < len(others):
             return False
         if not leads:

@@ -17,8 +17,8 @@ from thinwire.proto.security.credentials import part_of_worker
 from thinwire.runtime.run.credentials import Credentials
 from thinwire.worker.collective.mailbox import Mailbox, PartName, RoundId
 
-#: Number of streams that a Peer service admits beyond one per worker. A peer that reconnects may
-#: open a new stream before the peer's old stream ends.
+#: Number of streams that a Peer service admits in addition to one per worker. A peer that
+#: reconnects may open a new stream before its old stream ends.
 _SPARE_STREAMS = 16
 #: Number of streams that a Peer service reserves for other addresses when one address has opened
 #: its largest number of streams.
@@ -43,31 +43,32 @@ class PeerServer:
         pace: Callable[[ServerStream], None] = lambda stream: None,
         guard: ConnectionGuard | None = None,
     ) -> None:
-        """Store the arguments; `listen` starts the service.
+        """Store the arguments; `listen` starts the Peer service.
 
         Args:
-            mailbox: Store of the received parts.
-            answer: Function that replies to queries for this worker's model. The streams' threads
-                call the function.
+            mailbox: Store of the parts of sums that this worker has received.
+            answer: Function that replies to queries for this worker's model, called in the threads
+                of the streams.
             max_part_bytes: Largest accepted part of a sum, in bytes. The service refuses larger
                 parts before it allocates memory.
-            pace: Function that limits a new stream to this worker's emulated link.
+            pace: Function that limits a new stream to the rate of this worker's emulated link.
             guard: Guard that admits and authenticates peers; None to admit every peer.
         """
         self._guard = guard or ConnectionGuard()
         self._mailbox, self._answer, self._pace = mailbox, answer, pace
         self._max_part_bytes = max_part_bytes
         self._streams: list[ServerStream] = []
-        self._authenticated: list[int] = []  # worker id of each stream with an accepted greeting
+        # worker ids of the peers whose greetings were accepted, one for each stream
+        self._authenticated: list[int] = []
         self._closed_bytes = self._closed_bytes_received = 0
         self._server: GrpcServer | None = None
         self.run_id = ""
 
     def listen(self, address: str, port: int) -> int:
-        """Listen for connections of peers; return the port.
+        """Listen for connections of peers; return the port at which the service listens.
 
         Args:
-            address: Address of this machine.
+            address: Address of this machine at which the service listens.
             port: Port to listen at; 0 for a free port.
 
         Raises:
@@ -89,7 +90,7 @@ class PeerServer:
             self._server.stop()
 
     def has_stream_of(self, worker: int) -> bool:
-        """Return True if a worker's stream is open: the parts that it has sent can arrive."""
+        """Return True if a worker's stream is open, so that the parts it has sent can arrive."""
         return worker in self._authenticated
 
     @property
@@ -129,11 +130,12 @@ class PeerServer:
     def _handle(
         self, stream: ServerStream, sender: int, message: peers.ToPeer, payload: memoryview
     ) -> int:
-        """Handle one message; return the sender's worker id (0: not authenticated yet)."""
+        """Handle a message; return the sender's worker id, or 0 before it is authenticated."""
         body = message.WhichOneof("body")
         if (sender == 0) != (body == "greeting"):
             raise Malformed(
-                f"a message of kind {body}; expected a greeting first, and only one greeting"
+                f"another worker sent a message of kind {body}; expected a greeting first, and "
+                "only one greeting"
             )
         if body == "greeting":
             return self._greet(stream, message.greeting)
@@ -141,28 +143,32 @@ class PeerServer:
             part = message.part
             if len(payload) % 4:
                 raise Malformed(
-                    f"a part of {len(payload)} bytes; expected a multiple of 4 (float32)"
+                    f"another worker sent a part of {len(payload)} bytes; expected a multiple of "
+                    "4, the bytes of a float32"
                 )
             name = PartName(RoundId(part.generation, part.round), part.view, sender, part.number)
             self._mailbox.put(name, payload)
         else:
             if stream.num_waiting >= self._guard.limits.waiting_replies:
-                raise Malformed(f"a query while {stream.num_waiting} replies wait for the peer")
+                raise Malformed(
+                    f"another worker sent a query while {stream.num_waiting} replies still wait "
+                    "to be sent to it; expected it to read its replies first"
+                )
             holding, pieces = self._answer(message.query)
             stream.send(frames(peers.FromPeer(holding=holding), pieces))
         return sender
 
     def _greet(self, stream: ServerStream, greeting: peers.Greeting) -> int:
-        """Check a peer's greeting (first message) and return the peer's worker id.
+        """Check a peer's greeting (its first message), and return the peer's worker id.
 
         Raises:
-            Malformed: The greeting was refused.
+            Malformed: The Peer service refused the greeting.
         """
         refusal = versions.difference(greeting.protocol_version, "the peer", "this worker")
         refusal = refusal or versions.unknown_fields(greeting, "the peer")
         part = part_of_worker(greeting.worker)
         claims = (part, greeting.run_id)
-        # Check the protocol's version before the proof of the secret: with another version the
+        # Check the protocol's version before the proof of the secret. With another version the
         # proof may fail too, and the refusal must name the version as the cause.
         if refusal is not None:
             reason = pb.REASON_PROTOCOL_VERSION
@@ -189,14 +195,14 @@ class PeerServer:
 
 
 def guard_of(credentials: Credentials, nb_workers: int) -> ConnectionGuard:
-    """Return the guard of a worker's Peer service. It admits all peers from one address."""
+    """Return the guard of a worker's Peer service, which admits all peers from one address."""
     per_address = nb_workers + _SPARE_STREAMS
     limits = Limits(streams=per_address + _STREAMS_OF_OTHERS, streams_per_address=per_address)
     return ConnectionGuard(credentials, limits)
 
 
 def pace_of(link: Link) -> Callable[[ServerStream], None]:
-    """Return a function that limits a stream to a worker's emulated link."""
+    """Return a function that limits a stream to the rate of a worker's emulated link."""
 
     def pace(stream: ServerStream) -> None:
         if link.active:

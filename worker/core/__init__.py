@@ -1,7 +1,8 @@
 """The worker's engine: the computation between a gradient and the next weights.
 
-The engine has no IO, threads or clock, so that the worker, the Simulator and the tests run the same
-code. `WorkerCore` (core) encodes changes and applies replies. `LocalRound` (local_round) holds the
-local steps of a round. `PushRequest` and `ShardReply` (messages) are the messages of an exchange.
-The package re-exports no names, because its modules import numpy.
+The worker's engine has no IO, threads or clock, so that the worker, the Simulator and the tests run
+the same code. The class `WorkerCore` (module core) encodes changes of weights and applies replies.
+The class `LocalRound` (module local_round) holds the local steps of a round. The classes
+`PushRequest` and `ShardReply` (module messages) are the messages of an exchange. The package
+re-exports no names, so that importing it does not import numpy.
 """

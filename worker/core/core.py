@@ -1,10 +1,10 @@
-"""One worker's computation: turn gradients into pushes, and shards' replies into weights.
+"""One worker's computation: turns gradients into pushes, and shards' replies into weights.
 
-`WorkerCore` runs the worker's side of a method's six policies (pacer, codec, router and others),
-without IO, threads or clock. `begin` starts an exchange and `finish` ends it, so that the exchange
-loop, the Simulator and the tests can do the exchange between the two calls. `UpdatePacker` turns a
-change of weights into packets: it runs the codec, splits the result over the shards, and runs the
-router.
+The class `WorkerCore` runs the worker's side of a training method (pacer, codec, router and
+others), without IO, threads or clock. The method `begin` starts an exchange and `finish` ends it.
+The caller sends and receives in between: the exchange loop, the Simulator or a test. The class
+`UpdatePacker` turns a change of weights into packets: it runs the codec, splits the result over the
+shards, and runs the router.
 """
 
 from __future__ import annotations
@@ -51,28 +51,29 @@ if TYPE_CHECKING:
     from thinwire.worker.core.mirror import DeviceMirror
 
 
-#: Largest fraction of a tensor's rows that a push sends as single rows. Above this fraction, a push
-#: sends the whole tensor.
+#: Largest fraction of a tensor's rows that a push sends as single rows. If more rows change, the
+#: push sends the whole tensor.
 _MOST_ROWS = 0.75
-#: Largest fraction of entries changed by a script's code that a push sends with their positions.
-#: Above this fraction, a push sends the tensor's whole change without positions.
+#: Largest fraction of a tensor's entries, changed by a script's own code, that a push sends with
+#: their positions. If more entries change, the push sends the whole tensor's change without
+#: positions.
 _MOST_POSITIONS = 0.9
 
 
 class UpdatePacker:
-    """Codec and router of one worker, with their state: residuals (unsent entries) and others.
+    """Codec and router of one worker, with their state, for example residuals (unsent entries).
 
     Attributes:
         sent: For each shard, the blocks that the last exchange sent to the shard.
 
     Args:
         spec: Paths, shapes and dtypes of the shared model's variables.
-        layouts: For each shard, its slices of the model's variables.
+        layouts: For each shard, the slices of the model's variables that it stores.
         method: Training method (policies and settings) of the run.
-        kernels: Array functions for the memory of the host or of the device.
-        seed: The run's seed and the worker's number, to seed the random generator.
-        groups: Numbers of the tensors that each optimizer of a script steps. Each group is coded
-            separately. Empty if one optimizer steps all tensors.
+        kernels: Array functions, for arrays in host memory or in device memory.
+        seed: Seed of the random generator: the run's seed and the worker's number.
+        groups: For each optimizer of a script, the numbers of the tensors that it updates. Each
+            group is coded separately. Empty if one optimizer updates all tensors.
     """
 
     def __init__(
@@ -94,9 +95,9 @@ class UpdatePacker:
         self._groups = [tuple(group) for group in groups] or [tuple(range(len(spec.tensors)))]
         self._codec_states = self._initial_states()
         self._router_state = method.router.init(layouts)
-        # The last packet as the codec returned it. The packet's slots (variable numbers) count
-        # within the group `_last_group`, as the codec's `undelivered` expects. `encode` returns a
-        # packet with slots that count within the whole model.
+        # The last packet as the codec returned it, whose slots (variable numbers) count within the
+        # optimizer's group `_last_group`, as the codec's `undelivered` expects. The method `encode`
+        # returns a packet with slots that count within the whole model.
         self._last_packet: Packet | None = None
         self._last_group = 0
         self.sent: list[tuple[Block, ...]] = []
@@ -111,23 +112,23 @@ class UpdatePacker:
         group: int = 0,
         keep: float | None = None,
     ) -> Packet:
-        """Code a change of the model, or of the tensors that one optimizer steps.
+        """Encode a change of the model's weights, or of the tensors that one optimizer updates.
 
         Args:
             values: [num_parameters] float32 gradient or change of weights: a numpy array or a
                 `thinwire.ops.kernels.device.DeviceArray`.
-            step: Number of the worker's exchange, counted from 1.
-            learning_rate: Learning rate of the present step.
+            step: Number of the worker's exchange with the shards, counted from 1.
+            learning_rate: Learning rate of the step whose values are encoded.
             epoch: Number of examples that all workers have consumed, divided by the size of the
                 training set.
-            touched: Tensor's number -> ascending indices of the rows where the gradient may be
-                nonzero. A tensor without an entry may be nonzero anywhere.
-            group: Number of the script's optimizer that steps the coded tensors, from 0.
-            keep: Fraction of the entries to send; None for the fraction of the codec's settings.
+            touched: Maps a tensor's number to ascending indices of the rows where the gradient may
+                be nonzero. A tensor that is missing may be nonzero anywhere.
+            group: Number of the script's optimizer that updates the encoded tensors, from 0.
+            keep: Fraction of the entries to send; None for the fraction in the codec's settings.
 
         Raises:
-            thinwire.ops.codecs.base.NonFiniteUpdate: `values` hold NaN or infinity. The packer's
-                state is unchanged.
+            thinwire.ops.codecs.base.NonFiniteUpdate: The array `values` holds NaN or infinity. The
+                packer's state is unchanged.
         """
         numbers = self._groups[group]
         tensors = [values[self._offsets[n] : self._offsets[n + 1]] for n in numbers]
@@ -140,7 +141,8 @@ class UpdatePacker:
             epoch=epoch,
             touched={slot: rows[n] for slot, n in enumerate(numbers) if n in rows},
             leaves_dense=self._method.router.takes_device_arrays,
-            finite=self._kernels.first_not_finite([values]) is None,  # one call checks all tensors
+            # one call checks that all tensors are finite
+            finite=self._kernels.first_not_finite([values]) is None,
             keep=keep,
         )
         packet, self._codec_states[group] = self._method.codec.encode(
@@ -167,7 +169,7 @@ class UpdatePacker:
         return self._kernels.joined([residuals[number] for number in range(len(residuals))])
 
     def _few_rows(self, touched: Mapping[int, Int64]) -> dict[int, TouchedRows]:
-        """Return the touched rows of each tensor that takes fewer bytes as rows than whole."""
+        """Return the touched rows of each tensor that takes fewer bytes by rows than as a whole."""
         few = {}
         for number, rows in touched.items() if self._sends_rows else ():
             size, length = self._spec.tensors[number].size, self._spec.tensors[number].shape[0]
@@ -176,17 +178,17 @@ class UpdatePacker:
         return few
 
     def empty(self) -> Packet:
-        """Return a packet without blocks. `undelivered` then returns no values to residuals."""
+        """Return a packet without blocks, after which `undelivered` changes no residuals."""
         self._last_packet = None
         return Packet((), self._method.kind)
 
     def route(self, packet: Packet, step: int, loss: float | None) -> list[Routed]:
-        """Split a packet over the shards, and divide each shard's blocks by class of service.
+        """Split a packet over the shards, and each shard's blocks by class of service.
 
         Args:
-            packet: Packet that the exchange sends to the shards.
-            step: Number of the worker's exchange, counted from 1.
-            loss: Mean loss of the mini-batches in the packet; None if unknown.
+            packet: Packet of coded changes that the exchange sends to the shards.
+            step: Number of the worker's exchange with the shards, counted from 1.
+            loss: Mean loss of the mini-batches in the packet; None if the loss is unknown.
         """
         self.sent = split_packet(packet, self._layouts)
         router = self._method.router
@@ -203,7 +205,7 @@ class UpdatePacker:
     def divide_change(self, change: Float32 | None) -> list[tuple[Block, ...]]:
         """Return a script's change of weights [num_parameters] as one tuple of blocks per shard.
 
-        The result is empty if `change` is None, because the script has changed no weights.
+        The result is an empty tuple if `change` is None, because the script has changed no weights.
         """
         if change is None:
             return []
@@ -225,7 +227,7 @@ class UpdatePacker:
         self._router_state = self._method.router.undelivered(shard, lost, self._router_state)
 
     def undelivered(self) -> None:
-        """Return the values of the last packet, which the shards rejected, to the residuals."""
+        """Add the values of the last packet, which the shards rejected, to the residuals again."""
         if self._last_packet is None:
             return
         codec, router, group = self._method.codec, self._method.router, self._last_group
@@ -235,7 +237,7 @@ class UpdatePacker:
             self._router_state = router.undelivered(shard, None, self._router_state)
 
     def forget(self, shards: Iterable[int]) -> None:
-        """Drop all residuals, because shards rejected the last packet's values as too large."""
+        """Drop all residuals (unsent entries): shards rejected the last packet as too large."""
         self._codec_states = self._initial_states()
         for shard in shards:
             self.record_loss(shard, ())
@@ -251,12 +253,12 @@ class UpdatePacker:
         }
 
     def restore(self, state: State, fits: bool) -> None:
-        """Restore a state that `save` returned.
+        """Restore a state of the packer that `save` returned.
 
         Args:
-            state: State that `save` returned, in this or an earlier process.
-            fits: True if the shards applied exactly the pushes up to the saved step. If False, the
-                saved residuals are dropped.
+            state: State of the packer that `save` returned, in this or an earlier process.
+            fits: True if the shards applied exactly the pushes up to the step at which the state
+                was saved. If False, the saved residuals are dropped.
         """
         self._rng.bit_generator.state = json.loads(state["rng"])
         if fits:
@@ -273,28 +275,28 @@ class UpdatePacker:
 
 
 class WorkerCore:
-    """One worker's training engine: the worker's side of the method's six policies.
+    """One worker's training engine: the worker's side of the method's pacer, codec and router.
 
     Attributes:
         base: [num_parameters] float32 weights as received from the shards, in host memory.
-        own: Unsent changes of weights by a script whose own optimizer steps. None in runs where the
-            PS or Thinwire steps.
-        round: Weights and counts of the local steps since the last exchange.
+        own: Changes of weights by the script's own optimizer that were not sent yet. None in runs
+            where the PS or Thinwire runs the optimizer.
+        round: Weights and counts of the local steps since the last exchange with the shards.
         statistics: [m] float32 moving statistics (of batch normalization) that shard 0 averages
             over the workers.
         aux_size: Number of statistics and optimizer values that shard 0 averages over the workers.
         step: Number of exchanges with the shards that this worker has started.
-        learning_rate: Newest scheduled learning rate from shard 0.
+        learning_rate: Newest learning rate of the schedule, from shard 0.
         loss_scale: Factor by which the loss is multiplied for the next gradient; 0 without loss
             scaling.
         samples_of_run: Number of examples that all workers of the run have consumed.
         schedule_counts: For each optimizer, the step count at which its learning-rate schedule is
-            read.
+            evaluated.
         stopped: True if shard 0 has sent that the training is over.
-        stop_reason: Reason why shard 0 stopped the training, for people.
+        stop_reason: Reason why shard 0 stopped the training, as a text for people.
         versions: For each shard, the version of its weights in `base`.
-        generations: For each shard, the generation (restart count of the shard) of its weights in
-            `base`; -1 before the first reply.
+        generations: For each shard, the number of restarts of the shard before it sent its weights
+            in `base`; -1 before the first reply.
     """
 
     def __init__(
@@ -310,45 +312,45 @@ class WorkerCore:
         rate_in_round: RateInRound | None = None,
         keeps_on_device: bool = False,
     ) -> None:
-        """Create the engine with weights of zero. The shards' first replies set the weights.
+        """Create the engine with weights of zero, which the first replies of the shards replace.
 
         Args:
             spec: Paths, shapes and dtypes of the shared model's variables.
-            layouts: For each shard, its slices of the model's variables.
+            layouts: For each shard, the slices of the model's variables that it stores.
             method: Training method (policies and settings) of the run.
-            kernels: Array functions for the memory of the host or of the device.
-            seed: The run's seed and this worker's number, to seed the random generator.
+            kernels: Array functions, for arrays in host memory or in device memory.
+            seed: Seed of the random generator: the run's seed and this worker's number.
             statistics: [m] float32 moving statistics (of batch normalization) that shard 0 averages
                 over the workers.
             num_examples: Number of examples of the whole training set, from which codecs compute
-                the epoch. With 0, codecs always compute as in the first epoch.
-            groups: Numbers of the tensors that each optimizer of a script steps. Empty if one
-                optimizer steps all tensors.
-            rate_in_round: Schedule of the learning rate for the local steps within a round. None to
+                the epoch. With 0, codecs always work as in the first epoch.
+            groups: For each optimizer of a script, the numbers of the tensors that it updates.
+                Empty if one optimizer updates all tensors.
+            rate_in_round: Schedule of the learning rate for the local steps within a round; None to
                 use the rate that shard 0 sent last.
             keeps_on_device: True to store `weights` on the device, if the kernels are TensorFlow's.
         """
         self._rate_in_round = rate_in_round if method.takes_local_steps else None
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)
-        # `_newest` holds the shards' weights where steps are computed: the copy of `base` on the
-        # device, or `base` itself.
+        # The attribute `_newest` holds the shards' weights where steps are computed: the copy of
+        # `base` on the device, or `base` itself.
         on_host = method.steps_on_workers or method.collective != THROUGH_PS
         is_there = keeps_on_device and kernels.name == "tf" and not on_host
         self._mirror = self._new_mirror() if is_there else None
         self._newest = newest = self.base if self._mirror is None else self._mirror.array
         steps_itself = method.steps_on_workers and not method.takes_local_steps
-        # With momentum the codec sends more than a step's change, and only the codec knows how
-        # much. So the unsent part of the changes cannot be tracked outside the codec.
+        # With momentum, the codec sends more than the change by a step, and only the codec knows
+        # how much. So the unsent part of the changes cannot be recorded outside of the codec.
         has_momentum = any(codec.keeps_momentum for codec in wrappers_of(method.codec))
         self.own = OwnChanges(self.base) if steps_itself and not has_momentum else None
         self._runs_ahead = method.overlap and steps_itself and has_momentum
-        # `_weights` holds the weights after the local steps, or `base` plus the unanswered push if
-        # the run computes ahead. In runs without local steps that do not compute ahead, it is
-        # `base` itself.
+        # The attribute `_weights` holds the weights after the local steps, or `base` plus the
+        # unanswered push if the run computes ahead. In runs without local steps that do not compute
+        # ahead, it is `base` itself.
         has_own = method.takes_local_steps or self._runs_ahead
         self._weights = self._new_weights() if has_own else newest
-        # `_start` holds the weights before the round's first local step.
+        # The attribute `_start` holds the weights before the first local step of the round.
         self._start = self._new_weights() if method.ahead else newest
         self.loss_scale = 0.0
         self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
@@ -366,15 +368,15 @@ class WorkerCore:
         self.generations = [-1] * len(layouts)
         self._packer = UpdatePacker(spec, layouts, method, kernels, seed, groups)
         self._slices = [SlicesInModel(spec, layout) for layout in layouts]
-        # Numbers of the shards that have not answered the newest push.
+        # Numbers of the shards that have not answered the newest push yet.
         self._unanswered: set[int] = set()
 
     @property
     def on_device(self) -> bool:
         """True if gradients may stay in memory of the device where TensorFlow computes them.
 
-        The result is False for local steps without a copy of the weights on the device, and for
-        steps of a script: such steps change weights on the host.
+        The property `on_device` is False for local steps without a copy of the weights on the
+        device, and for steps of a script's own optimizer: both change weights on the host.
         """
         on_host = self.method.takes_local_steps and self._mirror is None
         return self.kernels.name == "tf" and not (on_host or self.method.steps_on_workers)
@@ -385,7 +387,7 @@ class WorkerCore:
         return DeviceMirror(self.base)
 
     def _new_weights(self) -> Float32:
-        """Return weights of zero [num_parameters] on the host or device that computes the steps."""
+        """Return weights of zero [num_parameters] on the host or device that computes steps."""
         size = self.spec.num_parameters
         return aligned(size) if self._mirror is None else self.kernels.zeros([size])[0]
 
@@ -394,8 +396,8 @@ class WorkerCore:
         """Weights [num_parameters] float32 at which to compute the next gradient; not a copy.
 
         The weights are a `thinwire.ops.kernels.device.DeviceArray` if they are stored on the
-        device. The weights are on the host if workers sum among themselves, or if a script's own
-        optimizer steps.
+        device. The weights are on the host if workers sum updates among themselves, or if a
+        script's own optimizer updates them.
         """
         return self._weights if self.own is None else self.own.weights
 
@@ -413,9 +415,9 @@ class WorkerCore:
         Args:
             values: [num_parameters] float32 mean gradient at `weights`. If the method
                 `steps_on_workers`, the weights after the script's step, which started at `weights`.
-                If `on_device`, `values` may be a `thinwire.ops.kernels.device.DeviceArray`.
+                If `on_device` is true, `values` may be a `thinwire.ops.kernels.device.DeviceArray`.
             samples: Number of examples in the mini-batch. A local step without examples changes no
-                weights. The exchange of a round without examples has no update.
+                weights. If a round has no examples, its exchange has no update.
             loss: Mean loss over the mini-batch; None if unknown.
             statistics: [m] moving statistics after the mini-batch; None if shard 0 does not average
                 statistics.
@@ -444,9 +446,9 @@ class WorkerCore:
             self.own.is_ahead = False
         finite = statistics is None or np.isfinite(statistics).all()
         if not (finite and (loss is None or np.isfinite(loss))):
-            # Replace the values by NaN, so that the check of `values` fails too. `LocalRound.step`
-            # and the codec check `values` before they change any state, so that an error leaves the
-            # engine unchanged.
+            # Replace the values by NaN, so that the check of `values` fails too. The method
+            # `LocalRound.step` and the codec check `values` before they change any state, so that
+            # an error leaves the engine unchanged.
             values = np.full(self.spec.num_parameters, np.nan, np.float32)
         rate = self.step_rate() if figures.learning_rate is None else figures.learning_rate
         if self.method.takes_local_steps:
@@ -466,7 +468,7 @@ class WorkerCore:
         return self.method.pacer.push_now(self.round.num_steps + 1)
 
     def step_rate(self) -> float:
-        """Return the scheduled learning rate for this worker's next step."""
+        """Return the learning rate of the run's schedule for this worker's next step."""
         if self._rate_in_round is None:
             return self.learning_rate
         round_ = self.round
@@ -475,10 +477,10 @@ class WorkerCore:
         )
 
     def _run_ahead(self) -> None:
-        """Set the weights to `base` plus the newest push, before the shards answer the push.
+        """Set the weights to `base` plus the newest push, before the shards answer it.
 
-        The shards add the same blocks to their weights. The shards' replies add the changes of
-        other workers, one step later.
+        The shards add the blocks of this push to their own weights. The shards' replies add the
+        changes of other workers, one step later than this worker's own.
         """
         np.copyto(self.weights, self.base)
         for shard in range(len(self.layouts)):
@@ -494,12 +496,13 @@ class WorkerCore:
     ) -> PushRequest:
         """Return an exchange without an update, for a mini-batch with overflowed gradients.
 
-        The worker still takes part in the round, so other workers need not wait for it.
+        After an overflow, the worker still pushes in the round, so that other workers need not wait
+        for it.
         """
         if self.method.kind is Kind.DELTA:
             raise ValueError(
-                "an overflow was reported in a run that sends changes of weights; expected the "
-                "script's optimizer to skip the step"
+                "an overflow of the loss scale was reported in a run whose workers send changes "
+                "of weights; expected the script's optimizer to skip the step"
             )
         if statistics is not None and np.isfinite(statistics).all():
             self.statistics[:] = statistics
@@ -508,23 +511,24 @@ class WorkerCore:
         return self._request(self._packer.empty(), computed_at, figures)
 
     def end_round(self) -> PushRequest:
-        """Return an exchange that pushes the change by this round's local steps (one at least)."""
+        """Return an exchange that pushes the change of weights by this round's local steps."""
         if self.round.is_empty:
             return self._request(self._packer.empty())
         return self._request(self._encode(*self._to_send(self.weights, self.learning_rate)))
 
     def begin_empty(self) -> PushRequest:
-        """Return an exchange without an update, for a round in which the worker has no examples."""
+        """Return an exchange without an update, for a round in which this worker has no rows."""
         self.round.record(0, None)
         return self._request(self._packer.empty())
 
     def end_training(self) -> PushRequest | None:
         """Return an exchange with all unsent changes of weights, or None if all are sent.
 
-        The exchange exists only for changes of weights without momentum. The sum of these changes
-        is the result of the training, so the unsent changes are valid at any later time. With
-        momentum the residual would hold more than the unsent changes. See the analysis of error
-        feedback by its virtual iterate, Karimireddy et al., ICML 2019.
+        The exchange at the end of training exists only for changes of weights without momentum.
+        Without momentum, the sum of a worker's changes of weights is the result of the training, so
+        unsent changes are valid at any later time. With momentum, the residual would hold more than
+        the unsent changes of weights. The analysis of error feedback by its virtual iterate
+        (Karimireddy et al., ICML 2019) explains why unsent changes are valid.
         """
         if self.own is None or not self.method.codec.sends_fraction:
             return None
@@ -568,11 +572,11 @@ class WorkerCore:
         )
 
     def _lags(self, computed_at: Sequence[int] | None) -> Sequence[int]:
-        """Return each shard's number of versions from `computed_at` to the present."""
+        """Return, for each shard, the number of versions from `computed_at` to the present."""
         if computed_at is None:
             return ()
-        # A restarted shard may continue from a checkpoint with a smaller version. The lag is then 0
-        # instead of a negative number.
+        # A restarted shard may continue from a checkpoint with a smaller version. The number of
+        # versions by which a gradient is late is then 0 instead of negative.
         return [max(0, now - then) for now, then in zip(self.versions, computed_at, strict=True)]
 
     def _checksums(self) -> list[int] | None:
@@ -588,7 +592,7 @@ class WorkerCore:
         return np.concatenate([self.statistics, self.round.pack()])
 
     def finish(self, replies: Sequence[ShardReply]) -> Float32:
-        """Apply the replies of all shards, in order of shards; return the weights to train on."""
+        """Apply the replies of all shards to a push; return the weights to train on."""
         for shard, reply in enumerate(replies):
             self.receive(shard, reply)
         if self._runs_ahead:
@@ -601,7 +605,8 @@ class WorkerCore:
         """Apply the replies to a push that may be rejected; return the weights to train on.
 
         Args:
-            replies: One reply per shard; None from a shard that rejected the push as not finite.
+            replies: For each shard, its reply, or None if the shard rejected the push as not
+                finite.
         """
         for shard, reply in enumerate(replies):
             if reply is not None:
@@ -611,17 +616,17 @@ class WorkerCore:
 
     def receive(self, shard: int, reply: ShardReply) -> None:
         """Apply one shard's reply to the base weights."""
-        # A reply with SET_REST holds only entries that differ from the base weights plus this
-        # worker's push. So add the push first, and let the reply's blocks overwrite the result
+        # A shard's reply with SET_REST holds only entries that differ from the base weights plus
+        # this worker's push. So add the push first, and let the reply's blocks overwrite the result
         # afterwards.
         if reply.operation is Operation.SET_REST:
             self._add_sent(self.base, shard)
         for relayed in reply.rounds:
             self._repeat(shard, relayed)
         self._change(self.base, shard, reply.blocks, int(reply.operation is Operation.ADD))
-        # The shard has the newest push now, so the push's blocks are no part of the unsent changes.
-        # `_unanswered` makes the subtraction happen once per push: the reply to a later pull must
-        # not subtract the blocks a second time.
+        # The shard has the newest push now, so the blocks of the push no longer belong to the
+        # unsent changes. The set `_unanswered` makes the subtraction happen once per push: the
+        # reply to a later pull must not subtract the blocks again.
         if self.own is not None and shard in self._unanswered:
             self._add_sent(self.own.unsent, shard, -1)
         self._unanswered.discard(shard)
@@ -648,7 +653,8 @@ class WorkerCore:
     def _repeat(self, shard: int, round_: RepeatedRound) -> None:
         """Apply the updates of all workers in a round to the base weights, as the shard did."""
         # The base weights must equal the shard's weights bit for bit. Float addition is not
-        # associative, so merge the updates with the shard's functions and in the shard's order.
+        # associative, so the updates are merged with the shard's functions and in the shard's
+        # order.
         layout = self.layouts[shard]
         updates = [
             flatten(self._sent_to(shard) if blocks is None else blocks, layout, KERNELS)
@@ -663,8 +669,8 @@ class WorkerCore:
     ) -> Iterator[tuple[Float32, Block]]:
         """Yield each block of a shard with the view of the weights [num_parameters] to change."""
         for place, block in self._slices[shard].places(blocks):
-            # Record every change of the base weights: `DeviceMirror.catch_up` copies only recorded
-            # entries to the device.
+            # Record every change of the base weights, because `DeviceMirror.catch_up` copies only
+            # recorded entries to the device.
             if self._mirror is not None and weights is self.base:
                 self._mirror.note(place.start, block.size, block.indices)
             yield weights[place], block
@@ -682,7 +688,7 @@ class WorkerCore:
                 change.at(target, block.indices, values)
 
     def _adopt_means(self, means: Float32) -> None:
-        """Replace the statistics and the local optimizer's values by means over the workers."""
+        """Replace statistics and local optimizer values by their means over the workers."""
         num_statistics = len(self.statistics)
         self.statistics[:] = means[:num_statistics]
         if len(means) > num_statistics:
@@ -691,17 +697,18 @@ class WorkerCore:
     def restart_from_base(self) -> Float32:
         """Reset the weights to the start of the next round's local steps; return the weights.
 
-        The local steps start at the shards' weights. If the method is `ahead`, a part of the
-        residual (unsent changes) is added.
+        The local steps of a round start at the shards' weights. If the training method is `ahead`,
+        a part of the residual (unsent changes) is added to the weights at which a round starts.
         """
-        # Update the device's copy first, because `_newest` is this copy.
+        # Update the copy of the weights on the device first, because `_newest` is this copy.
         if self._mirror is not None:
             self._mirror.catch_up()
         if self.method.ahead:
             self._start[:] = self._newest
             unsent = self._packer.unsent()
             if self._mirror is None:
-                # Copied to the host: the codec may store residuals on the device.
+                # The residuals are copied to the host, because the codec may store them on the
+                # device.
                 unsent = np.asarray(unsent)
             self._start += unsent * np.float32(self.method.ahead)
         self.round.restart()
@@ -722,7 +729,8 @@ class WorkerCore:
         """Correct the residuals (unsent entries) after shards rejected the last push.
 
         Args:
-            replies: One reply per shard; None from a shard that rejected the push as not finite.
+            replies: For each shard, its reply, or None if the shard rejected the push as not
+                finite.
         """
         outliers = [shard for shard, reply in enumerate(replies) if reply and reply.refused]
         if outliers:
@@ -733,8 +741,7 @@ class WorkerCore:
     def _forget(self, shards: Iterable[int]) -> None:
         """Drop residuals and velocities after shards rejected the last push as too large.
 
-        The residuals and velocities hold the rejected values, and would send these values again in
-        parts.
+        The residuals and velocities hold the rejected values, and would send them again in parts.
         """
         self._packer.forget(shards)
         self.round.forget()
@@ -742,12 +749,12 @@ class WorkerCore:
             self.own.forget()
 
     def undelivered(self) -> None:
-        """Return the values of the last push, which the shards rejected, to the residuals."""
+        """Add the values of the last push, which the shards rejected, to the residuals again."""
         self._packer.undelivered()
         self._unanswered.clear()
 
     def save(self) -> State:
-        """Return the engine's state, with the local steps that no push has sent yet."""
+        """Return the engine's state, including the local steps that no push has sent yet."""
         return {
             **self.round.save(self.versions, self.statistics),
             "step": self.step,
@@ -756,18 +763,18 @@ class WorkerCore:
         }
 
     def restore(self, state: State, last_applied_step: int) -> bool:
-        """Restore a state that `save` returned.
+        """Restore a state of the engine that `save` returned.
 
         Args:
-            state: State that `save` returned, in this or an earlier process.
+            state: State of the engine that `save` returned, in this or an earlier process.
             last_applied_step: Number of this worker's last exchange that the shards applied.
 
         Returns:
             True if the codec's state was restored; False if the saved residuals were dropped.
         """
-        # The saved residual belongs to the saved step. If the shards applied a later push, the
-        # residual would send entries a second time. If the shards did not apply the saved step, the
-        # entries of that step would be missing.
+        # The saved residual (unsent entries) belongs to the saved step. If the shards applied a
+        # later push, the residual would send entries a second time. If the shards did not apply the
+        # saved step, the entries of that step would be missing.
         fits = bool(state["step"] == last_applied_step)
         self._packer.restore(state, fits)
         self.round.restore(state, fits)
@@ -777,9 +784,10 @@ class WorkerCore:
         return fits
 
     def _unsent(self, own: OwnChanges) -> Float32:
-        """Return a script's unsent changes [n], assuming that shards apply the newest push.
+        """Return a script's unsent changes [n], assuming that the shards apply the newest push.
 
-        `restore` uses this array only if the shards applied the newest push.
+        The method `restore` uses the saved unsent changes only if the shards applied the newest
+        push.
         """
         unsent = own.unsent.copy()
         for shard in self._unanswered:
@@ -787,7 +795,7 @@ class WorkerCore:
         return unsent
 
     def _to_send(self, values: Float32, rate: float) -> tuple[Float32, float]:
-        """Return the values that an exchange must code, and the learning rate of the values."""
+        """Return the values that an exchange must encode, and the learning rate for the values."""
         if self.method.takes_local_steps:
             return self.weights - self._start, rate
         if self.own is not None:

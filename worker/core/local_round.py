@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 class LocalRound:
-    """A worker's local optimizer, and counts of the mini-batches since the last exchange.
+    """A worker's local optimizer, and counts of its mini-batches since the last exchange.
 
     Attributes:
-        num_steps: Number of mini-batches in this round.
+        num_steps: Number of mini-batches in the present round of local steps.
         samples: Number of examples in all mini-batches of this round.
-        batch_parts: Number of parts of the script's batches in this round. One batch has nb_workers
-            parts, one per worker.
+        batch_parts: Number of parts of the script's batches in this round. Each batch of the script
+            has nb_workers parts, one per worker.
         slots: State arrays of the local optimizer; empty if the worker takes no local steps.
 
     Args:
-        optimizer: Optimizer that steps the local weights.
+        optimizer: Optimizer that updates the local weights.
         base: [n] float32 model as received from the shards. `base`, `start` and `weights` are
             `thinwire.ops.kernels.device.DeviceArray` if steps are computed on the device.
         start: [n] float32 weights before the first local step: `base`, or `base` plus a part of the
             residual (unsent changes).
-        weights: [n] float32 weights after the local steps. In a method without local steps, the
-            same array as `base`.
+        weights: [n] float32 weights after the local steps. If the training method has no local
+            steps, the same array as `base`.
         spec: Paths, shapes and dtypes of the shared model's variables.
         kernels: Array functions for the host or the device that holds the gradients.
     """
@@ -63,22 +63,23 @@ class LocalRound:
 
     @property
     def is_empty(self) -> bool:
-        """True if the round's local steps had no example, so that no change must be pushed."""
+        """True if the round's local steps had no example, so that there is no change to push."""
         return self._moves and not self.samples
 
     def step(self, values: Float32, learning_rate: float) -> None:
-        """Take a step of the local optimizer on the local weights.
+        """Take one step of the local optimizer, which changes the local weights.
 
         Args:
-            values: [n] float32 gradient. If a script's own optimizer steps, the weights after that
-                optimizer's step.
-            learning_rate: Scheduled learning rate of the step.
+            values: [n] float32 gradient. If a script's own optimizer updates the weights, the
+                weights after its step.
+            learning_rate: Learning rate of the run's schedule for the step.
 
         Raises:
-            NonFiniteUpdate: `values` hold NaN or infinity.
+            NonFiniteUpdate: The array `values` holds NaN or infinity.
         """
-        # Check `values` before the step. The codec checks only the sum of all local steps. By then,
-        # the weights and the optimizer's slots would hold NaN and could not be restored.
+        # Check the array `values` before the local step. The codec checks only the sum of all local
+        # steps. By then, the weights and the optimizer's slots would hold NaN and could not be
+        # restored.
         if self._kernels.first_not_finite([values]) is not None:
             raise NonFiniteUpdate(
                 "the values of a local step hold NaN or infinity. Lower the learning "
@@ -97,7 +98,7 @@ class LocalRound:
             self._losses.append(loss)
 
     def restart(self) -> None:
-        """Start the next round: reset the local weights and all counts."""
+        """Start the next round of local steps: reset the local weights and all counts."""
         if self._moves:
             self._weights[:] = self._start
             self.slots = self._optimizer.restart(self._weights, self.slots)
@@ -113,11 +114,11 @@ class LocalRound:
         self.slots = self._optimizer.unpack(means, self.slots)
 
     def forget(self) -> None:
-        """Reset the parts of the local optimizer's state in which gradients have accumulated."""
+        """Reset the state of the local optimizer in which gradients have accumulated."""
         self.slots = self._optimizer.forget(self._weights, self.slots)
 
     def save(self, versions: Sequence[int], statistics: Float32) -> State:
-        """Return the round's state, with the local steps that no push has sent yet.
+        """Return the state of the round, including the local steps that no push has sent yet.
 
         Args:
             versions: For each shard, the version of its model at the start of the round.
@@ -138,12 +139,12 @@ class LocalRound:
         return {"round": steps, "slots": slots}
 
     def restore(self, state: State, fits: bool) -> None:
-        """Store the state from `save`, for a later call of `resume`.
+        """Store a state from `save`, for a later call of `resume`.
 
         Args:
-            state: State that `save` returned in an earlier process.
-            fits: True if the shards applied exactly the pushes up to the saved step. If False, the
-                saved local steps are dropped.
+            state: State of the round that `save` returned in an earlier process.
+            fits: True if the shards applied exactly the pushes up to the step at which the state
+                was saved. If False, the saved local steps are dropped.
         """
         self._saved_slots = state["slots"]
         if fits:
@@ -152,8 +153,9 @@ class LocalRound:
     def resume(self, versions: Sequence[int]) -> Float32 | None:
         """Continue the round from the state that `restore` has stored.
 
-        The saved local steps count only if they started at the shards' present versions. Otherwise
-        the steps would be applied to weights that other workers have changed.
+        The saved local steps count only if they started at the shards' present versions. If the
+        shards have newer versions, the saved local steps would be applied to weights that other
+        workers have changed.
 
         Args:
             versions: For each shard, the present version of its model.

@@ -19,18 +19,21 @@ class ScriptFigures:
     """Settings of a mini-batch from a script and its optimizer.
 
     Attributes:
-        learning_rate: Learning rate that the script has set. None to use the run's scheduled rate.
-        loss_scale: Factor of the loss when the gradient was computed; 0 without loss scaling. The
-            gradient in the push is unscaled.
-        overflow: True if the gradient overflowed at this loss scale. The push then has no blocks.
-        optimizer: Number of the script's optimizer that the PS steps with this gradient, from 0.
+        learning_rate: Learning rate that the script has set; None to use the rate of the run's
+            schedule.
+        loss_scale: Factor by which the loss was multiplied when the gradient was computed; 0
+            without loss scaling. The gradient in the push is unscaled.
+        overflow: True if the gradient overflowed at the scale `loss_scale`. The push then has no
+            blocks.
+        optimizer: Number of the script's optimizer, from 0, with which the PS applies this
+            gradient.
         repeats_batch: True if an earlier push has counted the examples of this mini-batch.
-        batch_parts: Size of the mini-batch in parts of a script's batch. One batch has nb_workers
-            parts.
-        touched: Tensor's number -> ascending indices along the first axis where the gradient may be
-            nonzero. A tensor without an entry may be nonzero anywhere.
+        batch_parts: Size of the mini-batch in parts of the script's batch. Each batch of the script
+            has nb_workers parts.
+        touched: Maps a tensor's number to ascending indices along the first axis where the gradient
+            may be nonzero. A tensor that is missing may be nonzero anywhere.
         change: [num_parameters] float32 change that the script's own code has made to weights since
-            the last reply. The PS adds the change before the optimizer steps. None if the script
+            the last reply. The PS adds the change before its optimizer steps. None if the script
             changed no weights.
     """
 
@@ -53,30 +56,29 @@ class ShardReply:
     """A shard's decoded reply to a worker's push or pull.
 
     Attributes:
-        operation: Operation by which the reply changes the worker's base weights.
-        blocks: Blocks of values that the operation applies to the weights.
-        version: Version of the shard's model after the reply.
-        generation: Generation of the shard's model. A restart of the shard from a checkpoint
-            increases it.
-        learning_rate: Scheduled learning rate for the worker's next step.
+        operation: Operation by which the shard's reply changes the worker's base weights.
+        blocks: Blocks of values that the operation of the reply applies to the weights.
+        version: Version of the shard's model after it has processed the push.
+        generation: Number of restarts of the shard's model from a checkpoint.
+        learning_rate: Learning rate of the run's schedule for the worker's next step.
         samples: Number of examples that all workers of the run have consumed.
         stop: True if the shard requests that the worker stops training.
-        stop_reason: Reason why the worker must stop, for people.
+        stop_reason: Reason why the worker must stop training, as a text for people.
         aux: [m] means of statistics and optimizer values over the workers, from shard 0. None if
             the reply holds no means.
-        lost: Entries of the push that did not reach the shard. None if the shard does not know.
-        held_seconds: Time that the synchronization rule delayed the reply, in seconds.
+        lost: Entries of the push that did not reach the shard; None if the shard does not know.
+        held_seconds: Time for which the synchronization rule delayed the reply, in seconds.
         staleness: Number of versions by which the push's base weights were older than the shard's.
-        refused: True if the shard rejected the push as too large. The reply holds the model without
-            the push.
-        loss_scale: Factor of the loss for the next mini-batch; 0 without loss scaling. The worker
-            uses the factor of shard 0.
-        step: Number of the exchange whose push the shard answers. 0 for a pull, also if a pull
+        refused: True if the shard rejected the push as too large. The reply then holds the model
+            without the push.
+        loss_scale: Factor by which the loss of the next mini-batch is multiplied; 0 without loss
+            scaling. The worker uses the factor from shard 0.
+        step: Number of the exchange whose push the shard answers; 0 for a pull, even if the pull
             replaced a push.
-        rounds: For the operation RELAY, which has no blocks: rounds whose updates the worker must
-            apply, in order.
+        rounds: Rounds whose updates the worker must apply, in order, for the operation RELAY, which
+            has no blocks.
         schedule_counts: For each optimizer, the step count at which its learning-rate schedule is
-            read.
+            evaluated.
     """
 
     operation: Operation
@@ -103,32 +105,37 @@ class PushRequest:
     """The pushes of one exchange, one push per shard.
 
     Attributes:
-        step: Number of the exchange, counted from 1.
+        step: Number of the exchange, which the worker counts from 1.
         kind: Meaning of the pushed values, such as gradient or change of weights.
-        shards: For each shard, the blocks to push; a block's slot is the number of the shard's
-            slice.
+        shards: For each shard, the blocks to push. The slot of a block is the number of the shard's
+            slice of the model.
         base_versions: For each shard, the version of the shard's model that the worker holds.
-        generations: For each shard, the generation of the shard's model that the worker holds.
-        samples: Number of examples whose gradients the push holds.
-        local_steps: Number of local steps in the push. 0 if the push has no update.
-        learning_rate: Learning rate of the step that the values belong to.
-        loss: Mean loss over the mini-batches. None if the loss is unknown, as in a script's own
+        generations: For each shard, the number of restarts of the shard's model that the worker
+            holds.
+        samples: Number of examples from whose gradients the push was computed.
+        local_steps: Number of local steps in the push; 0 if the push has no update.
+        learning_rate: Learning rate of the step to which the pushed values belong.
+        loss: Mean loss over the mini-batches of the push; None if unknown, as in a script's own
             training loop.
-        aux: [m] values that shard 0 averages over the workers. None if no values are averaged.
+        aux: [m] values that shard 0 averages over the workers; None if no values are averaged.
         base_checksums: For each shard, a checksum of the shard's part of the worker's base weights.
-            None in most pushes: a worker sends checksums at intervals.
-        routed: For each shard, the update divided by class of service. Empty if the stream carries
-            the whole update.
-        lags: For each shard, the number of versions from the model at which the gradient was
-            computed to the worker's base weights. Empty means 0 for all shards.
-        loss_scale: Factor of the loss when the gradient was computed; 0 without loss scaling.
-        overflow: True if the gradient overflowed at this loss scale. The push then has no blocks.
+            None in most pushes, because a worker sends checksums only at intervals.
+        routed: For each shard, the update divided by class of service. Empty if the gRPC stream
+            carries the whole update.
+        lags: For each shard, the number of versions between the model at which the gradient was
+            computed and the worker's base weights. Empty means 0 for all shards.
+        loss_scale: Factor by which the loss was multiplied when the gradient was computed; 0
+            without loss scaling.
+        overflow: True if the gradient overflowed at the scale `loss_scale`. The push then has no
+            blocks.
         sets_rate: True if the script, not the run's schedule, has set `learning_rate`.
-        optimizer: Number of the script's optimizer that the PS steps with this gradient, from 0.
+        optimizer: Number of the script's optimizer, from 0, with which the PS applies this
+            gradient.
         repeats_batch: True if an earlier push has counted the examples of this push.
-        batch_parts: Size of the push in parts of a script's batch. One batch has nb_workers parts.
+        batch_parts: Size of the push in parts of the script's batch. Each batch of the script has
+            nb_workers parts.
         changes: For each shard, the blocks of the change that the script's own code has made to
-            weights. Empty without a change.
+            weights; empty without a change.
     """
 
     step: int
@@ -154,9 +161,10 @@ class PushRequest:
 
 
 def was_accepted(replies: Sequence[ShardReply | None]) -> bool:
-    """Return True if shard 0 accepted a push.
+    """Return True if shard 0 accepted this worker's push.
 
     Args:
-        replies: Reply of each shard to the push; None if the shard rejected the push as not finite.
+        replies: For each shard, its reply to the push, or None if the shard rejected the push as
+            not finite.
     """
     return replies[0] is not None and not replies[0].refused

@@ -1,4 +1,4 @@
-"""A copy of the shards' model on the device that computes gradients."""
+"""Copy of the shards' model on the device that computes gradients."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from thinwire.ops.kernels.device import DeviceArray
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-#: Bytes sent to the device for one changed entry with its position, and for one entry in a copy of
-#: the whole model.
+#: Number of bytes sent to the device for one changed entry with its position, and for one entry in
+#: a copy of the whole model.
 _APART, _TOGETHER = 12, 4
 
 
 class DeviceMirror:
-    """Copy of the host's model on the device. An update copies only changed entries.
+    """Copy of the host's model on the device, updated by copying only changed entries.
 
     The host's values overwrite the device's values, so host and device hold the same bits after any
     arithmetic on the host.
@@ -39,9 +39,9 @@ class DeviceMirror:
         """Record that entries of the host's model change, for the next copy to the device.
 
         Args:
-            start: Position in the model of the changed part's first entry.
-            size: Number of entries of the changed part.
-            indices: [k] int64 positions of the changed entries, relative to `start`. None if all
+            start: Position in the model of the first entry of the changed part.
+            size: Number of entries in the changed part of the model.
+            indices: [k] int64 positions of the changed entries, relative to `start`; None if all
                 entries of the part change.
         """
         self._num_changed += size if indices is None else len(indices)
@@ -50,7 +50,7 @@ class DeviceMirror:
 
     @property
     def _is_whole(self) -> bool:
-        """True if copying the whole model takes no more bytes than copying the changed entries."""
+        """True if copying the whole model takes no more bytes than copying its changed entries."""
         return self._num_changed * _APART >= len(self._model) * _TOGETHER
 
     def catch_up(self) -> None:

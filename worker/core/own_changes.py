@@ -16,21 +16,22 @@ if TYPE_CHECKING:
 class OwnChanges:
     """Changes of weights that one worker has made and the shards have not received yet.
 
-    The script's model must include the unsent changes. Without them, the script would compute a
-    similar change at every step until the first change is sent, and the sum would be too large.
-    With the unsent changes in its model, a single worker trains exactly as Keras without Thinwire,
-    for any codec. The method is the error reset of Xie et al., "CSER: Communication-efficient SGD
-    with Error Reset", NeurIPS 2020, at every step.
+    The script's model must include the changes of weights that were not sent yet. Without the
+    unsent changes, the script would compute a similar change at every step until the first change
+    is sent, and the sum would be too large. With the unsent changes in its model, a single worker
+    trains exactly as Keras without Thinwire, for any codec. Including unsent changes is the
+    error reset of Xie et al., "CSER: Communication-efficient SGD with Error Reset", NeurIPS
+    2020, at every step.
 
     Attributes:
-        unsent: [n] float32 sum of the changes that no push has sent yet, over all steps.
+        unsent: [n] float32 sum of the changes of weights that no push has sent yet, over all steps.
         weights: [n] float32 weights before the next step: `base` + `unsent`.
-        step_taken: [n] float32 weights before the newest step minus the weights after that step.
-            The codec codes this array. The array stays constant until the next step.
-        is_ahead: True if the codec has not coded the newest step yet.
+        step_taken: [n] float32 weights before the newest step minus the weights after it, which the
+            codec encodes. The array stays constant until the next step.
+        is_ahead: True if the codec has not encoded the newest step yet.
 
     Args:
-        base: [n] float32 model as received from the shards.
+        base: [n] float32 weights of the model as received from the shards.
     """
 
     def __init__(self, base: Float32) -> None:
@@ -42,13 +43,15 @@ class OwnChanges:
         """Record a step that the script's own optimizer has taken.
 
         Args:
-            values: [n] weights after the step, which started at `weights`.
-            loss: Loss of the step's mini-batch; None if unknown.
+            values: [n] weights after the step of the script's optimizer, which started at
+                `weights`.
+            loss: Mean loss of the mini-batch of the step; None if unknown.
             statistics: [m] moving statistics after the step; None if shard 0 does not average
                 statistics.
 
         Raises:
-            NonFiniteUpdate: A value is NaN or infinite. The recorded changes are unchanged.
+            NonFiniteUpdate: A value is NaN or infinite. The recorded changes stay as before the
+                step.
         """
         finite = loss is None or bool(np.isfinite(loss))
         finite = finite and (statistics is None or all_finite(statistics))
@@ -68,5 +71,5 @@ class OwnChanges:
         np.add(self._base, self.unsent, out=self.weights)
 
     def forget(self) -> None:
-        """Drop the unsent changes. The codec drops its residual at the same time."""
+        """Drop the unsent changes of weights, when the codec drops its residual too."""
         self.unsent.fill(0.0)

@@ -17,9 +17,11 @@ def collect(session: WorkerSession) -> list[Instrument]:
     seconds["wait"] = max(0.0, spent["wait"] - exchange.send_seconds)
     datagrams = exchange.datagrams
     return [
-        counter("steps", "Local steps, one mini-batch each.", session.num_steps),
+        counter("steps", "Local steps of this worker, one mini-batch each.", session.num_steps),
         counter(
-            "exchanges", "Pushes that every shard has answered.", core.step - session.joined_at_step
+            "exchanges",
+            "Pushes of this worker that every shard has answered.",
+            core.step - session.joined_at_step,
         ),
         counter("seconds", "Seconds that the worker spent in each phase.", seconds, "phase"),
         gauge(
@@ -36,18 +38,18 @@ def collect(session: WorkerSession) -> list[Instrument]:
         ),
         counter(
             "non_finite_batches",
-            "Mini-batches skipped because of NaN or infinity.",
+            "Mini-batches that this worker skipped because of NaN or infinity.",
             session.num_non_finite,
         ),
         counter(
             "bytes_sent",
-            "Training bytes sent on the wire, framing included.",
+            "Training bytes that this worker sent on the network, framing included.",
             {"up": exchange.bytes_up},
             "direction",
         ),
         counter(
             "bytes_received",
-            "Bytes received from shards and peers, framing included.",
+            "Bytes that this worker received from shards and peers, framing included.",
             {"down": exchange.bytes_down},
             "direction",
         ),

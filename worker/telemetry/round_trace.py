@@ -1,6 +1,7 @@
-"""Measure a worker's rounds: time per phase (compute, encode, wait), and bytes on the wire.
+"""Measures a worker's rounds: time per phase (compute, encode, wait), and bytes on the wire.
 
-The training thread only adds numbers. The heartbeat thread makes JSON documents of the numbers.
+The training thread only adds up measured times and bytes. The heartbeat thread makes JSON documents
+of the measured times and bytes.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from thinwire.runtime.telemetry.round_trace import MeasuredBy, RoundRecord
 from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
-#: Largest number of measured rounds stored while shard 0 is unreachable. With more, the oldest
-#: rounds are dropped.
+#: Largest number of measured rounds stored while shard 0 is unreachable. If there are more, the
+#: oldest rounds are dropped.
 _MOST_ROWS = 50_000
-_BATCHES_TO_REPEAT = 4  # number of newest documents that are sent again on a new connection
+# number of newest documents of rounds that are sent again on a new connection
+_BATCHES_TO_REPEAT = 4
 
 
 class ByteCounters(Protocol):
@@ -40,7 +42,7 @@ class RoundMeasure:
     """Measures one worker's rounds; times are sums over the local steps of a round.
 
     Args:
-        pacer: The method's pacer. It determines the measured phases of a round.
+        pacer: Pacer of the training method, which determines the measured phases of a round.
         counters: Counters of sent and received bytes, which are read once per round.
         clock: Function that returns monotonic time in seconds.
     """
@@ -62,10 +64,10 @@ class RoundMeasure:
         self._bytes = (self._counters.bytes_up, self._counters.bytes_down)
 
     def begin_step(self) -> None:
-        """Mark the start of a local step, or of the query that precedes the step."""
+        """Mark the start of a local step, or of the query to the state server before the step."""
 
     def record(self, phase: str, seconds: float) -> None:
-        """Add seconds to a phase of this round; a phase that the pacer does not have is ignored."""
+        """Add seconds to a phase of this round; ignore a phase that the pacer does not have."""
         if phase in self._time:
             self._time[phase] += seconds
 
@@ -74,11 +76,11 @@ class RoundMeasure:
     ) -> None:
         """Record the measures of the round that has ended, and start the next round.
 
-        A push that shard 0 has rejected as not finite makes no record.
+        A push that shard 0 has rejected as not finite makes no record of its round.
 
         Args:
-            request: The push that ended the round.
-            replies: Replies of all shards to the push.
+            request: Push to all shards with which the round ended.
+            replies: Replies of all shards to the push that ended the round.
             epoch: Number of the worker's passes over its examples.
             exchange: Time from the push to the last shard's reply, in seconds.
         """
@@ -116,13 +118,13 @@ class RoundMeasure:
     def batches(self, origin: MeasuredBy, receiver: object) -> list[str]:
         """Return the JSON documents of rounds to send to shard 0 now (heartbeat thread only).
 
-        After a change of the receiver, the newest documents may have been lost, so this method
-        returns these documents a second time. The receiver ignores duplicates, because every record
-        has a number.
+        After a change of the receiver, the newest documents may have been lost, so the method
+        `batches` returns them a second time. The receiver of the documents ignores duplicates,
+        because every record has a number.
 
         Args:
-            origin: Origin of the records: host, device, worker and incarnation.
-            receiver: Object that identifies the connection to shard 0; compared by identity.
+            origin: Origin of the records of rounds: host, device, worker and incarnation.
+            receiver: Object that identifies the connection to shard 0, compared by identity.
         """
         repeated = list(self._sent) if receiver is not self._receiver else []
         self._receiver = receiver
@@ -138,7 +140,7 @@ class RoundMeasure:
 
 
 class StepMeasure(RoundMeasure):
-    """Measures rounds and every local step. The exchange follows a round's last step."""
+    """Measures rounds and each of their local steps; the exchange follows the last local step."""
 
     def __init__(
         self, pacer: Pacer, counters: ByteCounters, clock: Callable[[], float] = time.monotonic
@@ -147,7 +149,7 @@ class StepMeasure(RoundMeasure):
         super().__init__(pacer, counters, clock)
 
     def begin_step(self) -> None:
-        """Start the measurement of one local step."""
+        """Start the measurement of one local step of the worker."""
         self._steps.append({})
 
     def record(self, phase: str, seconds: float) -> None:
@@ -174,7 +176,7 @@ class NullMeasure(RoundMeasure):
         """Do nothing."""
 
 
-#: Value of --measure -> class that measures rounds at this level.
+#: Maps a value of the flag --measure to the class that measures rounds at this level.
 MEASURES: dict[str, type[RoundMeasure]] = {
     "off": NullMeasure,
     "rounds": RoundMeasure,
@@ -183,13 +185,13 @@ MEASURES: dict[str, type[RoundMeasure]] = {
 
 
 def origin_of(id_worker: int, device: str, on_gpu: bool, incarnation: int) -> MeasuredBy:
-    """Return the origin of a worker's records.
+    """Return the origin of a worker's records: its host, device, id and incarnation.
 
     Args:
         id_worker: Id of the worker, from 1.
-        device: Value of --device.
-        on_gpu: True if the device is a GPU.
-        incarnation: Incarnation of the worker.
+        device: Value of the flag --device.
+        on_gpu: True if the device that computes gradients is a GPU.
+        incarnation: Incarnation (id of one process) of the worker.
     """
     number = device.partition(":")[2] or "0"
     name = f"gpu{number}" if on_gpu else "cpu"

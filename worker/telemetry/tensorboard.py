@@ -1,4 +1,4 @@
-"""TensorBoard scalars of one worker, written by the heartbeat thread."""
+"""Writes TensorBoard scalars of one worker, in the heartbeat thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WorkerScalars:
         self._file: ScalarFile | None = ScalarFile(directory)
         self._clock = clock
         self._written_at, self._steps = clock(), 0
-        self._datagrams = SentCounts()  # datagram counts at the last write
+        self._datagrams = SentCounts()  # datagram counts at the last write to TensorBoard
 
     def record(
         self, counted: WorkerMetrics, loss: float | None, num_steps: int, version: int
@@ -56,11 +56,13 @@ class WorkerScalars:
         except OSError as error:
             self._file = None
             logging.warning(
-                "cannot write this worker's TensorBoard scalars, no further scalars: %s", error
+                "cannot write this worker's TensorBoard scalars; the worker writes no further "
+                "scalars: %s",
+                error,
             )
 
     def _of_datagrams(self, counts: SentCounts | None) -> dict[str, float | None]:
-        """Return the exchanges' mean fraction k since the last write, and bytes by channel."""
+        """Return the mean fraction k of exchanges since the last write, and bytes by channel."""
         if counts is None:
             return {}
         new, self._datagrams = counts.minus(self._datagrams), counts

@@ -58,8 +58,8 @@ def test_batch_that_does_not_fit(batch_size: int) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"seed": 9}, "seed 9, this run has 0"),
-        ({"shard_size": 11}, "shard_size 11, this run has 10"),
+        ({"seed": 9}, "seed 9, but this run has seed 0"),
+        ({"shard_size": 11}, "shard_size 11, but this run has shard_size 10"),
         ({"position": 10}, "example 10"),
         ({"position": -1}, "example -1"),
         ({"epoch": -1}, "epoch -1"),

@@ -209,6 +209,8 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_channel_scalings_want_channels() -> None:
-    with pytest.raises(ConfigurationError, match="3 channels, these have 1"):
+    with pytest.raises(
+        ConfigurationError, match="3 channels, but the images of this data set have 1"
+    ):
         scale(np.zeros((1, 2, 2, 1), np.uint8), "cifar10")
     check_augmentation("fashion_mnist", "crop_flip")

@@ -104,7 +104,7 @@ def test_names(tmp_path: Path, name: str) -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     write_records(tmp_path)
     (tmp_path / "train-00001-of-00003").unlink()
-    with pytest.raises(ConfigurationError, match="holds 2 files .* and 1 is missing"):
+    with pytest.raises(ConfigurationError, match="contains 2 TFRecord files .* and 1 is missing"):
         files_in(tmp_path)
     (tmp_path / "train-00001-of-00004").write_bytes(b"")
     with pytest.raises(ConfigurationError, match="0 to 3 of one set"):

@@ -230,7 +230,7 @@ def test_slots_survive_a_save(name):
         ({"opt_state": "forget"}, "--local_opt_state='forget': expected one of keep, reset"),
         ({"momentum": 1.0}, "--local_momentum=1.0: expected 0 <= momentum < 1"),
         ({"momentum": float("nan")}, "--local_momentum=nan"),
-        ({"momentum": 0.5, "optimizer": "adam"}, "--local_optimizer=adam has its own"),
+        ({"momentum": 0.5, "optimizer": "adam"}, "--local_optimizer=adam defines its momentum"),
         ({"weight_decay": -1.0}, "--local_weight_decay=-1.0"),
         ({"prox_mu": float("nan")}, "--prox_mu=nan"),
         ({"rate_factor": 0.0}, "--local_lr is 0.0 times --learning_rate"),
@@ -294,7 +294,7 @@ def test_without_local_steps_they_are_refused(pacer, choices, flags):
 
 def test_a_fate_of_no_slots_is_warned_of():
     (warning,) = composed(local_opt_state="average").warnings
-    assert warning.startswith("--local_opt_state=average with plain SGD")
+    assert warning.startswith("--local_opt_state=average has no effect with plain SGD")
     assert composed(local_opt_state="average", local_optimizer="adam").warnings == ()
 
 

@@ -259,7 +259,7 @@ def test_of_a_gradient_the_pseudo_gradient_is_the_rate_times_it():
         ({"server_tau": 1.0}, "--server_tau=1.0 has no effect with --server_optimizer=sgd"),
         (
             {"overrides": {"server_optimizer": "nesterov"}, "server_beta_1": 0.5},
-            "--server_beta_1=0.5 has no effect.*it is for --server_optimizer=adagrad, adam, yogi",
+            "--server_beta_1=0.5 has no effect.* is for --server_optimizer=adagrad, adam, yogi",
         ),
         (
             {"overrides": {"server_optimizer": "yogi"}, "bias_correction": True},

@@ -243,16 +243,16 @@ def test_a_hundred_thousand_bad_datagrams_change_nothing():
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda: Packetizer(SESSION, 127, 3), "127 bytes; expected 128 to 65507"),
+        (lambda: Packetizer(SESSION, 127, 3), "127 bytes; expected 128 to 65507 bytes"),
         (lambda: Packetizer(SESSION, 65_508, 3), "65508 bytes"),
-        (lambda: Packetizer(SESSION, MTU, 0), "0 channels; expected 1 to 7"),
-        (lambda: Packetizer(SESSION, MTU, 8), "8 channels"),
+        (lambda: Packetizer(SESSION, MTU, 0), "channels is 0; expected 1 to 7"),
+        (lambda: Packetizer(SESSION, MTU, 8), "channels is 8"),
         (lambda: DatagramSession(1, bytes(31), 0), "31 bytes; expected 32"),
-        (lambda: DatagramSession(-1, KEY, 0), "not negative"),
+        (lambda: DatagramSession(-1, KEY, 0), "non-negative"),
         (lambda: DatagramSession(1, KEY, 1 << 32), "64 and 32 bits"),
         (
             lambda: Packetizer(SESSION, MTU, CHANNELS).seal(1, []).lost(b"x"),
-            "1 bytes for 0 datagrams; expected 0",
+            "0 datagrams has 1 bytes; expected 0",
         ),
     ],
 )

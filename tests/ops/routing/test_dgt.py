@@ -238,7 +238,7 @@ def test_settings_of_another_router_are_refused():
     [
         ({"dgt_channels": 0}, "--dgt_channels=0"),
         ({"dgt_k": 1.0}, "--dgt_k=1"),
-        ({"dgt_enable_block": False}, "DGT does nothing"),
+        ({"dgt_enable_block": False}, "DGT has no effect"),
         ({"dgt_k_min": 0.5}, "k never changes"),
         ({"dgt_loss_ema": 0.5}, "does not follow"),
         ({"overrides": {"codec": "powersgd"}}, "factors"),

@@ -48,7 +48,7 @@ def test_two_marked_steps_come_out_in_order():
     second.deliver(assembler)
     first.finish(assembler)
     assert second.finish(assembler) is None
-    with pytest.raises(ValueError, match="step 3 .*2 earlier"):
+    with pytest.raises(ValueError, match="step 3.* 2 "):
         third.finish(assembler)
     first.deliver(assembler)
     assert assembler.close(0.0).step == 1
@@ -137,7 +137,7 @@ def test_a_repeated_push_gets_the_same_again():
     assert_values(assembler.find_closed(7), with_zeros(step, [0, 1]))
     with pytest.raises(ValueError, match="read-only"):
         assembled.blocks[0].values.data[0] = 1
-    with pytest.raises(ValueError, match="step 7 is closed"):
+    with pytest.raises(ValueError, match="step 7, which is already closed"):
         step.finish(assembler)
 
 
@@ -218,7 +218,7 @@ def test_announcements_must_join():
     assembler.add_reliable(
         1, [good_block()], Manifest((AnnouncedDatagrams(1, 3, 2),), 0, 0, 0, 0, 0), 0.0
     )
-    with pytest.raises(ValueError, match="channel 1: .*number 3 .*expected 2"):
+    with pytest.raises(ValueError, match="channel 1 .*number 3 .*expected 2"):
         assembler.end_step(1, 0.0)
 
 

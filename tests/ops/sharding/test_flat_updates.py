@@ -138,9 +138,9 @@ def test_large_blocks_stay_apart(monkeypatch):
         ({"slot": 1, "slots": 3}, "slots 1 to 3 "),
         ({"slots": 1 << 31}, "slots below 3"),
         ({"slots": 2, "count": 11}, "11 values"),
-        ({"slots": 2, "coding": pb.INDEX_CODING_RANGES}, "ranges of a dense block"),
-        ({"slots": 2, "coding": pb.INDEX_CODING_LOW_RANK}, "2 slots"),
-        ({"slots": 2, "value_dtype": pb.VALUE_DTYPE_INT2, "value_coding": 2}, "2 slots"),
+        ({"slots": 2, "coding": pb.INDEX_CODING_RANGES}, "has ranges"),
+        ({"slots": 2, "coding": pb.INDEX_CODING_LOW_RANK}, "2 tensor slots"),
+        ({"slots": 2, "value_dtype": pb.VALUE_DTYPE_INT2, "value_coding": 2}, "2 tensor slots"),
     ],
 )
 def test_a_block_that_spans_what_it_cannot_is_malformed(fields, words):
@@ -157,5 +157,5 @@ def test_slots_of_a_spanning_block_are_taken():
     payload = memoryview(b"\1\0" + bytes(4 + 24))
     with pytest.raises(messages.Malformed, match="slots 1 to 1 after slot 1"):
         messages.blocks_from_message(push.blocks, payload, [4, 6, 5])
-    with pytest.raises(messages.Malformed, match="block of 2 slots"):
+    with pytest.raises(messages.Malformed, match="spans 2 slots"):
         messages.blocks_from_message(push.blocks[:1], payload[:6], [4, 6, 5], ranges=True)

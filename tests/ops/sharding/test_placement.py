@@ -136,7 +136,7 @@ def test_speeds_that_are_none(speeds, words):
 
 
 def test_one_speed_a_shard():
-    with pytest.raises(ConfigurationError, match="has 2 values for 3 shards"):
+    with pytest.raises(ConfigurationError, match="has 2 values for 3 PS shards"):
         BySpeed((2.0, 1.0)).place(model([9, 9, 9]), 3)
 
 

@@ -125,7 +125,7 @@ def test_untrainable_variable_is_refused(model: keras.Model) -> None:
 
 def test_other_dtypes_are_refused() -> None:
     half = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, dtype="float16", name="h")])
-    with pytest.raises(ConfigurationError, match="h/kernel is float16; expected float32"):
+    with pytest.raises(ConfigurationError, match="h/kernel has dtype float16; expected float32"):
         shared_variables(half)
 
 
@@ -137,7 +137,7 @@ def test_nothing_to_share_is_refused() -> None:
 
 
 def test_what_is_no_variable_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"a int; expected a keras\.Variable"):
+    with pytest.raises(ConfigurationError, match=r"type int; expected a keras\.Variable"):
         W_global.add(3)  # type: ignore[arg-type]
 
 

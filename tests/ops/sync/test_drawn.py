@@ -298,9 +298,9 @@ def test_settings_that_make_no_sense_are_refused_by_what_helps():
         return compose(Choices(method, 4, **choices))
 
     for method in ("asgd", "ssp", "gsp"):
-        with pytest.raises(ConfigurationError, match=r"--fraction=0.5 .*Take --sync=bsp"):
+        with pytest.raises(ConfigurationError, match=r"--fraction=0.5 .*Use --sync=bsp"):
             made(method, fraction=0.5)
-    with pytest.raises(ConfigurationError, match="--draws draws"):
+    with pytest.raises(ConfigurationError, match="--draws selects"):
         made("asgd", draws=((1, 2),))
     with pytest.raises(ConfigurationError, match="above 0 and at most 1"):
         made(fraction=1.5)

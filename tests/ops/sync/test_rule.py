@@ -183,7 +183,7 @@ def test_groups_must_name_every_worker():
 def test_parameters_of_another_rule_are_refused():
     with pytest.raises(ConfigurationError, match="--sync=gsp"):
         make_rule("bsp", 2, groups=((1,), (2,)))
-    with pytest.raises(ConfigurationError, match="no bound"):
+    with pytest.raises(ConfigurationError, match="no staleness bound"):
         make_rule("asp", 2, bound=1)
     with pytest.raises(ConfigurationError, match="0 \\(lockstep\\)"):
         GroupSync(((1,),), -1)
@@ -193,7 +193,7 @@ def test_groups_file_has_comments_and_blank_lines():
     text = "# fast ones\n1, 2\n\n3 4  # slow\n"
     assert parse_groups_file(text, "g.txt") == ((1, 2), (3, 4))
     assert parse_groups(format_groups(((1, 2), (3,)))) == ((1, 2), (3,))
-    with pytest.raises(ConfigurationError, match="holds no group"):
+    with pytest.raises(ConfigurationError, match="contains no group"):
         parse_groups_file("# nothing\n", "g.txt")
 
 

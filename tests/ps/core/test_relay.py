@@ -352,8 +352,8 @@ def changed(reply, **fields):
 @pytest.mark.parametrize(
     ("fields", "cut", "message"),
     [
-        ({"num_blocks": []}, 0, "1 rounds announce 0 blocks"),
-        ({"num_blocks": [1]}, 0, "1 rounds announce 1 blocks"),
+        ({"num_blocks": []}, 0, "1 rounds of a reply announce 0 blocks"),
+        ({"num_blocks": [1]}, 0, "1 rounds of a reply announce 1 blocks"),
         ({"step": 0}, 0, "own updates"),
         ({"own": 9}, 0, "own update 9"),
         ({"rate": math.nan}, 0, "rate of a round is nan"),

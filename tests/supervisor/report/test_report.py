@@ -169,8 +169,8 @@ def test_a_torn_last_line_is_left_out(run_dir, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("summary.json", None, "has no summary.json"),
-        ("metrics.jsonl", None, "has no metrics.jsonl"),
+        ("summary.json", None, "summary.json"),
+        ("metrics.jsonl", None, "metrics.jsonl"),
         ("summary.json", "{", "cannot be read as a run"),
         ("summary.json", '{"schema": 2}', "schema 1"),
         ("summary.json", '{"schema": 1}', "'seams'"),

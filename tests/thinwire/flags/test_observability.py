@@ -51,7 +51,7 @@ def test_levels_that_are_none(text):
 def test_a_level_of_a_node_that_the_run_does_not_have_is_refused(who):
     with (
         given("--type_node=Cluster", "--nb_workers=2", f"--log_level=info,{who}=debug") as values,
-        pytest.raises(ConfigurationError, match=f"this run has no {who}; expected a number of"),
+        pytest.raises(ConfigurationError, match=f"this run has no node {who}; expected a"),
     ):
         observability.check(read_run(), values)
 
@@ -73,7 +73,10 @@ def test_each_node_of_a_cluster_has_a_port_of_its_own():
     [
         (("--type_node=Simulator", "--metrics_port=9400"), "--metrics_port=9400"),
         (("--type_node=PS", "--metrics_host=0.0.0.0"), "without --metrics_port"),
-        (("--type_node=PS", "--metrics_login=x"), "--metrics_login=x without --metrics_port"),
+        (
+            ("--type_node=PS", "--metrics_login=x"),
+            "--metrics_login=x has no effect without --metrics_port",
+        ),
         (("--type_node=PS", "--metrics_host=::", "--metrics_port=9400"), "--metrics_login"),
         (("--type_node=Cluster", "--metrics_port=65534", "--nb_workers=2"), "65537"),
     ],

@@ -122,7 +122,7 @@ def test_groups_from_a_file(tmp_path):
     file.write_text("# two fast ones\n1 2\n\n3,4\n")
     run = run_of("--method=gsp", f"--groups_file={file}")
     assert run.method.sync.groups == ((1, 2), (3, 4))
-    with pytest.raises(ConfigurationError, match="leave one out"):
+    with pytest.raises(ConfigurationError, match="leave one of the two flags out"):
         run_of("--method=gsp", f"--groups_file={file}", "--groups=1|2|3|4")
     file.write_bytes(b"\xff\xfe1")
     with pytest.raises(ConfigurationError, match="groups.txt"):
@@ -145,8 +145,8 @@ def test_no_number_may_be_nan_or_infinite():
     ("arguments", "words"),
     [
         (["--method=asgd", "--groups=1|2|3|4"], "--sync=asp has no groups"),
-        (["--method=gsp", "--groups=1,2|3"], "name 3 workers, --nb_workers=4"),
-        (["--method=asgd", "--staleness_bound=1"], "no bound"),
+        (["--method=gsp", "--groups=1,2|3"], "name 3 workers, but --nb_workers=4"),
+        (["--method=asgd", "--staleness_bound=1"], "no staleness bound"),
         (["--partition=file"], "--partition=file"),
         (["--data_sharding_file=f.txt"], "--data_sharding_file"),
         (["--lr_schedule=0.5:x"], "lr_schedule"),

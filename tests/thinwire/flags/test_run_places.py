@@ -28,7 +28,7 @@ def test_addresses(arguments, addresses):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--ps_hosts=a:1,b:2", "--nb_ps=3"], "names 2 shards, --nb_ps=3"),
+        (["--ps_hosts=a:1,b:2", "--nb_ps=3"], "names 2 shards, but --nb_ps=3"),
         (["--ps_hosts=a"], "'a' is not host:port"),
         (["--ps_hosts=a:1,b:x"], "'b:x' is not host:port"),
         (["--ps_hosts=:5"], "':5' is not host:port"),
@@ -88,7 +88,7 @@ def test_each_list_is_a_setting_of_its_own():
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--link_mbps=1,2", "has 2 values; give one, or one for each of the 3"),
+        ("--link_mbps=1,2", "has 2 values; expected one value, or one value for each of the 3"),
         ("--slowdown=1,1,1,1", "has 4 values"),
         ("--slowdown=0.5", "--slowdown=0.5: expected a number from 1"),
         ("--link_loss=0,0,1", "--link_loss=1: expected a number from 0 to 0.95"),

@@ -87,7 +87,7 @@ def test_nothing_given_is_nothing_read(folder, monkeypatch):
 
 def test_who_talks_to_nobody_needs_no_papers(folder):
     for role in ("Standalone", "Simulator"):
-        with pytest.raises(ConfigurationError, match="--token_file=.*does not; leave it out"):
+        with pytest.raises(ConfigurationError, match="leave --token_file out"):
             run_of(f"--type_node={role}", f"--token_file={folder}/token")
 
 

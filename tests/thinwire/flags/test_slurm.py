@@ -135,7 +135,7 @@ def test_variables_that_cannot_be_read(more, words):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--nb_workers=2",), "--nb_workers=2 in a step of 3 tasks"),
+        (("--nb_workers=2",), "--nb_workers=2 in a Slurm step of 3 tasks"),
         (("--ip_PS=10.0.0.1",), "--ip_PS=10.0.0.1"),
         (("--like=runs/before",), "needs --run_dir"),
     ],

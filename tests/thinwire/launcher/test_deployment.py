@@ -132,8 +132,8 @@ def test_links_stay_links_and_none_leads_ray_out_of_the_folder(tmp_path, monkeyp
     }
     deployment.unpack(packed, there)
     assert {path.name for path in (there / "sent" / "script").iterdir()} == {"own", "inside"}
-    assert "sent/script/outside is not sent" in caplog.text
-    assert "sent/script/absolute is not sent" in caplog.text
+    assert "sent/script/outside is not unpacked" in caplog.text
+    assert "sent/script/absolute is not unpacked" in caplog.text
 
 
 def test_what_is_too_large_is_named(tmp_path, monkeypatch):

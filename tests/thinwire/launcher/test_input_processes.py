@@ -108,6 +108,6 @@ def test_workers_and_the_evaluator_read_what_the_command_was_given(tmp_path):
         process.kill()
         process.wait()
     assert process.returncode == 0, out
-    assert out.count("EPOCHS 2") == 2 and out.count("stdin goes to every worker") == 1
+    assert out.count("EPOCHS 2") == 2 and out.count("every worker receives the whole stdin") == 1
     assert "CONFIG 2" in (run_dir / "logs" / "evaluator.out").read_text()
     assert not (run_dir / "settings").exists()

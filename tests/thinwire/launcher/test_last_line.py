@@ -185,7 +185,9 @@ def test_an_interruption_is_the_last_line_whatever_scripts_make_of_it(ended):
             os.kill(os.getpid(), signal.SIGINT)
 
     code, shown = ended({}, {"worker-1": [line_of(OWN)]}, at_turn=interrupt)
-    assert code == 130 and shown[-1].endswith("interrupted; the same command resumes the run")
+    assert code == 130 and shown[-1].endswith(
+        "the run is interrupted; the same command resumes the run"
+    )
 
 
 def test_a_warning_of_all_workers_is_shown_once_and_kept_by_each(ended, tmp_path):

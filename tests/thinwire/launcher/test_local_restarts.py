@@ -85,7 +85,7 @@ def test_a_run_names_those_that_it_has_gone_on_without(cluster, caplog):
         caplog.clear()
         code, _ = cluster(quiet | {"worker-2": lives})
         assert code == 0
-        assert ("without worker-2 (exit code -9)" in caplog.text) is is_named
+        assert ("worker-2 (exit code -9)" in caplog.text) is is_named
 
 
 def test_nobody_is_started_again_unless_asked_or_when_the_run_is_over(cluster):

@@ -161,7 +161,7 @@ def test_a_lost_node_with_a_ps_and_a_worker_is_replaced(nodes):
     assert summary["membership"]["lost_updates"] == 0, "every acknowledged one is there"
     for word in lost:
         role, number = word.removeprefix("--id_").split("=")
-        assert f"{role}-{number} is now on" in written
+        assert f"{role}-{number} now runs on machine" in written
     for shard in range(2):
         witness = Witness(nodes.run_dir, shard)
         copy = witness.copy(nodes.folder / f"copy-{shard}")

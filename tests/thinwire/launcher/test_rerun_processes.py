@@ -165,14 +165,14 @@ def test_an_edit_is_refused_before_anything_starts_and_its_undoing_resumes(start
         ("toy.py has changed", (), {"rate": "0.03"}),
         ("parts.py has changed", (), {"loss": "mae"}),
         ("arguments were none and are --more=1", (), {"arguments": ["--more=1"]}),
-        ("seed was '1' and is '2'", ("--seed=2",), {}),
-        ("method was 'bsp' and is 'dgs'", ("--method=dgs",), {}),
+        ("seed was '1' and is now '2'", ("--seed=2",), {}),
+        ("method was 'bsp' and is now 'dgs'", ("--method=dgs",), {}),
     ):
         refused(start(*flags, workers=2, **settings), words)
         assert tree(tmp_path / "run") == before
     run = start("--port=0", "--log_level=warning", "--lease_seconds=12", workers=3)
     assert run.end() == 0, run.output()[-3000:]
-    refused(start("--seed=2", workers=3), "seed was '1' and is '2'")
+    refused(start("--seed=2", workers=3), "seed was '1' and is now '2'")
     assert run.summary()["updates"] == updates + 40
 
 

@@ -67,8 +67,8 @@ def test_the_same_command_resumes_on_other_places_too(tmp_path, script, elsewher
     [
         ((), ["--epochs=3"], None, "the script's arguments were --epochs=2 and are --epochs=3"),
         ((), ["--epochs=2"], "import thinwire, os\n", "train.py has changed"),
-        (("--seed=4",), ["--epochs=2"], None, "seed was '1' and is '4'"),
-        (("--method=bsp",), ["--epochs=2"], None, "method was 'dgs' and is 'bsp'"),
+        (("--seed=4",), ["--epochs=2"], None, "seed was '1' and is now '4'"),
+        (("--method=bsp",), ["--epochs=2"], None, "method was 'dgs' and is now 'bsp'"),
         (("--compression_rate=0.5",), ["--epochs=2"], None, "compression_rate was"),
     ],
 )

@@ -380,7 +380,7 @@ def test_bad_user_files(tmp_path: Path, content: str | None, expected: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("body", "expected"), [("return 3", "returned a int"), ("return 1 / 0", "ZeroDivisionError")]
+    ("body", "expected"), [("return 3", "of type int"), ("return 1 / 0", "ZeroDivisionError")]
 )
 def test_bad_build_model(tmp_path: Path, body: str, expected: str) -> None:
     path = tmp_path / "mine.py"

@@ -53,7 +53,7 @@ def test_numbers_of_one_dimension_have_one_output():
     inputs, labels = np.ones((4, 6), "f4"), np.arange(4.0)
     found, outputs = evaluated("regression", model_of(keras.layers.Dense(1)), inputs, labels, 3)
     assert found["mae"] == pytest.approx(np.abs(outputs[:, 0] - labels).mean(), rel=1e-6)
-    with pytest.raises(ConfigurationError, match=r"outputs of shape \(2,\).*labels have \(1,\)"):
+    with pytest.raises(ConfigurationError, match=r"outputs of shape \(2,\).*labels.* shape \(1,\)"):
         evaluated("regression", model_of(keras.layers.Dense(2)), inputs, labels, 3)
 
 
@@ -128,13 +128,13 @@ def test_the_perplexity_of_a_diverged_model(entropy, perplexity):
 @pytest.mark.parametrize(
     ("task", "labels", "message"),
     [
-        ("classification", [0.5, 1.0], r"float64 \(2,\).*argmax"),
-        ("classification", [-1, 1], "negative number, -1"),
+        ("classification", [0.5, 1.0], r"float64.*\(2,\).*argmax"),
+        ("classification", [-1, 1], "negative value -1"),
         ("regression", [[[1.0]], [[2.0]]], "numbers of shape"),
         ("regression", [1.0, np.nan], "NaN"),
         ("regression", ["a", "b"], "numbers of shape"),
         ("multilabel", [0, 1], "0 or 1 for each label"),
-        ("multilabel", [[0, 2], [1, 0]], "not 0 or 1 everywhere"),
+        ("multilabel", [[0, 2], [1, 0]], "values other than 0 and 1"),
         ("tokens", [[0.0], [1.0]], "integer token numbers"),
         ("tokens", [1, 2], "integer token numbers"),
     ],

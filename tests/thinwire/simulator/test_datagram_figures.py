@@ -121,8 +121,16 @@ def test_other_routers_have_no_block():
 def test_info_is_a_line_for_each_step(caplog, asked):
     with caplog.at_level("INFO", logger="absl"):
         dgt(nb_ps=1, iter_max=5, transport=Transport(dgt_info=asked))
-    sent = [line for line in caplog.messages if re.match(r"worker \d, step \d+: k 0\.4", line)]
-    closed = [line for line in caplog.messages if re.match(r"worker \d, step \d+: fresh", line)]
+    sent = [
+        line
+        for line in caplog.messages
+        if re.match(r"worker \d, step \d+: fraction of reliable blocks 0\.4", line)
+    ]
+    closed = [
+        line
+        for line in caplog.messages
+        if re.match(r"worker \d, step \d+: .* arrived in time", line)
+    ]
     assert len(closed) == 2 * 5 * asked
     assert len(closed) - 2 <= len(sent) <= len(closed)  # the last replies may not arrive
 
@@ -134,4 +142,6 @@ def test_a_dropping_sender_says_so(caplog):
     assert block["announced"] == block["lost"] == 0 < block["blocks"]["dropped"]
     assert 0.4 < block["fresh"] == block["fill"] < 0.9
     assert counts.num_bytes[0] == simulation.workers[0]._exchange.bytes_up
-    assert any(f"{counts.dropped // counts.pushes} dropped" in line for line in caplog.messages)
+    assert any(
+        f"{counts.dropped // counts.pushes} blocks dropped" in line for line in caplog.messages
+    )

@@ -69,7 +69,7 @@ def test_a_trace_is_repeated(tmp_path):
     ("text", "complaint"),
     [
         ("fast", "'fast': expected seconds"),
-        ("0.1,0.2", "has 2 values; give one, or one for each of the 3 workers"),
+        ("0.1,0.2", "has 2 values; expected one value, or one value for each of the 3 workers"),
         ("0", "seconds is 0"),
         ("-1", "seconds is -1"),
         ("nan", "seconds is nan"),
@@ -77,7 +77,7 @@ def test_a_trace_is_repeated(tmp_path):
         ("normal:1,2", "expected one of constant, uniform, exponential, lognormal or trace"),
         ("lognormal:1", "expected lognormal:mean,sigma"),
         ("lognormal:1,9", "sigma is 9"),
-        ("uniform:2,1", "expected low <= high"),
+        ("uniform:2,1", "LOW <= HIGH"),
         ("lognormal:1,1;0.2", "has 2 values"),
         ("trace:/no/such/file", "No such file"),
     ],
@@ -113,8 +113,8 @@ def test_failures_are_read():
         ("3@1-2", "worker in 1..2"),
         ("0@1-2", "worker in 1..2"),
         ("1@5-5", "return time after the failure"),
-        ("1@5,1@7-8", "worker 1 dies again at 7 before it is back"),
-        ("1@5-9,1@7-8", "worker 1 dies again at 7"),
+        ("1@5,1@7-8", "worker 1 dies again at second 7, before its return"),
+        ("1@5-9,1@7-8", "worker 1 dies again at second 7"),
     ],
 )
 def test_bad_failures_are_refused(text, complaint):

@@ -125,8 +125,8 @@ def test_an_empty_token_file_is_refused(capsys, tmp_path):
         (("--flags='",), "quotation"),
         (("--workers", "0"), "--workers=0"),
         (("--flags=--run_dir=x",), "--run_dir=x"),
-        (("--flags=dgs",), "dgs: expected --flag=value"),
-        (("--certificates", "/nowhere"), "has no ca.crt"),
+        (("--flags=dgs",), "dgs: expected a --flag=value"),
+        (("--certificates", "/nowhere"), "ca.crt"),
         (("--token_file", "/nowhere"), "/nowhere"),
     ],
 )

@@ -96,7 +96,7 @@ def test_what_is_no_run_is_refused(run, capsys):
 
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     assert status.main([str(tmp_path)]) == 2
-    assert "a folder without a run" in capsys.readouterr().err
+    assert "contains no run" in capsys.readouterr().err
 
 
 def test_a_lock_is_held_only_while_its_owner_lives(tmp_path):

@@ -124,7 +124,7 @@ def test_nodes_without_a_model_are_all_ended_by_their_folder(nodes):
     hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
     for shard in range(2):
         nodes.start(f"ps-{shard}", "--type_node=PS", f"--id_ps={shard}", f"--ps_hosts={hosts}")
-    told = "waiting for a worker that offers the model"
+    told = "waiting for a worker that sends the model"
     wait_until(lambda: all(told in nodes.output(f"ps-{j}") for j in range(2)), 60, "two shards")
     assert stop.main([str(nodes.run_dir)]) == 0
     assert [nodes.wait(f"ps-{shard}") for shard in range(2)] == [130, 130]

@@ -1,15 +1,16 @@
 """Checkpoints on disk: PS, worker and Supervisor save their state as plain data in one format.
 
-A checkpoint is a directory ``<sequence>-step-<step>`` with two files: ``arrays.bin`` (the raw
-bytes of every array, aligned to 64 bytes) and ``manifest.json`` (format version, step, the tree of
-plain values, and the dtype, shape, offset and CRC-32 of every array). The checkpoint is written
-under a temporary name, synced and renamed. So a process killed at any moment leaves either the
-whole checkpoint or a temporary directory that the next save removes. Nothing is pickled.
+A checkpoint is a directory ``<sequence>-step-<step>`` with two files: ``arrays.bin`` (the raw bytes
+of every array, aligned to 64 bytes) and ``manifest.json`` (format version, step, the tree of plain
+values, and the dtype, shape, offset and CRC-32 of every array). A checkpoint is written under a
+temporary name, synced and renamed. So a process killed at any moment leaves either the whole
+checkpoint or a temporary directory that the next save removes. Nothing is pickled.
 
-Checkpoints are ordered by sequence number, not by training step: after a run has returned to an
-older checkpoint, the checkpoints of the abandoned later steps must not count as the newest.
+Checkpoints are ordered by sequence number instead of training step, because after a run's return to
+an older checkpoint, the checkpoints of the abandoned later steps must not count as the newest.
 
-A save first checks that the disk has enough free space, and ends when all files are synced.
+A save of a checkpoint first checks that the disk has enough free space, and ends when all files are
+synced.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from thinwire.runtime.persistence.state_format import (
 
 
 def check_free_space(folder: pathlib.Path, needed_bytes: int) -> None:
-    """Reject a write that does not fit on the disk, before it takes space that others need.
+    """Reject a write that does not fit on the disk, before it uses space that others need.
 
     Raises:
-        OSError: With ENOSPC, if the disk has fewer than ``needed_bytes`` free bytes.
+        OSError: The disk has fewer than ``needed_bytes`` free bytes (errno ENOSPC).
     """
     disk = os.statvfs(folder)
     free_bytes = disk.f_bavail * disk.f_frsize
@@ -59,7 +60,7 @@ def sync(file: IO[Any]) -> None:
 
 
 def sync_directory(path: pathlib.Path) -> None:
-    """Wait until the directory's entries are on the disk: syncing a file does not sync its name."""
+    """Wait until a directory's entries are on the disk; syncing a file does not sync its name."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -87,7 +88,7 @@ class CheckpointStore(abc.ABC):
 
     Attributes:
         keep: Number of newest checkpoints to keep, at least 1.
-        num_skipped: Number of damaged checkpoints newer than the checkpoint that was loaded.
+        num_skipped: Number of damaged checkpoints that are newer than the loaded checkpoint.
         generation_before: Highest generation (number of a process that has claimed this storage)
             so far; -1 if no process has claimed the storage.
     """
@@ -102,11 +103,12 @@ class CheckpointStore(abc.ABC):
 
         Args:
             generation: Number of this process among the writers, above `generation_before`.
-            owner: Description of this process, for the error of a writer that it replaces.
+            owner: Description of this process, for the error message of a writer that this process
+                replaces.
 
         Returns:
             True if the claim succeeded. False if another process has written to the storage since
-            this process loaded its checkpoints: the caller must load them again.
+            this process loaded its checkpoints, so that the caller must load them again.
         """
 
     @abc.abstractmethod
@@ -114,20 +116,22 @@ class CheckpointStore(abc.ABC):
         """Make this process the storage's only writer, even if another process has just written.
 
         Args:
-            owner: Description of this process, for the error of a writer that it replaces.
+            owner: Description of this process, for the error message of a writer that this process
+                replaces.
         """
 
     @abc.abstractmethod
     def save(self, step: int, state: State) -> object:
         """Write a node's state as a checkpoint, which is whole and durable when the call returns.
 
-        The state must not change during the call: pass ``copy_state(state)`` to save on another
+        The state must not change during the save, so pass ``copy_state(state)`` to save on another
         thread.
 
         Raises:
-            TypeError: The state holds a value that is not plain data; the message names its place.
+            TypeError: The node's state holds a value that is not plain data. The message names the
+                value's place in the state.
             OSError: The checkpoint's files cannot be written.
-            Fenced: A newer process has claimed the storage.
+            Fenced: A newer process has claimed the storage of the checkpoints.
         """
 
     @abc.abstractmethod
@@ -144,7 +148,7 @@ class CheckpointStore(abc.ABC):
     def load_values(self) -> State | None:
         """Return the newest checkpoint's state with a zero instead of each array; None without one.
 
-        The bytes of the arrays are not read, so that the call is fast.
+        `load_values` does not read the bytes of the arrays, so it is fast.
 
         Raises:
             ConfigurationError: Another version of Thinwire wrote the newest checkpoint.
@@ -159,7 +163,8 @@ class CheckpointStore(abc.ABC):
         """Remove all checkpoints of the storage; fence (end) a process that still writes to it.
 
         Args:
-            owner: Description of this process, for the error of a writer that it replaces.
+            owner: Description of this process, for the error message of a writer that this process
+                replaces.
         """
 
 
@@ -170,26 +175,26 @@ class Fenced(ConfigurationError):
 class Checkpoints(CheckpointStore):
     """Checkpoints of one node in a directory that only this node uses.
 
-    The directory's lock (`thinwire.runtime.run.lock`) excludes other writing processes, so `claim`
-    has nothing to do.
+    The lock of the checkpoint directory (`thinwire.runtime.run.lock`) excludes other writing
+    processes, so `claim` has nothing to do.
 
     Args:
-        directory: Directory of the checkpoints; created if missing.
+        directory: Path of the directory of the checkpoints; created if missing.
         keep: Number of newest checkpoints to keep on disk, at least 1.
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 3) -> None:
         if keep < 1:
-            raise ValueError(f"keep is {keep}, expected at least 1 checkpoint to keep")
+            raise ValueError(f"the number of checkpoints to keep is {keep}; expected 1 or more")
         self.directory = pathlib.Path(directory)
         self.keep = keep
 
     def claim(self, generation: int, owner: str) -> bool:
-        """Return True without an action: the directory's lock excludes other writing processes."""
+        """Return True, because the directory's lock excludes other writing processes."""
         return True
 
     def take_over(self, owner: str) -> None:
-        """Do nothing: the directory's lock excludes other writing processes."""
+        """Do nothing, because the directory's lock excludes other writing processes."""
 
     def discard(self, owner: str) -> None:
         """Remove the directory with all checkpoints of this node."""
@@ -198,13 +203,13 @@ class Checkpoints(CheckpointStore):
     def save(self, step: int, state: State) -> pathlib.Path:
         """Write a node's state as its newest checkpoint.
 
-        If the save fails, its files are removed, because other processes need the disk space.
+        A save that fails removes its files, because other processes need the disk space.
 
         Returns:
             Directory of the new checkpoint.
         """
         if step < 0:
-            raise ValueError(f"step is {step}, expected 0 or more")
+            raise ValueError(f"the checkpoint's step number is {step}; expected 0 or more")
         encoder = StateEncoder()
         tree = encoder.encode(state, "state")
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -238,7 +243,11 @@ class Checkpoints(CheckpointStore):
                 return load(path)
             except DamagedCheckpointError as error:
                 self.num_skipped += 1
-                _log.warning("Skipping a checkpoint: %s. Trying the one before it.", error)
+                _log.warning(
+                    "Skipping a checkpoint that cannot be read: %s. Trying the checkpoint before "
+                    "it.",
+                    error,
+                )
         return None
 
     def load_values(self) -> State | None:
@@ -258,7 +267,7 @@ class Checkpoints(CheckpointStore):
             try:
                 states.append(load(path)[1])
             except DamagedCheckpointError as error:
-                _log.warning("Skipping a checkpoint: %s.", error)
+                _log.warning("Skipping a checkpoint that cannot be read: %s.", error)
         return states
 
     @staticmethod
@@ -274,10 +283,10 @@ class Checkpoints(CheckpointStore):
         return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
 
     def _prune(self) -> None:
-        """Remove checkpoints older than the newest ``keep``, and the files of killed saves."""
+        """Remove all but the newest ``keep`` checkpoints, and files of saves that were killed."""
         for _, path in self._found()[: -self.keep]:
-            # Rename the directory before its removal: if the process is killed during the removal,
-            # a directory with missing files must not have the name of a finished checkpoint.
+            # Rename the directory before its removal, so that a directory of a killed removal,
+            # which lacks files, does not have the name of a finished checkpoint.
             doomed = path.with_name(_TEMPORARY_PREFIX + path.name)
             os.rename(path, doomed)
         for leftover in self.directory.glob(_TEMPORARY_PREFIX + "*"):
@@ -303,14 +312,14 @@ def load(path: str | os.PathLike[str]) -> tuple[int, State]:
         state = decode_state(content["tree"], arrays)
         step = content["step"]
         if type(step) is not int or not isinstance(state, dict):
-            raise ValueError("step or state is of the wrong type")
+            raise ValueError("the step or the state in the checkpoint has the wrong type")
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}") from error
     return step, state
 
 
 def copy_state(value: Any) -> Any:
-    """Return a deep copy of a node's plain state; fast enough to run between two updates."""
+    """Return a deep copy of a node's state, fast enough to run between two updates."""
     if isinstance(value, dict):
         return {key: copy_state(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -333,12 +342,12 @@ def _write_arrays(
 def _read_content(path: pathlib.Path) -> dict[str, Any]:
     """Return the content of the manifest in a checkpoint's directory."""
     content = read_manifest((path / _MANIFEST).read_bytes(), _MANIFEST)
-    # Another format version is not a DamagedCheckpointError: the checkpoint is whole, and a return
-    # to an older checkpoint would lose training progress.
+    # Another format version is no DamagedCheckpointError, because the checkpoint is whole, and a
+    # return to an older checkpoint would lose training progress.
     if content["format"] != FORMAT_VERSION:
         raise ConfigurationError(
-            f"{path} is a checkpoint of format {content['format']!r}, and this version of "
-            f"Thinwire reads format {FORMAT_VERSION}; continue with the version that wrote it, or "
-            "start again with --overwrite."
+            f"the checkpoint {path} has format {content['format']!r}, but this version of "
+            f"Thinwire reads format {FORMAT_VERSION}; continue with the version that wrote the "
+            "checkpoint, or start again with --overwrite."
         )
     return content

@@ -1,8 +1,8 @@
 """Documents: frozen dataclasses that nodes exchange as JSON, with a check of every field read.
 
-Documents come from other hosts, so the reader does not trust them. Unknown, missing or ill-typed
-fields, NaN, numbers above 1e300, control characters and deep nesting raise a ValueError that
-names the field and the value.
+Documents come from other hosts, so the reader does not trust them. When a document is read,
+unknown, missing or ill-typed fields, NaN, numbers above 1e300, control characters and deep nesting
+raise a ValueError that names the field and the value.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _Dataclass = typing.TypeVar("_Dataclass")
 _Found = typing.TypeVar("_Found")
 _LARGEST_COUNT = 2**63 - 1
 _LONGEST_TEXT = 1000
-#: Largest magnitude of a number in a document: the sum of many allowed numbers must be finite.
+#: Largest magnitude of a number in a document, so that the sum of many numbers is finite.
 LARGEST_NUMBER = 1e300
 _DEEPEST_NESTING = 16
 
 
 class Document:
-    """Base class of dataclasses that nodes send and files store as JSON."""
+    """Base class of dataclasses that nodes send, or store in files, as JSON."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return field name -> plain JSON value for the fields of this document."""
@@ -42,24 +42,24 @@ class Document:
 
     @classmethod
     def from_dict(cls: type[_DocumentType], values: Any, where: str = "") -> _DocumentType:
-        """Build a document from parsed JSON and check every field; raises ValueError."""
+        """Build a document from parsed JSON; raise ValueError if a field of it is wrong."""
         return from_dict(cls, values, where)
 
     @classmethod
     def from_json(cls: type[_DocumentType], text: str | bytes) -> _DocumentType:
-        """Parse and check the JSON of a document from an untrusted source; raises ValueError."""
+        """Parse and check a document's JSON from an untrusted source; raise ValueError if wrong."""
         return cls.from_dict(parse_json(text))
 
 
 def to_dict(document: Any) -> dict[str, Any]:
     """Return field name -> plain JSON value for the fields of a dataclass.
 
-    The fields are counts (ints of 0 to 2**63 - 1), floats, strings, and lists, dicts and
-    dataclasses of these types. A field annotated ``float | None`` is written as null if its value
-    is not finite.
+    The fields of a document are counts (ints of 0 to 2**63 - 1), floats, strings, and lists, dicts
+    and dataclasses of these types. A field annotated ``float | None`` is written as null if its
+    value is not finite.
 
     Raises:
-        ValueError: A field that may not be null is NaN or infinite.
+        ValueError: A field of the dataclass that may not be null is NaN or infinite.
     """
     kinds = _kinds(type(document))
     return {name: _write(getattr(document, name), kind, name) for name, kind in kinds.items()}
@@ -69,7 +69,8 @@ def from_dict(cls: type[_Dataclass], values: Any, where: str = "") -> _Dataclass
     """Build a dataclass from untrusted parsed JSON; fields with a default may be missing.
 
     Raises:
-        ValueError: A field is unknown, missing or has a wrong value; the message names the field.
+        ValueError: A field of the JSON object is unknown, missing or has a wrong value. The message
+            names the field.
     """
     where = where or cls.__name__
     if not isinstance(values, dict):
@@ -94,7 +95,7 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:
-        raise ValueError("the JSON is nested too deeply") from error
+        raise ValueError("the values of the JSON document are nested too deeply") from error
 
 
 def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
@@ -102,14 +103,14 @@ def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, A
 
     Raises:
         ValueError: The document holds NaN or infinity, which JSON cannot express.
-        OSError: The file cannot be written; the error names the file.
+        OSError: The JSON file cannot be written. The error names the file.
     """
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     replace_file(path, text, durable=True)
 
 
 def _once(find: Callable[[Any], _Found]) -> Callable[[Any], _Found]:
-    """Cache a function of dataclasses or annotations, without a bound because these are few."""
+    """Cache a function of dataclasses or annotations, of which there are only a few."""
     return functools.cache(find)
 
 
@@ -146,12 +147,12 @@ def _write(value: Any, kind: Any, where: str) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         if _is_optional(kind):
             return None
-        raise ValueError(f"{where} is {value}, expected a finite number")
+        raise ValueError(f"{where} has the value {value}; expected a finite number")
     return value
 
 
 def _read(value: Any, kind: Any, where: str) -> Any:
-    """Check a JSON value against the field's annotation ``kind``; return it in that type."""
+    """Check a JSON value against a field's annotation ``kind``; return the value in that type."""
     if kind is Any:
         return check_plain(value, where)
     if _is_optional(kind):
@@ -199,8 +200,8 @@ def _read_scalar(value: Any, kind: Any, where: str) -> Any:
             _refuse(where, value, "a count from 0 to 2**63 - 1")
         return value
     if kind is float and type(value) in (int, float):
-        # Compare the number before converting it: float() and isfinite() raise OverflowError for an
-        # int larger than any float.
+        # Compare the number before converting it, because float() and isfinite() raise
+        # OverflowError for an int larger than any float.
         if abs(value) > LARGEST_NUMBER or not math.isfinite(value):
             _refuse(where, value, "a finite number")
         return float(value)
@@ -208,7 +209,7 @@ def _read_scalar(value: Any, kind: Any, where: str) -> Any:
 
 
 def is_name(text: str) -> bool:
-    """Return True if a document may hold this text: short and without control characters."""
+    """Return True if a document may hold a text: it is short and without control characters."""
     return len(text) <= _LONGEST_TEXT and text.isprintable()
 
 
@@ -216,10 +217,12 @@ def check_plain(value: Any, where: str, depth: int = _DEEPEST_NESTING) -> Any:
     """Check a JSON value without a declared type, for example the report of a policy.
 
     Raises:
-        ValueError: A document may not hold this value; the message names its field and the value.
+        ValueError: A document may not hold the value. The message names the field and the value.
     """
     if depth == 0:
-        raise ValueError(f"{where} is nested more than {_DEEPEST_NESTING} deep")
+        raise ValueError(
+            f"{where} has nested values that are more than {_DEEPEST_NESTING} levels deep"
+        )
     if isinstance(value, dict):
         for key, item in value.items():
             _read_scalar(key, str, f"a key of {where}")
@@ -241,11 +244,11 @@ def _is_optional(kind: Any) -> bool:
 
 
 def _refuse(where: str, value: Any, expected: str) -> NoReturn:
-    # Escape the value with ascii(): an attacker may have chosen it, and the error message goes to a
-    # log or a terminal, which would interpret control characters.
+    # Escape the value with ascii(), because an attacker may have chosen it, and a log or a terminal
+    # would interpret control characters in the error message.
     shown = f"{value.bit_length()} bits" if type(value) is int and value > 2**64 else ascii(value)
     raise ValueError(f"{where} is {shown:.80}, expected {expected}")
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"the JSON holds {name}, expected finite numbers")
+    raise ValueError(f"the JSON document contains the number {name}; expected finite numbers")

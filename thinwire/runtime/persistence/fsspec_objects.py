@@ -1,14 +1,14 @@
 """Object storage at an address of `fsspec`, for example ``s3://bucket/folder``.
 
-Only this module imports `fsspec` and the package of a storage protocol, and only for an address
-with a remote protocol. Credentials come from the places where the protocol's own tools look for
-credentials (for S3: the variables ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and
-``AWS_ENDPOINT_URL``, a profile, the host's role). The address never holds credentials, because logs
-and flag files show the address.
+Only the module `fsspec_objects` imports `fsspec` and the package of a storage protocol, and only
+for an address with a remote protocol. Storage credentials come from the places where the protocol's
+own tools look for credentials (for S3: the variables ``AWS_ACCESS_KEY_ID``,
+``AWS_SECRET_ACCESS_KEY`` and ``AWS_ENDPOINT_URL``, a profile, the host's role). A storage address
+never holds credentials, because logs and flag files show the address.
 
 A conditional request ("create this object unless it exists") keeps two processes from writing the
-same object. So only protocols with an `fsspec` package that sends conditional requests are
-supported. Listings of objects are never cached.
+same object. So Thinwire supports only storage protocols whose `fsspec` package sends conditional
+requests. Listings of the storage's objects are never cached.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ PACKAGES = {
     "abfss": "adlfs",
     "az": "adlfs",
 }
-#: Time limits of a storage request while a node starts, in seconds: a wrong address must fail soon.
+#: Time limits of a storage request while a node starts, in seconds. The limits are short, so that a
+#: wrong address fails soon.
 _AT_START: Mapping[str, Any] = {"connect_timeout": 3, "read_timeout": 10}
 #: Time limits of a storage request after a node has started, in seconds.
 _LATER: Mapping[str, Any] = {"connect_timeout": 5, "read_timeout": 60}
@@ -47,8 +48,10 @@ _LATER: Mapping[str, Any] = {"connect_timeout": 5, "read_timeout": 60}
 _ATTEMPTS_AT_START = 2
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|ACCESS_KEY|ACCOUNT_KEY", re.IGNORECASE)
-_LEAST_SECRET = 6  # characters; masking a shorter secret would garble the messages
-_LARGEST_REQUEST = 5 << 30  # largest single upload request of S3, in bytes
+#: Length of the shortest secret that is masked in messages, in characters. Masking a shorter secret
+#: would garble the messages.
+_LEAST_SECRET = 6
+_LARGEST_REQUEST = 5 << 30  # largest upload that S3 accepts in one request, in bytes
 
 
 def open_objects(address: str, flag: str, is_start: bool = False) -> ObjectStore:
@@ -57,10 +60,10 @@ def open_objects(address: str, flag: str, is_start: bool = False) -> ObjectStore
     Args:
         address: Path of a folder, or address of `fsspec` such as ``s3://bucket/folder``.
         flag: Name of the flag that holds the address, for messages.
-        is_start: True while a node starts: use short time limits and few attempts.
+        is_start: True while a node starts, to use short time limits and few attempts.
 
     Raises:
-        ConfigurationError: The address is malformed or its protocol is not supported.
+        ConfigurationError: The storage address is malformed, or its protocol is not supported.
     """
     scheme = _SCHEME.match(address)
     protocol = scheme[1].lower() if scheme else "file"
@@ -69,14 +72,15 @@ def open_objects(address: str, flag: str, is_start: bool = False) -> ObjectStore
     parts = urllib.parse.urlsplit(address)
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ConfigurationError(
-            f"--{flag}={protocol}://...: the address must not hold a user name, password, query or "
-            "fragment, because logs show it; expected protocol://bucket/folder. Set credentials "
-            "where the protocol's own tools look for them, for example in AWS_ACCESS_KEY_ID."
+            f"--{flag}={protocol}://...: the address must not contain a user name, password, "
+            "query or fragment, because logs show the address; expected protocol://bucket/folder. "
+            "Set credentials where the protocol's own tools look for them, for example in "
+            "AWS_ACCESS_KEY_ID."
         )
     if protocol not in PACKAGES:
         raise ConfigurationError(
             f"--{flag}={address}: the protocol {protocol} is unknown, or cannot create an object "
-            "only if none of its name exists; expected a folder, or "
+            "on the condition that no object of this name exists; expected a folder, or "
             f"{', '.join(f'{name}://' for name in PACKAGES)}"
         )
     if not parts.netloc or not parts.path.strip("/"):
@@ -85,8 +89,8 @@ def open_objects(address: str, flag: str, is_start: bool = False) -> ObjectStore
             f"example {protocol}://bucket/runs/first."
         )
     files = _filesystem(address, protocol, flag, is_start)
-    # s3fs uploads an object larger than the chunk size in several requests. A process killed
-    # between these requests would leave an unfinished upload in the storage.
+    # s3fs would upload an object larger than the chunk size in several requests, and a process
+    # killed between two requests would leave an unfinished upload in the storage.
     options = {"chunksize": _LARGEST_REQUEST} if PACKAGES[protocol] == "s3fs" else {}
     return FsspecObjects(files, address.rstrip("/"), options)
 
@@ -116,7 +120,7 @@ def _filesystem(address: str, protocol: str, flag: str, is_start: bool) -> Any:
 
 
 def without_secrets(error: BaseException) -> str:
-    """Return an error's text without URL queries, credentials and values of secret variables."""
+    """Return an error's text without URL queries, credentials and secret variables' values."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = re.sub(r"(\w+://[^\s?\"']*)\?[^\s\"']*", r"\1", text)
     text = re.sub(r"(\w+://)[^\s/@\"']*@", r"\1", text)
@@ -127,11 +131,11 @@ def without_secrets(error: BaseException) -> str:
 
 
 class FsspecObjects(ObjectStore):
-    """Object store in a file system of `fsspec`; a single request writes a whole object.
+    """Object store in a file system of `fsspec`, where one request writes a whole object.
 
     Args:
         filesystem: File system of `fsspec` that does not cache listings.
-        address: Address of the objects' folder, with its protocol.
+        address: Address of the objects' folder, with the storage protocol.
         options: Options that every write request passes to the file system.
     """
 
@@ -142,15 +146,15 @@ class FsspecObjects(ObjectStore):
         self._root = str(filesystem._strip_protocol(address)).rstrip("/")
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object; replace an existing object of this name."""
+        """Write an object (a byte string) under a name; replace an existing object of the name."""
         self._send(name, data, "overwrite")
 
     def create(self, name: str, data: bytes) -> None:
-        """Write an object if no object of this name exists; raises ObjectExistsError."""
+        """Write an object (a byte string) under a new name, or raise ObjectExistsError."""
         self._send(name, data, "create")
 
     def get(self, name: str) -> bytes:
-        """Return the bytes of an object; raises ObjectMissingError."""
+        """Return the bytes of the object with a name, or raise ObjectMissingError."""
         with self._failures("read", name):
             try:
                 return bytes(self._files.cat_file(self._path(name)))
@@ -158,7 +162,7 @@ class FsspecObjects(ObjectStore):
                 raise ObjectMissingError(name) from error
 
     def names(self) -> list[str]:
-        """Return the names of all objects, sorted."""
+        """Return the names of all objects in the store, sorted."""
         with self._failures("list", ""):
             self._files.invalidate_cache()
             paths = self._files.find(self._root)
@@ -166,13 +170,13 @@ class FsspecObjects(ObjectStore):
             return sorted(path[start:] for path in paths if path.startswith(f"{self._root}/"))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects; missing objects are ignored."""
+        """Remove the objects with the given names; ignore missing objects."""
         for name in names:
             with self._failures("remove", name), contextlib.suppress(FileNotFoundError):
                 self._files.rm_file(self._path(name))
 
     def below(self, name: str) -> FsspecObjects:
-        """Return an object store of the objects in this storage with names below ``name/``."""
+        """Return an object store of this store's objects with names that start with ``name/``."""
         return FsspecObjects(self._files, f"{self.address}/{name}", self._options)
 
     def _path(self, name: str) -> str:

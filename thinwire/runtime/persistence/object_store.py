@@ -1,8 +1,8 @@
-"""Object store: byte strings by name at one address, the storage of checkpoints and reports.
+"""An object store holds byte strings by name at one address, for checkpoints and reports.
 
-An object is written whole or not written. `create` writes only if no object of the name exists: if
-two processes create the same name, the storage rejects one process. `LocalObjects` stores objects
-as files of a folder, on a disk that several hosts may share.
+An object of an object store is written whole or not written. `create` writes only if no object of
+the name exists, so if two processes create the same name, the storage rejects one process.
+`LocalObjects` stores objects as files of a folder, on a disk that several hosts may share.
 `thinwire.runtime.persistence.fsspec_objects` stores objects in remote storage.
 """
 
@@ -21,63 +21,63 @@ _TEMPORARY_PREFIX = ".tmp-"
 
 
 class StorageError(OSError):
-    """The storage failed or rejected a request; the message holds no secret."""
+    """The object storage failed or rejected a request; the error message holds no secret."""
 
 
 class ObjectExistsError(Exception):
-    """An object of this name exists already."""
+    """An object of the given name exists in the object store already."""
 
 
 class ObjectMissingError(Exception):
-    """No object of this name exists."""
+    """No object of the given name exists in the object store."""
 
 
 class ObjectStore(abc.ABC):
     """Interface of a storage of byte strings (objects) by name; a name may have slashes.
 
-    Every method of an object store raises `StorageError` if the storage fails.
+    Every method of an object store raises `StorageError` if the object storage fails.
 
     Attributes:
-        address: Address of the storage, for messages.
+        address: Path or URL of the storage, for messages.
     """
 
     address: str
 
     @abc.abstractmethod
     def put(self, name: str, data: bytes) -> None:
-        """Write an object; replace an existing object of this name."""
+        """Write an object (a byte string) under a name; replace an existing object of the name."""
 
     @abc.abstractmethod
     def create(self, name: str, data: bytes) -> None:
-        """Write an object if no object of this name exists.
+        """Write an object (a byte string) under a name that no object has.
 
         Raises:
-            ObjectExistsError: An object of this name exists. If the storage's reply was lost and
-                the request repeated, this call wrote that object: compare the object's bytes.
+            ObjectExistsError: An object of the name exists. Compare its bytes: if the storage's
+                reply was lost and the request was repeated, this call wrote the object.
         """
 
     @abc.abstractmethod
     def get(self, name: str) -> bytes:
-        """Return the bytes of an object.
+        """Return the bytes of the object with a name.
 
         Raises:
-            ObjectMissingError: No object of this name exists.
+            ObjectMissingError: No object of the name exists.
         """
 
     @abc.abstractmethod
     def names(self) -> list[str]:
-        """Return the names of all objects, sorted, with temporary files of killed writers."""
+        """Return the sorted names of all objects, including temporary files of killed writers."""
 
     @abc.abstractmethod
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects; missing objects are ignored."""
+        """Remove the objects with the given names; ignore missing objects."""
 
     @abc.abstractmethod
     def below(self, name: str) -> ObjectStore:
-        """Return an object store of the objects in this storage with names below ``name/``."""
+        """Return an object store of this store's objects with names that start with ``name/``."""
 
     def check(self) -> None:
-        """Test the storage: create an object twice (the second must fail), read, list, remove it.
+        """Test the storage: create an object twice (must fail the second time), read and remove it.
 
         Raises:
             StorageError: A storage operation does not work; the message names the operation.
@@ -99,15 +99,18 @@ class ObjectStore(abc.ABC):
         except ObjectMissingError:
             is_whole = False
         if not is_whole or name not in self.names():
-            raise StorageError(f"{self.address} does not show an object that was just written")
+            raise StorageError(
+                f"{self.address} does not return an object that was just written; expected a "
+                "storage that shows new objects immediately"
+            )
         self.remove([name])
 
 
 class LocalObjects(ObjectStore):
-    """Object store in a folder: each object is a file, written under a temporary name and renamed.
+    """Object store in a folder; an object is a file, written under a temporary name and renamed.
 
     Args:
-        folder: Folder of the objects; created when the first object is written.
+        folder: Path of the folder of the objects; created when the first object is written.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -115,17 +118,18 @@ class LocalObjects(ObjectStore):
         self.address = str(folder)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object; replace an existing object of this name."""
+        """Write an object (a byte string) under a name; replace an existing object of the name."""
         with self._failures(name):
             temporary, path = self._write(name, data)
             os.replace(temporary, path)
             sync_directory(path.parent)
 
     def create(self, name: str, data: bytes) -> None:
-        """Write an object if no object of this name exists; raises ObjectExistsError."""
+        """Write an object (a byte string) under a new name, or raise ObjectExistsError."""
         with self._failures(name):
             temporary, path = self._write(name, data)
-            # A hard link to an existing name fails; a rename would replace another writer's file.
+            # A hard link to an existing name fails, while a rename would replace another writer's
+            # file.
             try:
                 os.link(temporary, path)
             except FileExistsError as error:
@@ -135,7 +139,7 @@ class LocalObjects(ObjectStore):
             sync_directory(path.parent)
 
     def get(self, name: str) -> bytes:
-        """Return the bytes of an object; raises ObjectMissingError."""
+        """Return the bytes of the object with a name, or raise ObjectMissingError."""
         with self._failures(name):
             try:
                 return (self._folder / name).read_bytes()
@@ -143,19 +147,19 @@ class LocalObjects(ObjectStore):
                 raise ObjectMissingError(name) from error
 
     def names(self) -> list[str]:
-        """Return the names of all objects, sorted, with temporary files of killed writers."""
+        """Return the sorted names of all objects, including temporary files of killed writers."""
         with self._failures(""):
             paths = self._folder.rglob("*")
             return sorted(str(p.relative_to(self._folder)) for p in paths if p.is_file())
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects; missing objects are ignored."""
+        """Remove the objects with the given names; ignore missing objects."""
         for name in names:
             with self._failures(name):
                 (self._folder / name).unlink(missing_ok=True)
 
     def below(self, name: str) -> LocalObjects:
-        """Return an object store of the objects in this storage with names below ``name/``."""
+        """Return an object store of this store's objects with names that start with ``name/``."""
         return LocalObjects(self._folder / name)
 
     def _write(self, name: str, data: bytes) -> tuple[pathlib.Path, pathlib.Path]:

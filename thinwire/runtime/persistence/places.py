@@ -1,4 +1,4 @@
-"""Storage of a PS's checkpoints: a folder of the run directory, or the address --checkpoint_dir."""
+"""Opens the storage of a PS's checkpoints: in the run directory, or at --checkpoint_dir."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thinwire.runtime.persistence.object_store import StorageError
 from thinwire.runtime.persistence.published_files import CLAIMS, PublishedFiles
 from thinwire.runtime.persistence.stored_checkpoints import StoredCheckpoints
 
-CHECKPOINTS, REPORTS = "checkpoint_dir", "report_dir"  # names of the flags with storage addresses
+CHECKPOINTS, REPORTS = "checkpoint_dir", "report_dir"  # flags that hold storage addresses
 _NODE = re.compile(r"(ps-\d+(?:-ended)?)/.*")
 
 
@@ -22,13 +22,13 @@ def checkpoints_at(
     """Return the storage of a node's checkpoints.
 
     Args:
-        address: Value of --checkpoint_dir. None: store the checkpoints in ``folder``.
+        address: Value of the flag --checkpoint_dir. None: store the checkpoints in ``folder``.
         node: Name of the node, for example ``ps-0``.
         folder: The node's checkpoint folder in the run directory.
-        keep: Number of newest checkpoints to keep.
+        keep: Number of newest checkpoints that the storage keeps.
 
     Raises:
-        ConfigurationError: The address cannot hold checkpoints.
+        ConfigurationError: The address is malformed, or its storage cannot hold checkpoints.
     """
     if address is None:
         return Checkpoints(folder, keep=keep)
@@ -36,15 +36,16 @@ def checkpoints_at(
 
 
 def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
-    """Remove the checkpoints at an address; fence (end) a process that still writes them.
+    """Remove the checkpoints at an address; fence (end) a process that still writes checkpoints.
 
     Args:
-        address: Value of --checkpoint_dir.
+        address: Value of the flag --checkpoint_dir.
         node: Name of the node whose checkpoints to remove, for example ``ps-0``. None: all nodes.
-        owner: Description of this process, for the error of a writer that it replaces.
+        owner: Description of this process, for the error message of a writer that this process
+            replaces.
 
     Raises:
-        ConfigurationError: The storage failed.
+        ConfigurationError: The storage at the address failed.
     """
     store = open_objects(address, CHECKPOINTS)
     try:
@@ -61,25 +62,26 @@ def discard_records(address: str, owner: str) -> None:
     """Remove the copies of a run's records at an address; fence (end) a Supervisor that copies.
 
     Args:
-        address: Value of --report_dir.
-        owner: Description of this process, for the error of a writer that it replaces.
+        address: Value of the flag --report_dir.
+        owner: Description of this process, for the error message of a writer that this process
+            replaces.
 
     Raises:
-        ConfigurationError: The storage failed.
+        ConfigurationError: The storage at the address failed.
     """
     PublishedFiles(open_objects(address, REPORTS), owner).discard()
 
 
 def check_place(address: str, flag: str) -> None:
-    """Test a storage address before a run starts, so that no later write fails.
+    """Test a storage address before a run starts, so that an unusable address fails early.
 
     Args:
         address: Value of --checkpoint_dir or --report_dir.
-        flag: Name of the flag: "checkpoint_dir" or "report_dir".
+        flag: Name of the flag that gave the address: "checkpoint_dir" or "report_dir".
 
     Raises:
-        ConfigurationError: The address names no storage, or the storage cannot be reached, written
-            or read.
+        ConfigurationError: The address is malformed, or its storage cannot be reached, written or
+            read.
     """
     store = open_objects(address, flag, is_start=True)
     probed = store.below("ps-0" if flag == CHECKPOINTS else CLAIMS)
@@ -87,6 +89,7 @@ def check_place(address: str, flag: str) -> None:
         probed.check()
     except StorageError as error:
         raise ConfigurationError(
-            f"--{flag}={address}: {error}. Expected a bucket or folder that exists, that these "
-            "credentials may list and write, and that is reachable from this host."
+            f"--{flag}={address} cannot be used as storage: {error}. Expected an existing bucket "
+            "or folder that this host can reach, and that the credentials of this process may "
+            "list and write."
         ) from error

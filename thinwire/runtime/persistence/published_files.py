@@ -1,8 +1,8 @@
-"""Published files: copies of a run directory's files at a remote address, under the same names.
+"""Copies files of a run directory to a remote address (publishes them) under equal names.
 
-A published file is one object, which is written whole or not written. Only one process writes at
-an address: the process claims the address as `StoredCheckpoints` does, and checks its claim before
-each write.
+A published file is one object of an object store, written whole or not written. Only one process
+writes published files at an address. This process claims the address as `StoredCheckpoints` does,
+and checks its claim before each write.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from thinwire.runtime.persistence.object_store import ObjectStore, StorageError
 from thinwire.runtime.persistence.stored_checkpoints import StoredCheckpoints
 from thinwire.runtime.run.files import naming
 
-#: Prefix of the names of the claims, by which a process becomes the only writer of an address.
+#: Prefix of the names of claims, objects by which a process becomes the only writer of an address.
 CLAIMS = "supervisor"
 
 
 class PublishedFiles:
-    """Published files of one run: copies of its run directory's files in an object store.
+    """Published files of a run: copies of files of its run directory in an object store.
 
     Args:
         store: Object store that only this run uses.
-        owner: Description of this process, for the error of a writer that it replaces.
+        owner: Description of this process, for the error message of a writer that this process
+            replaces.
     """
 
     def __init__(self, store: ObjectStore, owner: str) -> None:
@@ -38,15 +39,15 @@ class PublishedFiles:
         """Make this process the only writer of the address; fence (end) earlier writers.
 
         Raises:
-            ConfigurationError: The storage failed.
+            ConfigurationError: The storage of the published files failed.
         """
         self._claims.take_over(self._owner)
 
     def discard(self) -> None:
-        """Make this process the only writer of the address, and remove all published files.
+        """Make this process the only writer of the address; remove all published files.
 
         Raises:
-            ConfigurationError: The storage failed.
+            ConfigurationError: The storage of the published files failed.
         """
         self.claim()
         try:
@@ -55,13 +56,13 @@ class PublishedFiles:
             raise ConfigurationError(f"{error}.") from error
 
     def put(self, files: Mapping[str, bytes]) -> None:
-        """Publish files, one after the other.
+        """Copy files of the run directory to the object store, one after the other.
 
         Args:
-            files: Name in the run directory -> content of the file.
+            files: Name of a file in the run directory -> content of the file.
 
         Raises:
-            StorageError: The storage failed.
+            StorageError: The storage of the published files failed.
             Fenced: Another process has become the only writer of the address.
         """
         self._claims.check_owner()
@@ -69,10 +70,10 @@ class PublishedFiles:
             self._store.put(name, data)
 
     def restore(self, folder: pathlib.Path) -> list[str]:
-        """Write those published files into a folder that the folder lacks; return their names.
+        """Write the published files that a folder lacks into the folder; return the files' names.
 
         Raises:
-            ConfigurationError: The storage failed.
+            ConfigurationError: The storage of the published files failed.
         """
         restored = []
         try:

@@ -1,8 +1,8 @@
 """Serialization of a node's plain state: a tree of JSON values, and the raw bytes of its arrays.
 
-Arrays are stored one after the other, aligned to 64 bytes; every array has a CRC-32. The tree
-refers to an array by its number. A manifest (the tree and the arrays' records) is one line of JSON
-with a CRC-32. Nothing is pickled.
+The arrays of a state are stored one after the other, aligned to 64 bytes, each with a CRC-32. The
+tree of JSON values refers to an array by the array's number. A manifest (the tree and a record of
+each array) is one line of JSON with a CRC-32. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from thinwire.ops.frozen import FrozenArray
 
 _ALIGNMENT_BYTES = 64
-_ARRAY_KINDS = "biufc"  # dtype kinds stored: bool, int, unsigned, float, complex; no objects
+_ARRAY_KINDS = "biufc"  # dtype kinds that are stored: bool, int, unsigned, float, complex
 
 
 class StateEncoder:
@@ -37,10 +37,11 @@ class StateEncoder:
 
         Args:
             value: Plain state: None, numbers, texts, arrays, and containers of these.
-            where: Place of the value within the whole state, for error messages.
+            where: Path of the value within the whole state, for error messages.
 
         Raises:
-            TypeError: The value is not plain data; the message names its place.
+            TypeError: The value is not plain data. The message names the value's place in the
+                state.
         """
         if value is None or type(value) in (bool, int, str):
             return value
@@ -81,7 +82,7 @@ class StateEncoder:
 
 
 def decode_state(value: Any, arrays: list[NDArray[Any]]) -> Any:
-    """Return the state that ``StateEncoder.encode`` has encoded as a tree ``value`` and arrays."""
+    """Return the state that ``StateEncoder.encode`` has encoded as tree ``value`` and arrays."""
     if isinstance(value, list):
         return [decode_state(item, arrays) for item in value]
     if not isinstance(value, dict):
@@ -99,14 +100,14 @@ def decode_state(value: Any, arrays: list[NDArray[Any]]) -> Any:
         return arrays[body].tobytes()
     if tag == "float":
         return float(body)
-    raise ValueError(f"unknown tag {tag!r} in the manifest")
+    raise ValueError(f"the checkpoint's manifest has the unknown type tag {tag!r}")
 
 
 class _NoArrays(list[NDArray[Any]]):
-    """List that stands for a state's arrays when they are not read: every item is a zero."""
+    """Replacement for a list of a state's arrays that are not read; every item is a zero."""
 
     def __getitem__(self, number: Any) -> Any:
-        """Return a zero instead of the array of this number."""
+        """Return a zero instead of the array with the given number."""
         return np.zeros(())
 
 
@@ -116,7 +117,7 @@ def decode_values(value: Any) -> Any:
 
 
 class ArrayBytes:
-    """Iterable over the concatenated bytes of a state's arrays; iterate only once.
+    """Iterable over the concatenated bytes of a state's arrays, usable only once.
 
     Attributes:
         records: Manifest records (dtype, shape, offset and CRC-32) of the arrays yielded so far.
@@ -127,7 +128,7 @@ class ArrayBytes:
         self._arrays = arrays
 
     def __iter__(self) -> Iterator[memoryview]:
-        """Yield the arrays' bytes, padded to 64 bytes; yield a frozen array in small pieces."""
+        """Yield the arrays' bytes, padded to 64 bytes; yield a frozen array in small chunks."""
         end = 0
         for array in self._arrays:
             gap = -end % _ALIGNMENT_BYTES
@@ -152,9 +153,9 @@ def read_arrays(
     """Read a state's arrays and verify their checksums; check lengths before allocating memory.
 
     Args:
-        file: File with the bytes of the arrays; its position does not matter.
-        file_bytes: Size of the file, in bytes.
-        name: Name of the file, for messages.
+        file: Open file with the bytes of the arrays, at any position.
+        file_bytes: Size of the file with the arrays, in bytes.
+        name: Name of the file with the arrays, for messages.
         records: Records of the arrays from the manifest, which `ArrayBytes` made.
 
     Raises:
@@ -165,13 +166,21 @@ def read_arrays(
         dtype, shape = np.dtype(record["dtype"]), tuple(record["shape"])
         num_bytes = math.prod(shape) * dtype.itemsize
         if dtype.kind not in _ARRAY_KINDS or min(shape, default=0) < 0:
-            raise ValueError(f"array {number} has dtype {dtype} and shape {shape}")
+            raise ValueError(
+                f"array {number} of the checkpoint has dtype {dtype} and shape {shape}, which is "
+                "not valid"
+            )
         if record["offset"] + num_bytes > file_bytes:
-            raise ValueError(f"{name} ends within array {number}: {file_bytes} bytes")
+            raise ValueError(
+                f"file {name} is truncated: it has {file_bytes} bytes and ends within array "
+                f"{number}"
+            )
         raw = np.empty(num_bytes, np.uint8)
         file.seek(record["offset"])
         if file.readinto(raw.data) != num_bytes or zlib.crc32(raw.data) != record["crc32"]:  # type: ignore[attr-defined]
-            raise ValueError(f"the checksum of array {number} does not match its bytes")
+            raise ValueError(
+                f"the checksum of array {number} in the checkpoint does not match the array's bytes"
+            )
         arrays.append(raw.view(dtype).reshape(shape))
     return arrays
 
@@ -192,13 +201,13 @@ def read_manifest(data: bytes, name: str) -> dict[str, Any]:
 
     Args:
         data: Bytes of the manifest, which `manifest_bytes` made.
-        name: Name of the manifest's file, for messages.
+        name: Name of the file that holds the manifest, for messages.
 
     Raises:
-        ValueError, KeyError, TypeError: The manifest is damaged.
+        ValueError, KeyError, TypeError: The manifest of the state is damaged.
     """
     document = json.loads(data)
     content: dict[str, Any] = document["content"]
     if zlib.crc32(canonical(content)) != document["crc32"]:
-        raise ValueError(f"the checksum of {name} does not match its text")
+        raise ValueError(f"the checksum in file {name} does not match the file's text")
     return content

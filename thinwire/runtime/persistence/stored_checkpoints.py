@@ -1,23 +1,23 @@
 """Checkpoints in an object store, which has no rename and which several hosts can write.
 
-A node has two kinds of objects in the store:
+A node has two kinds of objects in the object store:
 
 - ``parts/TOKEN-UPLOAD-I.bin``: a part, which is a piece of the bytes of a checkpoint's arrays;
 - ``log/NUMBER.json``: an entry of the node's log. A *snapshot* entry is the manifest of one
-  checkpoint, with the size and CRC-32 of every part. It is written after the parts, so a checkpoint
-  is whole as soon as its snapshot entry exists. A *claim* entry names the process that becomes the
-  only writer, with a generation number above all earlier generations.
+  checkpoint, with the size and CRC-32 of every part. A snapshot entry is written after its parts,
+  so a checkpoint is whole as soon as its snapshot entry exists. A *claim* entry of the log names
+  the process that becomes the only writer, with a generation number above all earlier generations.
 
-Log entries have consecutive numbers, and an entry is created only if its number is not taken. A
-writer has read every earlier entry. So if two processes write, the storage rejects the entry of one
-process: a suspended process that was replaced finds the claim of its successor under the number
-that its own next entry needs. The check of the number and the write are one request, so no write of
-another process can come between them.
+Log entries have consecutive numbers, and an entry is created only if no entry has the number.
+Before a process writes a log entry, it has read every earlier entry. So if two processes write, the
+storage rejects the entry of one process, and a suspended process that was replaced finds the claim
+of its successor under the number that its own next entry needs. One request to the storage checks
+the entry's number and writes the entry, so no other process can write in between.
 
-The removal of old log entries frees their numbers, which a suspended process could then create. So
-a writer lists the log after each write, and stops if an entry has a higher number than its own.
-Parts that no log entry names are leftovers of interrupted uploads; the writer removes these
-leftovers after each write and when it starts.
+The removal of old log entries frees their numbers, under which a suspended process could then
+create entries. So a writing process lists the log after each write, and stops if an entry has a
+higher number than its own newest entry. Parts that no log entry names are leftovers of interrupted
+uploads. The writing process removes such parts at its start and after each write.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ from thinwire.runtime.persistence.state_format import (
 )
 
 FORMAT_VERSION = 1
-#: Largest size of a part of a checkpoint, in bytes: a small part needs little memory in an upload.
+#: Largest size of a part of a checkpoint, in bytes. Parts are small, so that an upload needs little
+#: memory.
 PART_BYTES = 16 << 20
 _ENTRY = re.compile(r"log/(\d{9,})\.json")
 _SNAPSHOT, _CLAIM = "snapshot", "claim"
@@ -60,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """Entry of the checkpoint log. An entry that cannot be read counts as a damaged snapshot."""
+    """Entry of the checkpoint log; an unreadable entry counts as a damaged checkpoint."""
 
     number: int
     content: dict[str, Any] | None
@@ -68,7 +69,7 @@ class _Entry:
 
     @property
     def parts(self) -> list[str]:
-        """Names of the objects with the checkpoint's array bytes; empty for a claim entry."""
+        """Names of the objects with the checkpoint's array bytes; none for a claim entry."""
         records = self.content.get("parts", []) if self.content else []
         return [str(part["name"]) for part in records]
 
@@ -83,12 +84,12 @@ class StoredCheckpoints(CheckpointStore):
     Args:
         store: Object store that only this node uses.
         keep: Number of newest checkpoints to keep, at least 1.
-        part_bytes: Largest size of an object with array bytes, in bytes.
+        part_bytes: Largest size of a part (an object with array bytes of a checkpoint), in bytes.
     """
 
     def __init__(self, store: ObjectStore, keep: int = 3, part_bytes: int = PART_BYTES) -> None:
         if keep < 1:
-            raise ValueError(f"keep is {keep}, expected at least 1 checkpoint to keep")
+            raise ValueError(f"the number of checkpoints to keep is {keep}; expected 1 or more")
         self.keep = keep
         self._store, self._part_bytes = store, part_bytes
         self._token = secrets.token_hex(4)  # marks this process's log entries and parts
@@ -99,14 +100,15 @@ class StoredCheckpoints(CheckpointStore):
 
     @property
     def address(self) -> str:
-        """Address of the storage, for messages."""
+        """Path or URL of the checkpoints' storage, for messages."""
         return self._store.address
 
     def load_latest(self) -> tuple[int, State] | None:
         """Return (step, state) of the newest whole checkpoint, or None if no checkpoint exists.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
+            ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
+                wrote its log.
         """
         self._read_log()
         self.num_skipped = 0
@@ -115,14 +117,19 @@ class StoredCheckpoints(CheckpointStore):
                 return self._load(entry)
             except DamagedCheckpointError as error:
                 self.num_skipped += 1
-                _log.warning("Skipping a checkpoint: %s. Trying the one before it.", error)
+                _log.warning(
+                    "Skipping a checkpoint that cannot be read: %s. Trying the checkpoint before "
+                    "it.",
+                    error,
+                )
         return None
 
     def load_values(self) -> State | None:
         """Return the newest checkpoint's state with a zero instead of each array; None without one.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
+            ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
+                wrote its log.
         """
         self._read_log()
         for entry in reversed(self._entries):
@@ -136,7 +143,8 @@ class StoredCheckpoints(CheckpointStore):
         """Return the states of all whole checkpoints, oldest first; log damaged checkpoints.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
+            ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
+                wrote its log.
         """
         self._read_log()
         states = []
@@ -144,32 +152,35 @@ class StoredCheckpoints(CheckpointStore):
             try:
                 states.append(self._load(entry)[1])
             except DamagedCheckpointError as error:
-                _log.warning("Skipping a checkpoint: %s.", error)
+                _log.warning("Skipping a checkpoint that cannot be read: %s.", error)
         return states
 
     def claim(self, generation: int, owner: str) -> bool:
-        """Claim the storage by a log entry; return False if another process wrote since the load.
+        """Claim the storage by a log entry; return False if another process has written an entry.
 
         Raises:
-            ConfigurationError: The storage failed.
+            ConfigurationError: The checkpoints' storage failed.
         """
         return self._claim(generation, owner, begins_anew=False)
 
     def take_over(self, owner: str) -> None:
-        """Claim the storage by a log entry; first read entries that other processes still write.
+        """Claim the storage by a log entry, after reading entries that other processes still write.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
+            ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
+                wrote its log.
         """
         self._take_over(owner, begins_anew=False)
 
     def discard(self, owner: str) -> None:
-        """Remove all checkpoints of this node.
+        """Remove all checkpoints of this node from the object store.
 
-        Entry numbers and generations do not restart, so a process that still writes is rejected.
+        The numbers of log entries and generations do not restart, so the storage rejects a process
+        that still writes.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
+            ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
+                wrote its log.
         """
         self._take_over(owner, begins_anew=True)
 
@@ -194,10 +205,10 @@ class StoredCheckpoints(CheckpointStore):
     def save(self, step: int, state: State) -> None:
         """Upload the array bytes of a state in parts, then write the log entry of its checkpoint.
 
-        The next save removes the parts that an interrupted save has uploaded.
+        The next save of a checkpoint removes the parts that an interrupted save has uploaded.
         """
         if step < 0:
-            raise ValueError(f"step is {step}, expected 0 or more")
+            raise ValueError(f"the checkpoint's step number is {step}; expected 0 or more")
         self.check_owner()
         encoder = StateEncoder()
         tree = encoder.encode(state, "state")
@@ -215,15 +226,15 @@ class StoredCheckpoints(CheckpointStore):
         while not self._create(number, content):
             if not self._is_own(number):
                 raise self._fenced()
-            # The entry of this number is from an earlier save of this process: the storage created
-            # the entry, but its reply was lost and the save failed. So no other process has claimed
-            # the storage, and the save continues with the next number.
+            # The existing entry is from an earlier save of this process, which failed because the
+            # storage's reply was lost. So no other process has claimed the storage, and the save
+            # continues with the next number.
             number = self._number = number + 1
         self._entries.append(_Entry(number, content))
         self._collect()
 
     def _upload(self, written: ArrayBytes) -> Iterator[dict[str, Any]]:
-        """Write the array bytes in parts with new names; yield every part's manifest record."""
+        """Upload a checkpoint's array bytes in parts with new names; yield each part's record."""
         self._num_uploads += 1
         for index, data in enumerate(_joined(written, self._part_bytes)):
             name = f"parts/{self._token}-{self._num_uploads}-{index}.bin"
@@ -231,7 +242,7 @@ class StoredCheckpoints(CheckpointStore):
             yield {"name": name, "bytes": len(data), "crc32": zlib.crc32(data)}
 
     def _create(self, number: int, content: dict[str, Any]) -> bool:
-        """Write a log entry; return False if another process has written one of this number."""
+        """Write a log entry; return False if another process has written an entry of the number."""
         about = {"format": FORMAT_VERSION, "token": self._token}
         data = manifest_bytes({**about, **content})
         name = _name(number)
@@ -239,8 +250,8 @@ class StoredCheckpoints(CheckpointStore):
             self._store.create(name, data)
         except ObjectExistsError:
             try:
-                # If the existing entry has equal bytes, this call wrote it: the storage's first
-                # reply was lost, and the storage client repeated the request.
+                # If the existing log entry has equal bytes, this call wrote the entry, but the
+                # storage's reply was lost, and the storage client repeated the request.
                 if self._store.get(name) != data:
                     return False
             except ObjectMissingError:
@@ -255,10 +266,11 @@ class StoredCheckpoints(CheckpointStore):
     # -- reading ----------------------------------------------------------------------------
 
     def _read_log(self) -> None:
-        """Read all log entries; keep the snapshots after the newest claim that discards snapshots.
+        """Read all log entries; keep the checkpoints after the newest claim that discards them.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
+            ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
+                wrote its log.
         """
         try:
             numbers = self._numbers(self._store.names())
@@ -276,11 +288,11 @@ class StoredCheckpoints(CheckpointStore):
                 self._entries.append(entry)
 
     def _read(self, number: int) -> _Entry:
-        """Return the log entry of a number.
+        """Return the log entry with a number.
 
         Raises:
-            ConfigurationError: Another version of Thinwire wrote the entry.
-            StorageError: The storage failed.
+            ConfigurationError: Another version of Thinwire wrote the log entry.
+            StorageError: The checkpoints' storage failed.
         """
         name = _name(number)
         try:
@@ -294,9 +306,9 @@ class StoredCheckpoints(CheckpointStore):
             return _Entry(number, None, f"{type(error).__name__}: {error}")
         if version != FORMAT_VERSION:
             raise ConfigurationError(
-                f"{self.address} holds checkpoints of format {version!r}, and this version of "
-                f"Thinwire reads format {FORMAT_VERSION}; continue with the version that wrote "
-                "them, or start again with --overwrite."
+                f"the storage {self.address} holds checkpoints of format {version!r}, but this "
+                f"version of Thinwire reads format {FORMAT_VERSION}; continue with the version "
+                "that wrote the checkpoints, or start again with --overwrite."
             )
         return _Entry(number, content)
 
@@ -305,7 +317,7 @@ class StoredCheckpoints(CheckpointStore):
 
         Raises:
             DamagedCheckpointError: The checkpoint is damaged; the message names the defect.
-            ConfigurationError: The storage failed.
+            ConfigurationError: The checkpoints' storage failed.
         """
         where = f"{self.address}/{_name(entry.number)}"
         if entry.content is None:
@@ -318,7 +330,7 @@ class StoredCheckpoints(CheckpointStore):
             arrays = read_arrays(io.BytesIO(data), len(data), "parts", content["arrays"])
             state, step = decode_state(content["tree"], arrays), content["step"]
             if type(step) is not int or not isinstance(state, dict):
-                raise ValueError("step or state is of the wrong type")
+                raise ValueError("the step or the state in the checkpoint has the wrong type")
         except StorageError as error:
             raise ConfigurationError(f"{error}.") from error
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
@@ -332,9 +344,11 @@ class StoredCheckpoints(CheckpointStore):
         except ObjectMissingError as error:
             raise ValueError(f"{name} is missing") from error
         if len(data) != part["bytes"]:
-            raise ValueError(f"{name} has {len(data)} bytes, expected {part['bytes']}")
+            raise ValueError(
+                f"the object {name} has {len(data)} bytes; expected {part['bytes']} bytes"
+            )
         if zlib.crc32(data) != part["crc32"]:
-            raise ValueError(f"the checksum of {name} does not match its bytes")
+            raise ValueError(f"the checksum of object {name} does not match the object's bytes")
         return data
 
     # -- fencing and cleanup -----------------------------------------------------------------
@@ -343,16 +357,16 @@ class StoredCheckpoints(CheckpointStore):
         return sorted(int(match[1]) for name in names if (match := _ENTRY.fullmatch(name)))
 
     def _check_owner(self, numbers: list[int]) -> None:
-        """Raise Fenced if another process has written an entry after the last one read."""
+        """Raise Fenced if another process has written an entry that this process has not read."""
         if numbers and numbers[-1] > self._number and not self._is_own(numbers[-1]):
             raise self._fenced()
 
     def check_owner(self) -> None:
-        """Raise Fenced if another process has written to the log; StorageError if listing fails."""
+        """Raise Fenced if another process has written to the log, StorageError if listing fails."""
         self._check_owner(self._numbers(self._store.names()))
 
     def _fenced(self) -> Fenced:
-        """Return the error that names the process which has claimed this process's storage."""
+        """Return the error that names the process which has claimed the storage of this process."""
         by, generation = "another process", "higher"
         try:
             for number in reversed(self._numbers(self._store.names())):
@@ -362,7 +376,8 @@ class StoredCheckpoints(CheckpointStore):
                     break
         except (StorageError, ConfigurationError) as error:
             _log.warning(
-                "the claim of the process that has taken over the checkpoints cannot be read: %s",
+                "another process has taken over the checkpoints, but the object with its name "
+                "cannot be read: %s",
                 error,
             )
         return Fenced(
@@ -373,12 +388,12 @@ class StoredCheckpoints(CheckpointStore):
         )
 
     def _collect(self) -> None:
-        """Remove the oldest snapshots, and the parts that no entry names; log storage failures."""
+        """Remove old checkpoints, and parts that no log entry names; log storage failures."""
         try:
             names = self._store.names()
             # A suspended process may have created an entry under a number that its successor has
-            # freed: a higher entry number in the log stops the process. Otherwise its cleanup would
-            # also remove the successor's parts, which none of its own entries names.
+            # freed. A higher entry number in the log stops the process, whose cleanup would
+            # otherwise remove the successor's parts, which no entry of the process names.
             self._check_owner(self._numbers(names))
             snapshots = self._entries[-self.keep :]
             first = snapshots[0].number if snapshots else self._number
@@ -387,12 +402,14 @@ class StoredCheckpoints(CheckpointStore):
                 match = _ENTRY.fullmatch(name)
                 if match is not None and int(match[1]) >= first:
                     needed.add(name)
-            # Remove log entries before parts: an entry must never name a missing part.
+            # Remove log entries before parts, because a log entry must never name a missing part.
             doomed = sorted(set(names) - needed, key=lambda name: not name.startswith("log/"))
             self._store.remove(doomed)
             self._entries = snapshots
         except StorageError as error:
-            _log.warning("old checkpoint objects could not be removed yet: %s", error)
+            _log.warning(
+                "old checkpoint objects in the storage could not be deleted yet: %s", error
+            )
 
 
 def _name(number: int) -> str:
@@ -400,9 +417,9 @@ def _name(number: int) -> str:
 
 
 def _check_entry(content: dict[str, Any]) -> None:
-    """Check the fields that every log entry has; raises ValueError, KeyError or TypeError."""
+    """Check a log entry's common fields; raise ValueError, KeyError or TypeError if wrong."""
     if content["kind"] not in (_SNAPSHOT, _CLAIM) or type(content["generation"]) is not int:
-        raise ValueError("it is not a log entry")
+        raise ValueError("the object is not an entry of the checkpoint log")
     if content["kind"] == _SNAPSHOT:
         for part in content["parts"]:
             part["name"]
@@ -410,7 +427,7 @@ def _check_entry(content: dict[str, Any]) -> None:
 
 
 def _joined(pieces: Iterable[memoryview], most_bytes: int) -> Iterator[bytes]:
-    """Yield the bytes of all pieces as parts of ``most_bytes``; the last part may be shorter."""
+    """Yield the concatenated bytes in parts of ``most_bytes``; the last part may be shorter."""
     part = bytearray()
     for piece in pieces:
         remaining = piece.cast("B")

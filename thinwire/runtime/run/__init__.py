@@ -1,6 +1,7 @@
-"""A training run as a whole: its settings, flags as data, directory, locks and signals.
+"""The settings, flags, directory, locks and signals of a training run as a whole.
 
-All roles read the same settings (`settings.Run`). `fingerprint` lists the settings that must be
-equal on all nodes. The tables of flags consist of `flags.Option`; only `thinwire.flags` uses a flag
-library. Import these modules directly: most callers need only one of these small modules.
+All roles read the same settings (`settings.Run`). The module `fingerprint` lists the settings that
+must be equal on all nodes. The tables of command-line flags consist of `flags.Option`, and only
+`thinwire.flags` uses a flag library. Import the modules of `run` directly, because most callers
+need only one of them.
 """

@@ -1,8 +1,8 @@
 """Replacement of AutoGraph's source loader, so that TensorFlow writes no temporary files.
 
 TensorFlow's AutoGraph writes each piece of generated code to a temporary file, imports the file,
-and removes the file when the interpreter ends. A killed process leaves all these files behind.
-Python's compiled copies of the files stay even after a normal exit.
+and removes the file when the interpreter ends. A killed process leaves AutoGraph's temporary files
+behind. Python's compiled copies of AutoGraph's temporary files stay even after a normal exit.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _NUMBERS = itertools.count(1)
 
 
 def keep_generated_code_in_memory() -> None:
-    """Make AutoGraph load generated code from memory; call this after TensorFlow is imported.
+    """Make AutoGraph load generated code from memory; needs the import of TensorFlow before.
 
-    In a TensorFlow version that lacks the loader function, nothing is replaced.
+    If a TensorFlow version lacks the loader function, the call has no effect.
     """
     try:
         loader = importlib.import_module(_LOADER)
@@ -31,7 +31,7 @@ def keep_generated_code_in_memory() -> None:
 
 
 def _load_source(source: str, delete_on_exit: bool) -> tuple[types.ModuleType, str]:
-    """Return a module compiled from the source, and the file name that tracebacks show for it."""
+    """Return a module compiled from source text, and the file name for the module's tracebacks."""
     name = f"__autograph_generated_code{next(_NUMBERS)}"
     path = f"<{name}>"
     module = types.ModuleType(name)

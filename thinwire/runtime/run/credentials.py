@@ -1,4 +1,4 @@
-"""Credentials of a node (TLS certificate, token), and the protection of its connections by them."""
+"""Credentials of a node (TLS certificate, token), and how they protect the node's connections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Protection:
-    """Protection of a network connection against processes that are not nodes of the run."""
+    """Whether TLS or authentication protects a connection against processes outside the run."""
 
     encrypted: bool = False  # True if the connection uses TLS
     authenticated: bool = False  # True if a client must present a certificate or the token
@@ -18,19 +18,19 @@ NOT_PROTECTED = Protection()
 
 @dataclasses.dataclass(frozen=True)
 class Credentials:
-    """A node's TLS certificate, private key, trusted authority and token; empty if not configured.
+    """A node's TLS certificate, private key, trusted CA and token; empty if not configured.
 
     `repr` hides every field of the credentials, so that no log shows a secret.
     """
 
     certificate: bytes = dataclasses.field(default=b"", repr=False)  # certificate chain, PEM
-    key: bytes = dataclasses.field(default=b"", repr=False)  # node's private key, PEM
+    key: bytes = dataclasses.field(default=b"", repr=False)  # private key of the node, PEM
     authority: bytes = dataclasses.field(default=b"", repr=False)  # trusted CA's certificate, PEM
     token: bytes = dataclasses.field(default=b"", repr=False)
 
     @property
     def protection(self) -> Protection:
-        """Protection that a server with these credentials gives its connections."""
+        """Protection (TLS, authentication) of connections to a server with these credentials."""
         encrypted = bool(self.certificate)
         return Protection(encrypted, (encrypted and bool(self.authority)) or bool(self.token))
 

@@ -1,6 +1,6 @@
-"""Layout of a run directory, and the files that --overwrite removes (docs/reference/operations.md).
+"""Defines the files of a run directory, and removes files for --overwrite.
 
-`LogFile` is a node's log file, which does not report every log line that a full disk rejects.
+`LogFile` is a node's log file, which reports only the first log line that a full disk rejects.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from thinwire.runtime.run.lock import DirectoryLock
 
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
-#: Files and folders in the run directory with the records of a run (metrics, summary, report).
+#: Files and folders of a run directory with the records (metrics, summary, report) of the run.
 _RECORDS = (METRICS_FILE, SUMMARY_FILE, "best.keras", "report", "measure")
 #: Folders of a run directory that contain one folder for each node.
 _NODE_FOLDERS = ("checkpoints", "tb")
 
-#: File with the failure of a script that ended (by os._exit, for example) without notifying a PS.
+#: File in the run directory with the failure of a script that ended without notifying a PS, for
+#: example by os._exit.
 _FAILURE_FILE = "failure.json"
 #: File in the run directory with the flags and the script of `thinwire run`.
 LAUNCH_FILE = "launch.json"
@@ -48,8 +49,8 @@ def scalars_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
 def lock_of(run_dir: pathlib.Path, role: str, number: int) -> DirectoryLock:
     """Return the lock of the files that a node writes; the caller must still take the lock.
 
-    Roles that write the records of a run (`_RECORDS`) share one lock. The lock file is outside the
-    folder that the lock protects, because --overwrite removes the protected folder.
+    Roles that write a run's records (metrics, summary, report) share one lock. The lock file is
+    outside the folder that the lock protects, because --overwrite removes the protected folder.
     """
     if role in _RECORDERS:
         return DirectoryLock(run_dir / _LOCKS / "records.lock", run_dir)
@@ -59,7 +60,7 @@ def lock_of(run_dir: pathlib.Path, role: str, number: int) -> DirectoryLock:
 
 
 def node_locks(run_dir: pathlib.Path) -> list[DirectoryLock]:
-    """Return the locks of all nodes, without launchers, that have written to a run directory."""
+    """Return the locks of all nodes (not launchers) that have written to a run directory."""
     names = ("records", "ps-*", "worker-*")
     paths = [path for name in names for path in (run_dir / _LOCKS).glob(f"{name}.lock")]
     return [DirectoryLock(path, run_dir) for path in sorted(paths)]
@@ -71,7 +72,7 @@ def lock_files(run_dir: pathlib.Path) -> list[pathlib.Path]:
 
 
 def launched_with(run_dir: pathlib.Path) -> dict[str, Any]:
-    """Return the flags and script (`LAUNCH_FILE`) of `thinwire run`; empty if unreadable."""
+    """Return the content of a run's launch.json (flags and script); empty if unreadable."""
     try:
         document = json.loads((run_dir / LAUNCH_FILE).read_text())
         return dict(document)
@@ -80,7 +81,7 @@ def launched_with(run_dir: pathlib.Path) -> dict[str, Any]:
 
 
 def update_of_failure(run_dir: pathlib.Path) -> int | None:
-    """Return the update number at which a failed run had started; None without a failure record."""
+    """Return the update at which a run whose script failed had started; None without a failure."""
     try:
         return int(json.loads((run_dir / _FAILURE_FILE).read_text())["begun_at"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -91,9 +92,9 @@ def note_failure(run_dir: pathlib.Path, why: str, begun_at: int) -> None:
     """Record in the run directory that a run's script failed.
 
     Args:
-        run_dir: Directory of the run.
-        why: Description of the script's failure, for people.
-        begun_at: Update number at which the failed process had started to train.
+        run_dir: Directory of the run whose script failed.
+        why: Description of the script's failure, for the user.
+        begun_at: Number of updates of the model when the failed process had started to train.
     """
     text = json.dumps({"why": why, "begun_at": begun_at})
     (run_dir / _FAILURE_FILE).write_text(f"{text}\n")
@@ -105,7 +106,7 @@ def forget_failure(run_dir: pathlib.Path) -> None:
 
 
 def rounds_of(run_dir: pathlib.Path, worker: int) -> pathlib.Path:
-    """Return the file with the time records of a worker's rounds, for --measure."""
+    """Return the path of the file with a worker's round times, which --measure records."""
     return run_dir / "measure" / f"worker-{worker}.jsonl"
 
 
@@ -134,15 +135,15 @@ def clear(run_dir: pathlib.Path) -> None:
 
 
 class LogFile(logging.FileHandler):
-    """Log file that drops log records while its disk is full.
+    """Log file that drops log records while the disk of the file is full.
 
-    The first lost log record is reported. Where log records are missing, the file has a line with
-    their number.
+    A `LogFile` reports only the first log record that is lost. Where log records are missing, the
+    log file has a line with the number of missing records.
 
     Args:
-        path: Path of the log file.
-        report: Called with the sentence that reports the first lost record. None: write the
-            sentence to stderr.
+        path: Path of the node's log file.
+        report: Function that is called with a sentence that reports the first lost log record.
+            None: write the sentence to stderr.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class LogFile(logging.FileHandler):
         super().__init__(path)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a log record, after a line with the number of records lost before it."""
+        """Write a log record, after a line with the number of log records lost before."""
         before = self._num_missing
         if before and self.stream is not None:
             try:
@@ -166,7 +167,7 @@ class LogFile(logging.FileHandler):
         super().emit(record)
 
     def _open(self) -> io.TextIOWrapper:
-        """Open the log file without a buffer: a buffer would keep and repeat failed writes."""
+        """Open the log file without a buffer, which would keep and repeat failed writes."""
         binary = open(self.baseFilename, "ab", buffering=0)  # noqa: SIM115 - until it is closed
         return io.TextIOWrapper(
             cast(BinaryIO, binary), self.encoding or "utf-8", "backslashreplace", write_through=True
@@ -182,5 +183,5 @@ class LogFile(logging.FileHandler):
         if not self._was_reported:
             self._was_reported = True
             text = f"cannot write the log {self.baseFilename}: {error.strerror or error}"
-            with contextlib.suppress(OSError):  # writing to stderr may fail, too
+            with contextlib.suppress(OSError):  # a write to stderr may fail, too
                 self._report(f"{text}. Records are missing there; this node continues.")

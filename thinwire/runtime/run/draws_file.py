@@ -1,4 +1,4 @@
-"""Reader and writer of a run's draws: a file with the sampled workers of one round in each line."""
+"""Reads and writes a run's draws, a file whose lines list each round's sampled workers."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from thinwire.ops.sync.drawn import format_draw, parse_draws
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.files import naming, read_bounded, replace_file
 
-#: Name of the file in the run directory into which a run writes its draws.
+#: Name of the file in the run directory with the run's draws (sampled workers of each round).
 DRAWS_NAME = "draws.txt"
 _HEAD = "# The workers of each round, one round a line, as --draws reads them.\n"
 
 
 def read_draws(path: str, nb_workers: int) -> tuple[tuple[int, ...], ...]:
-    """Read the ids of the workers sampled for each round from the file that --draws names.
+    """Read the ids of each round's sampled workers from the file that --draws names.
 
     Raises:
-        ConfigurationError: The file cannot be read, or a line holds no worker ids.
+        ConfigurationError: The file of --draws cannot be read, or a line holds no worker ids.
     """
     try:
         text = read_bounded(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"--draws={path} cannot be read: {error}. Expected a text file with the worker "
-            "ids of one round a line."
+            f"--draws={path} cannot be read: {error}. Expected a text file with the worker ids of "
+            "one round per line."
         ) from error
     return parse_draws(text, path, nb_workers)
 
 
 class DrawsFile:
-    """File of a run's draws (sampled workers of each round), which another run repeats by --draws.
+    """File of a run's draws (each round's sampled workers), which --draws repeats in a later run.
 
     If the workers of a round are drawn again, or the round is repeated after a restart, the new
-    line replaces the round's old line.
+    line of the file replaces the round's old line.
 
     Args:
-        folder: The run directory.
+        folder: Path of the run directory.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.path = folder / DRAWS_NAME
-        self._newest = 0  # number of the newest draw that the file contains
-        self._num_rounds = -1  # number of rounds in the file; -1: unknown
+        self._newest = 0  # number of the newest draw (sampled workers) in the file
+        self._num_rounds = -1  # number of lines (rounds) in the file; -1: unknown
 
     def record(self, draws: Sequence[Draw]) -> None:
-        """Write those draws that the file does not contain yet.
+        """Write the draws (sampled workers of rounds) that the file does not contain yet.
 
         Raises:
-            OSError: The file cannot be written.
+            OSError: The file of draws cannot be written.
         """
         for draw in draws:
             if draw.number > self._newest:

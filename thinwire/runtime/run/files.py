@@ -9,7 +9,8 @@ import pathlib
 import stat
 from collections.abc import Iterator
 
-#: Default size limit, in bytes: larger than any certificate, token, hosts file or groups file.
+#: Default size limit of a file, in bytes, larger than any certificate, token, hosts file or groups
+#: file.
 MOST_BYTES = 1 << 20
 
 
@@ -17,7 +18,7 @@ def read_bounded(path: str | pathlib.Path, most_bytes: int = MOST_BYTES) -> byte
     """Return the content of a file that is not larger than a limit.
 
     Args:
-        path: Path of the file, or of a link to it.
+        path: Path of the file, or of a symbolic link to the file.
         most_bytes: Size limit of the file, in bytes.
 
     Raises:
@@ -36,7 +37,7 @@ def read_bounded(path: str | pathlib.Path, most_bytes: int = MOST_BYTES) -> byte
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add a file's name to OSErrors of the block: the error of a failed write names no file."""
+    """Add a file's name to OSErrors of the block, because errors of writes name no file."""
     try:
         yield
     except OSError as error:
@@ -49,12 +50,12 @@ def replace_file(path: str | os.PathLike[str], content: str | bytes, durable: bo
     """Replace a file's content atomically: readers see the old or the whole new content.
 
     Args:
-        path: Path of the file.
-        content: New content; text is encoded as UTF-8.
+        path: Path of the file whose content is replaced.
+        content: New content of the file; text is encoded as UTF-8.
         durable: True to wait until the content is on the disk.
 
     Raises:
-        OSError: The file cannot be written; the old file is unchanged.
+        OSError: The new content cannot be written. The old file is unchanged.
     """
     path = pathlib.Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -7,13 +7,13 @@ from thinwire.runtime.run.settings import Run
 
 
 def fingerprint(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
-    """Return (name, value) rows of all settings, except the model, that must be equal on two nodes.
+    """Return (name, value) rows of the settings, except the model, that all nodes must share.
 
-    The rows of the offer (the description of a script's model that a worker sends to the PS) are
-    last: a PS without a model compares only the rows before the offer's rows.
+    The rows of the offer (a script's model that a worker sends to the PS) are last, because a PS
+    without a model compares only the rows before them.
 
-    Every worker computes the partition of the training set independently. If one worker computed
-    another partition than the other workers, their data would overlap without an error.
+    Every worker computes the partition of the training set independently. If workers computed
+    different partitions, the data of the workers would overlap without an error.
     """
     data = run.data
     offered = [("model_from", FROM_WORKER)] if run.model_is_offered else []
@@ -30,7 +30,7 @@ def fingerprint(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
 
 
 def _followed_by_workers(run: Run) -> list[tuple[str, str]]:
-    """Return the learning rate settings that workers need to compute it between two exchanges."""
+    """Return the settings from which workers compute the learning rate between two exchanges."""
     if not (run.method.takes_local_steps and run.schedule.goes_on_in_rounds):
         return []
     return [
@@ -42,7 +42,7 @@ def _followed_by_workers(run: Run) -> list[tuple[str, str]]:
 
 
 def shard_settings(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
-    """Return (name, value) rows of settings that must be equal on all PS shards, not on workers."""
+    """Return (name, value) rows of the settings that must be equal on all PS shards only."""
     return [
         ("learning_rate", str(run.schedule.learning_rate)),
         ("lr_schedule", run.schedule.text),

@@ -1,4 +1,4 @@
-"""Checks if a run directory holds a finished run, and if its settings equal the current flags."""
+"""Checks if a run directory holds a finished run with the settings of the current flags."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from thinwire.runtime.run.resuming import OtherRun, first_setting, refusal
 from thinwire.runtime.run.script_target import ScriptTarget
 from thinwire.runtime.run.settings import LIMIT_REASONS, TARGET_REASONS, Run, is_finished
 
-#: Key of a run's `deciding_settings` in summary.json and in checkpoints.
+#: Key in summary.json and in checkpoints of the settings that determine a run's result.
 SETTINGS = "settings"
 _GROUPS = "sync.groups"
 
 
 def deciding_settings(run: Run) -> dict[str, str]:
-    """Return name -> value of the settings that determine the result of a run, except its limits.
+    """Return name -> value of the settings, except limits, that determine a run's result.
 
-    Flags come first under their own names, then values derived from flags. The number of workers
-    is not included, because it may change during a run. Paths of files are not included either: a
-    digest of its content represents a file.
+    In the returned dict, flags come first under their own names, then values derived from flags.
+    The returned settings lack the number of workers, because it may change during a run. A digest
+    of a file's content represents the file in the returned settings, instead of its path.
     """
     model, data = run.model, run.data
     flags = {
@@ -50,15 +50,15 @@ def deciding_settings(run: Run) -> dict[str, str]:
     rows = [*flags.items(), *fingerprint(run), *shard_settings(run)]
     settings = {name: str(value) for name, value in rows if name not in LIMIT_REASONS}
     settings[_GROUPS] = _groups_of_any_size(run)
-    if run.nb_workers == 1:  # one worker: "all together" and "each alone" are the same groups
+    if run.nb_workers == 1:  # with one worker, "all together" and "each alone" are equal
         del settings[_GROUPS]
     return settings
 
 
 def resumed_settings(run: Run) -> dict[str, str]:
-    """Return the settings of PS and workers that determine a run's result; checkpoints hold them.
+    """Return the settings of PS and workers, stored in checkpoints, that determine a run's result.
 
-    The workers' batch size is included; the --batch_size of a Supervisor may differ.
+    The settings include the workers' batch size, from which a Supervisor's --batch_size may differ.
     """
     training: dict[str, object] = {
         "clip_norm": run.clip_norm,
@@ -70,7 +70,7 @@ def resumed_settings(run: Run) -> dict[str, str]:
 
 
 def _groups_of_any_size(run: Run) -> str:
-    """Return the groups of workers as text; two common groupings do not depend on nb_workers."""
+    """Return the groups of workers as text, which for two common groupings has no worker ids."""
     groups, workers = run.method.sync.groups, range(1, run.nb_workers + 1)
     if tuple(groups) == (tuple(workers),):
         return "all together"
@@ -80,7 +80,7 @@ def _groups_of_any_size(run: Run) -> str:
 
 
 def _content(path: str | None) -> str | None:
-    """Return name and digest of the file that a flag names; without a file the flag's value."""
+    """Return name and digest of the file that a flag names; without a file, the flag's value."""
     file = pathlib.Path(path) if path else None
     if file is None or not file.is_file():
         return path
@@ -91,12 +91,12 @@ def finished_summary(run: Run, script: Sequence[str] = ()) -> str | None:
     """Return the stop reason in a run directory's summary.json; None if the run is not finished.
 
     Args:
-        run: Settings of the run to start.
-        script: Path and arguments of the script that the workers run; empty without a script.
+        run: Settings of the run that would start.
+        script: Path and arguments of the user's script; empty if the workers run no script.
 
     Raises:
-        OtherRun: The directory holds a finished run whose settings or script differ from the given
-            ones, and --resume is not given.
+        OtherRun: The run directory holds a finished run with different settings or another script,
+            and --resume is not given.
     """
     try:
         summary = json.loads((run.run_dir / SUMMARY_FILE).read_text())
@@ -106,7 +106,7 @@ def finished_summary(run: Run, script: Sequence[str] = ()) -> str | None:
     if reason is None:
         return None
     settings = summary.get(SETTINGS)
-    known = settings if isinstance(settings, dict) else {}  # none in early versions
+    known = settings if isinstance(settings, dict) else {}  # early versions wrote no settings
     difference = first_setting(known, deciding_settings(run)) or _other_script(run, script)
     if difference is not None and run.resume:
         return None
@@ -141,12 +141,12 @@ def _other_script(run: Run, script: Sequence[str]) -> str | None:
 
 
 def has_evaluated_summary(run: Run, updates: int, reason: str | None) -> bool:
-    """Return True if summary.json has an evaluation and describes the given end of the run.
+    """Return True if summary.json has an evaluation and describes this end of the run.
 
     Args:
-        run: The run's settings.
+        run: Settings of the run, for the path of summary.json.
         updates: Number of updates that the run had applied at its end.
-        reason: Stop reason of the run; None if the run has none.
+        reason: Stop reason of the run; None if the run has no stop reason.
     """
     try:
         summary = json.loads((run.run_dir / SUMMARY_FILE).read_text())

@@ -1,8 +1,9 @@
-"""Command-line flags as data: a flag is one line in a table of its package.
+"""Defines command-line flags as data, in tables that each package has for its flags.
 
-A package's `flags.py` lists its flags under topics. `thinwire.flags.registration` registers the
-flags; no other module uses a flag library. A table of flags reads like documentation and needs no
-imports. Flags that few users set are marked with `advanced`: only `--helpfull` lists these flags.
+The module `flags.py` of a package lists the package's flags by topics. Only
+`thinwire.flags.registration`, which registers the flags, uses a flag library. A table of flags can
+be read like documentation and needs no imports of a flag library. Flags that few users set are
+marked with `advanced`: only `--helpfull` lists these flags.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ Kind = Literal["switch", "integer", "number", "choice", "text", "list"]
 
 @dataclasses.dataclass(frozen=True)
 class FlagRule:
-    """Condition on a flag's value next to type and bounds; None (flag not given) fulfils it."""
+    """Condition on a flag's value, besides type and bounds; the value None fulfils it."""
 
     holds: Callable[[Any], bool]
-    sentence: str  # error message of a violated rule, which follows "--name "
+    sentence: str  # message of a value that violates the rule, after "--name "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,14 +29,14 @@ class Option:
 
     kind: Kind
     name: str
-    default: Any  # value if the flag is not given; None: the flag is then unset
-    text: str  # description in --help, to which unit and default are added
-    unit: str = ""  # unit of a number (seconds, Mbit/s, ...); kind of text of a text flag
+    default: Any  # value if the flag is not given; None: the flag is unset
+    text: str  # help text, to which --help adds unit and default
+    unit: str = ""  # unit of a number (seconds, Mbit/s, ...), or kind of a text
     low: float | None = None  # inclusive lower bound of a numeric flag; None: no bound
     high: float | None = None  # inclusive upper bound of a numeric flag; None: no bound
     values: tuple[str, ...] = ()  # allowed words of a choice flag
     rule: FlagRule | None = None
-    unset: str = ""  # for --help: what happens if the flag is unset
+    unset: str = ""  # help text on the behavior if the flag is unset
     is_advanced: bool = False  # True: only --helpfull lists the flag, --help does not
 
     @property
@@ -60,12 +61,12 @@ class Topic:
 
 
 def advanced(*options: Option) -> tuple[Option, ...]:
-    """Return flags that only --helpfull lists: ``FLAGS = (*advanced(...), switch(...))``."""
+    """Mark flags so that only --helpfull lists them: ``FLAGS = (*advanced(...), switch(...))``."""
     return tuple(dataclasses.replace(option, is_advanced=True) for option in options)
 
 
 def switch(name: str, text: str, default: bool | None = False, unset: str = "") -> Option:
-    """Return a boolean flag; `unset` describes what happens with the default None."""
+    """Return a boolean flag; `unset` describes the behavior with the default None."""
     return Option("switch", name, default, text, unset=unset)
 
 
@@ -119,18 +120,18 @@ def words(
 def comma_list(
     name: str, default: str, text: str, unit: str, rule: FlagRule | None = None, unset: str = ""
 ) -> Option:
-    """Return a flag whose value is a comma-separated list; empty text is the empty list."""
+    """Return a flag whose value is a comma-separated list; an empty text is the empty list."""
     return Option("list", name, default, text, unit, rule=rule, unset=unset)
 
 
 def numbers_per_worker(name: str, default: str, text: str, unit: str) -> Option:
-    """Return a flag whose value is one number for all workers, or one number for each worker."""
+    """Return a flag whose value is one number for all workers, or one number per worker."""
     rule = FlagRule(_are_numbers, "takes numbers, such as 100 or 100,10,1")
     return comma_list(name, default, text, f"{unit}, one for all or one per worker", rule)
 
 
 def above_zero(advice: str = "") -> FlagRule:
-    """Return the rule that a flag's number must be above 0; the error ends with `advice`."""
+    """Return the rule that a flag's number must be above 0; `advice` ends the rule's error."""
     return FlagRule(lambda value: value > 0, "must be above 0" + (f"; {advice}" if advice else ""))
 
 
@@ -141,7 +142,7 @@ def _are_numbers(values: list[str]) -> bool:
         return False
 
 
-#: Rule of a flag whose value is a list of numbers or empty.
+#: Rule for a flag's value that must be a list of numbers, or empty.
 ARE_NUMBERS_OR_NONE = FlagRule(
     lambda values: not values or _are_numbers(values), "takes numbers, such as 4,2,1"
 )

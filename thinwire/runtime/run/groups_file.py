@@ -1,4 +1,4 @@
-"""Writer of files with proposed groups of workers and fractions of the data, for a later run."""
+"""Writes files with groups of workers and fractions of the data to use in a later run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def write_groups(folder: pathlib.Path, groups: Groups, speeds: Mapping[int, floa
     """Write a file of worker groups and a file of the workers' fractions of the data.
 
     Args:
-        folder: The run directory.
-        groups: Groups of all workers.
+        folder: Path of the run directory.
+        groups: Groups of all workers, each a list of worker ids.
         speeds: Worker id -> samples per second; a worker without a measurement has no entry.
 
     Returns:

@@ -1,19 +1,21 @@
-"""Lock that lets one process at a time write a node's files; the kernel frees it at process exit.
+"""File lock that lets one process at a time write a node's files, until the process ends.
 
-The lock is ``flock`` on a lock file that stays open while the process writes the node's files. A
-file with a process number would remain after ``kill -9``. The lock is not a POSIX record lock
-(``lockf``), for two reasons. A record lock does not exclude a second owner in the same process (two
-servers in one script). And a process loses a record lock as soon as it closes *any* descriptor of
-the lock file, even a descriptor that only read the owner's name.
+The lock of a node's files is ``flock`` on a lock file, which stays open while the process writes
+the node's files. A file that contains a process id would not do, because it would remain after
+``kill -9``. The directory lock is not a POSIX record lock (``lockf``), for two reasons. A record
+lock does not exclude a second owner in the same process (two servers in one script). A process
+loses a record lock as soon as the process closes *any* descriptor of the lock file, even a
+descriptor that only read the owner's name.
 
-The disadvantage of ``flock`` is that a fork shares the lock: a forked child (``multiprocessing``)
-would keep a dead owner's lock. So a forked child closes its copy of the lock file's descriptor
-immediately. The owner keeps the lock, because its own descriptor is still open. An executed program
-never has the descriptor (O_CLOEXEC). Over NFS the kernel turns ``flock`` into a lock that other
-hosts see (Linux 2.6.12); for this the lock file must be open for writing.
+The disadvantage of ``flock`` is that a fork shares the lock, so a forked child
+(``multiprocessing``) would keep a dead owner's lock. So a forked child closes its copy of the lock
+file's descriptor immediately. The owner keeps the lock, because the owner's descriptor is still
+open. An executed program never has the lock file's descriptor (O_CLOEXEC). Over NFS the kernel
+turns ``flock`` into a lock that other hosts see (since Linux 2.6.12), if the lock file is open for
+writing.
 
-A lock file is never removed: a process that had opened the removed file would hold a lock that no
-other process sees. The owner named in the lock file is valid only while the file is locked.
+A lock file is never removed, because a process that had opened the removed file would hold a lock
+that no other process sees. The owner named in the lock file is valid only while the file is locked.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ from types import TracebackType
 
 from thinwire.ops.types import ConfigurationError
 
-#: Time to wait for a node's lock, in seconds: a restarted node must start while its old process
-#: still exits.
+#: Longest wait for the lock of a node's files, in seconds. A restarted node waits for the exit of
+#: its old process.
 PATIENCE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
-_MOST_BYTES = 4096  # number of bytes of a lock file that are read at most
+_MOST_BYTES = 4096  # largest number of bytes that are read from a lock file
 #: errno values by which a file system reports that it has no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
@@ -47,25 +49,26 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class LockOwner:
-    """Owner of a node's lock: the process that a lock file names."""
+    """Owner of the lock of a node's files: the process that the lock file names."""
 
     role: str
-    number: int  # id of the node among the nodes of its role
+    number: int  # id of the node, for example of a worker, from 0 or 1
     pid: int
     host: str
     since: str  # time at which the process took the lock, in ISO 8601
-    address: str = ""  # address on which the node listens; empty if not known
+    address: str = ""  # host:port on which the node listens; empty if not known
 
     @classmethod
     def here(cls, role: str, number: int, address: str = "") -> LockOwner:
         """Return the description of this process as the owner of a lock."""
-        if address.endswith(":0"):  # port 0 requests any free port: the real port is not known
+        # With port 0 the system chooses a free port later, so the real port is not known.
+        if address.endswith(":0"):
             address = ""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(role, number, os.getpid(), os.uname().nodename, now, address)
 
     def age_seconds(self, now: float) -> float:
-        """Return the seconds since the owner took the lock; infinity if `since` is malformed.
+        """Return the seconds since the owner took the lock, or infinity if `since` is malformed.
 
         Args:
             now: Present time, in seconds since the epoch.
@@ -83,9 +86,9 @@ class LockOwner:
 
 
 def owner_of(path: pathlib.Path) -> LockOwner | None:
-    """Return the owner that a lock file names, without taking the lock; None if it names no owner.
+    """Return the owner that a lock file names, or None, without taking the lock.
 
-    Only an attempt to take the lock shows if the owner still holds the lock.
+    Only an attempt to take the lock shows if the named owner still holds the lock.
     """
     try:
         with open(path, "rb") as file:
@@ -99,8 +102,8 @@ def owner_of(path: pathlib.Path) -> LockOwner | None:
 def is_held(path: pathlib.Path) -> bool | None:
     """Return True if a process holds the lock of a lock file; None if the file system has no locks.
 
-    The check itself takes a shared lock for an instant. A process that fails to take the lock at
-    this instant tries again.
+    `is_held` takes a shared lock for an instant. A process that fails to take the lock in this
+    instant tries again.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -122,13 +125,15 @@ def is_held(path: pathlib.Path) -> bool | None:
 
 
 class DirectoryLock:
-    """Exclusive right of this process to write a directory, from `take` until `release` or exit.
+    """Exclusive lock of a directory for this process, from `take` until `release` or exit.
 
     Args:
-        path: The lock file, outside the protected directory, which may be removed and recreated.
-        protects: The protected directory, for messages.
-        clock: Function that returns the monotonic time, in seconds; tests replace the function.
-        sleep: Function that pauses between two attempts to lock; tests replace the function.
+        path: Path of the lock file, outside the protected directory, which may be removed and
+            recreated.
+        protects: Path of the protected directory, for messages.
+        clock: Function that returns the monotonic time, in seconds. Tests replace the function.
+        sleep: Function that pauses between two attempts to lock the directory. Tests replace the
+            function.
     """
 
     def __init__(
@@ -143,13 +148,14 @@ class DirectoryLock:
         self._descriptor: int | None = None
 
     def take(self, owner: LockOwner, patience_seconds: float = PATIENCE_SECONDS) -> DirectoryLock:
-        """Take the lock, write the owner into the lock file, and return this object.
+        """Lock the directory, write the owner into the lock file, and return this object.
 
-        On a file system without locks, log a warning and continue without a lock.
+        On a file system without locks, `take` logs a warning and succeeds without a lock.
 
         Args:
-            owner: Description of this process, which other processes read if the lock is held.
-            patience_seconds: Time to wait for the lock while its owner exits, in seconds.
+            owner: Description of this process, which other processes read from the lock file.
+            patience_seconds: Longest wait for the exit of the process that holds the lock, in
+                seconds.
 
         Raises:
             ConfigurationError: Another process holds the lock, or the directory cannot be written.
@@ -162,7 +168,8 @@ class DirectoryLock:
                     raise ConfigurationError(self._refusal())
                 if not waits:
                     _log.info(
-                        "%s is locked by another process; waiting up to %g s for its release",
+                        "the lock file %s is locked by another process; waiting up to %g s until "
+                        "that process ends",
                         self.path,
                         patience_seconds,
                     )
@@ -173,13 +180,13 @@ class DirectoryLock:
             self.release()
             raise ConfigurationError(
                 f"--run_dir={self.path.parent.parent} cannot be written ({self.path}: "
-                f"{error.strerror or error}); expected a folder on a disk with free "
-                "space where this user may write. Choose another."
+                f"{error.strerror or error}); expected a folder on a disk with free space where "
+                "this user may write. Choose another --run_dir."
             ) from error
         return self
 
     def release(self) -> None:
-        """Release the lock; do nothing if this object does not hold the lock."""
+        """Unlock the directory; do nothing if this object does not hold the lock."""
         if self._descriptor is not None:
             _held.discard(self)
             os.close(self._descriptor)
@@ -204,12 +211,12 @@ class DirectoryLock:
         self.release()
 
     def _try(self) -> bool:
-        """Try once to take the lock; return True if this object holds the lock afterwards."""
+        """Try once to lock the directory; return True on success."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        # Register this object before locking the file. Otherwise a child forked between the two
-        # steps would not close its copy of the descriptor, and would keep the lock after this
-        # process ends.
+        # Register the `DirectoryLock` before locking the file. Otherwise a child forked between the
+        # two steps would not close its copy of the descriptor, and would keep the lock after the
+        # parent's end.
         _held.add(self)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -220,9 +227,9 @@ class DirectoryLock:
             if error.errno not in _NO_LOCKS:
                 raise
             _log.warning(
-                "%s cannot be locked (%s): a second process that writes there by mistake is not "
-                "detected. Make sure that no other process uses this --run_dir, or choose a "
-                "--run_dir on a disk with locks.",
+                "the lock file %s cannot be locked (%s): Thinwire cannot detect a second process "
+                "that writes to the same run directory. Make sure that no other process uses this "
+                "--run_dir, or choose a --run_dir on a disk with locks.",
                 *(self.path, error.strerror or error),
             )
             return True
@@ -232,7 +239,7 @@ class DirectoryLock:
         return False
 
     def _is_in_place(self, descriptor: int) -> bool:
-        """Return True if the locked file is still at its path; the run directory may be removed."""
+        """Return True if the locked file is at its path, from which it may have been removed."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
         return False

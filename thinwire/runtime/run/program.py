@@ -1,9 +1,10 @@
-"""Description of a worker's program: its files, its arguments, and the compiled parts of its model.
+"""Describes a worker's program: files, arguments, and compiled parts of the Keras model.
 
-If changed code continues a run, no single program explains the final weights. So a worker sends its
-`Program` in its Hello (the first message to a PS). The PS saves the program with the weights, and
-compares it with the program that a worker of the same id sends later. Addresses, ports, the number
-of workers and paths are not part of a program: a scheduler may continue the run on another host.
+If a run was continued with changed code, no single program would explain its final weights. So a
+worker sends its `Program` in its Hello (the first message to a PS). The PS saves a worker's program
+with the weights, and compares it with the program that a worker with the same id sends later.
+Addresses, ports, paths and the number of workers are not part of a `Program`, because a scheduler
+may continue the run on another host.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import pathlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-#: Prefix of the names of those rows in a worker's Hello message that describe its program.
+#: Prefix of the names of the rows in a worker's Hello message that describe the worker's program.
 PREFIX = "program."
 _FILE, _ARGUMENTS = f"{PREFIX}file:", f"{PREFIX}arguments"
-#: Limits of a program in a Hello message: number of files, and characters of a value. A digest
-#: replaces everything beyond a limit.
+#: Limits of a program's description in a Hello message: number of files, and characters of a value.
+#: A digest replaces everything beyond a limit.
 _MOST_FILES, _LONGEST = 500, 300
 _OTHERS = "other files"
 
@@ -27,14 +28,15 @@ Rows = tuple[tuple[str, str], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Program that one worker runs.
+    """Program (script, imported files and model) that one worker runs.
 
     Attributes:
-        script: Name of the script's file; empty if the program has no file (a notebook).
+        script: Name of the script's file; empty if the program has no file, for example in a
+            notebook.
         files: Name of a source file, relative to the script's folder -> digest of its content.
         arguments: Command-line arguments of the script.
-        compiled: Part of the compiled Keras model -> its description, for example "optimizer" ->
-            "SGD(momentum=0.9)".
+        compiled: Part of the compiled Keras model -> description of the part, for example
+            "optimizer" -> "SGD(momentum=0.9)".
     """
 
     script: str = ""
@@ -43,7 +45,7 @@ class Program:
     compiled: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def rows(self) -> Rows:
-        """Return the (name, value) rows by which a Hello describes the program, script first."""
+        """Return the (name, value) rows that describe the program in a Hello message to a PS."""
         names = sorted(self.files, key=lambda name: (name != self.script, name))
         rows = [(f"{_FILE}{name}", self.files[name]) for name in names[:_MOST_FILES]]
         if excess := names[_MOST_FILES:]:
@@ -55,12 +57,12 @@ class Program:
 
 
 def program_rows(rows: Iterable[tuple[str, str]]) -> Rows:
-    """Return the rows of a Hello's fingerprint (a worker's settings) that describe its program."""
+    """Return the rows of a worker's settings (in its Hello message) that describe its program."""
     return tuple((name, value) for name, value in rows if name.startswith(PREFIX))
 
 
 def first_change(before: Sequence[tuple[str, str]], now: Sequence[tuple[str, str]]) -> str | None:
-    """Return a phrase for the first difference between two programs' rows; None if equal."""
+    """Return a phrase for the first difference between two workers' programs; None if equal."""
     was, present = dict(before), dict(now)
     for name in [*was, *(name for name in present if name not in was)]:
         if was.get(name) != present.get(name):
@@ -71,12 +73,13 @@ def first_change(before: Sequence[tuple[str, str]], now: Sequence[tuple[str, str
 def changed_file(
     before: Sequence[tuple[str, str]], folder: pathlib.Path, script: str
 ) -> str | None:
-    """Return a phrase for the first file of a saved program that has changed; None if none has.
+    """Return a phrase for a saved program's first file that has changed; None if none has.
 
-    New files are not checked: if the script imports a new file, a known file has changed, too.
+    New source files are not checked, because if the script imports a new file, a known file has
+    changed, too.
 
     Args:
-        before: Rows of the saved program.
+        before: (name, value) rows that describe the saved program.
         folder: Folder of the present script, whose files are compared.
         script: Name of the present script's file.
     """
@@ -94,7 +97,7 @@ def changed_file(
 
 
 def changed_arguments(before: Sequence[tuple[str, str]], arguments: Sequence[str]) -> str | None:
-    """Return a phrase if a script's arguments differ from a saved program's, or None if equal."""
+    """Return a phrase if a script's arguments differ from the saved arguments; None if equal."""
     was, now = dict(before).get(_ARGUMENTS), _bounded(shlex.join(arguments))
     return None if was in (None, now) else _change(_ARGUMENTS, was, now)
 
@@ -105,12 +108,12 @@ def module_name(name: str) -> str:
 
 
 def digest_of(path: pathlib.Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 digest of a file's content, in hexadecimal."""
     return digest_of_bytes(path.read_bytes())
 
 
 def digest_of_bytes(content: bytes) -> str:
-    """Return the SHA-256 of bytes, in hexadecimal."""
+    """Return the SHA-256 digest of bytes, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -119,7 +122,7 @@ def _is_elsewhere(name: str) -> bool:
 
 
 def _bounded(text: str) -> str:
-    """Return a row's value; a too long value is cut, and its digest appended."""
+    """Return the value of a program's row; cut a long value and append its digest."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST // 2]}... (sha256 {digest_of_bytes(text.encode())[:12]})"

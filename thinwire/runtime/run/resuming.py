@@ -1,8 +1,9 @@
-"""Checks if a run with the present script and settings may continue the run of a checkpoint.
+"""Checks if the present script and settings may continue the run that wrote a checkpoint.
 
 The check needs only the checkpoint of PS shard 0, which holds the run's settings, the workers'
-programs, the number of updates and the stop reason. A launcher reads the checkpoint before it
-starts a process. A PS that was started by hand or by Kubernetes reads the checkpoint itself.
+programs, the number of updates and the stop reason. A launcher reads the checkpoint of PS shard 0
+before it starts a process. A PS that was started by hand or by Kubernetes checks the checkpoint
+itself.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from thinwire.runtime.run.script_target import ScriptTarget
 
 
 class OtherRun(ConfigurationError):
-    """The run to continue was trained with code or settings that differ from the present ones."""
+    """A run cannot continue, because the present code or settings differ from its own."""
 
 
 def refusal(where: str, difference: str, updates: int | None) -> str:
     """Return the error message of a run that cannot be continued unchanged.
 
     Args:
-        where: The flag and its folder or address that holds the run.
-        difference: Phrase that describes the first difference in code or settings.
-        updates: Number of updates that the run has applied. None if not known.
+        where: Flag with the folder or address that holds the run, for example "--run_dir=runs/a".
+        difference: Phrase that describes the first difference in code or settings between the runs.
+        updates: Number of updates that the run has applied; None if not known.
     """
     at = "" if updates is None else f" at update {updates}"
     return (
@@ -38,16 +39,17 @@ def refusal(where: str, difference: str, updates: int | None) -> str:
 def first_setting(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
     """Return a phrase for the first setting that differs between two runs; None if all are equal.
 
-    A setting that only one of the runs has is ignored: different versions have different settings.
+    A setting that only one of the two runs has is ignored, because different versions of Thinwire
+    have different settings.
     """
     for name, value in now.items():
         if name in before and before[name] != value:
-            return f"{name} was {before[name]!r} and is {value!r}"
+            return f"{name} was {before[name]!r} and is now {value!r}"
     return None
 
 
 def programs_of(state: State) -> dict[int, Rows]:
-    """Return worker id -> rows of the worker's program, from the checkpoint of a PS shard."""
+    """Return worker id -> rows that describe the worker's program, from a PS shard's checkpoint."""
     return {
         int(worker): tuple((str(name), str(value)) for name, value in rows)
         for worker, rows in state.get("programs", {}).items()
@@ -55,11 +57,12 @@ def programs_of(state: State) -> dict[int, Rows]:
 
 
 def changed_script(programs: Mapping[int, Rows], script: Sequence[str]) -> str | None:
-    """Return a phrase if a script or its imports differ from a checkpoint's programs, or None.
+    """Return a phrase if a script or its imports differ from a checkpoint's programs; else None.
 
     Args:
         programs: Worker id -> (name, value) rows of the worker's program, from the checkpoint.
-        script: File or module of the script, and its arguments; empty if workers run no script.
+        script: Path or module of the user's script, and its arguments; empty if workers run no
+            script.
     """
     if not script or not programs:
         return None

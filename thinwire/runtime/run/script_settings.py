@@ -1,7 +1,8 @@
-"""File with which a launcher passes a run's settings to the script of a worker or the evaluator.
+"""File by which a launcher passes a run's settings to the script of a worker or evaluator.
 
-The settings file is in the run directory on the script's host. An environment variable holds its
-path, and only the file's owner can read it. The file holds the paths of secrets, never the secrets.
+The settings file is in the run directory on the script's host. An environment variable holds the
+settings file's path, and only the file's owner can read the file. The settings file holds the paths
+of secrets, never the secrets.
 """
 
 from __future__ import annotations
@@ -17,27 +18,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.files import naming
 
-#: Environment variable with the path of the settings file.
+#: Name of the environment variable with the path of a script's settings file.
 SETTINGS_VARIABLE = "THINWIRE_SETTINGS"
-#: Word among a worker's flags: the worker runs the script in the script's own folder.
+#: Word among a worker's flags, with which the worker runs the script in the script's own folder.
 IN_SCRIPT_FOLDER = "--in_script_folder"
-#: Folder in the run directory of a remote host for the copied code: the script's folder, or for a
-#: module (``-m``) the folder in which the launcher was started.
+#: Folder of the copied code on a remote host with the script's folder, or for a module (``-m``)
+#: with the folder in which the launcher was started.
 SENT_SCRIPT = "sent/script"
-#: Prefix of a word among a worker's flags; a path follows. Keras' `fit` then writes measurements to
-#: the file of that path, and the worker does not train.
+#: Prefix of a word among a worker's flags, before a path. With this word, Keras' `fit` writes
+#: measurements to the file at the path and does not train.
 MEASURED_TO = "--measured_to="
-#: Word among a script's flags: `fit` evaluates the model for the Supervisor and does not train.
+#: Word among a script's flags, with which `fit` evaluates the model for the Supervisor and does not
+#: train.
 EVALUATES = "--evaluates"
-#: Prefix of a word among a script's flags; the run's start time, in seconds since 1970, follows.
+#: Prefix of a word among a script's flags, before the run's start time in seconds since 1970.
 RUN_BEGAN = "--run_began="
 #: Folder in the run directory with the settings files of scripts.
 SETTINGS_FOLDER = "settings"
 _EVALUATOR = "evaluator"
 #: Prefix of the name of a file with a copy of the launcher's standard input.
 INPUT_COPY = "stdin-"
-#: Suffix of the name of a file that lists the files a node has written, and the name's stem for
-#: the chief (the worker that writes the script's files).
+#: Suffix of the name of a file that lists the files which a node has written, and the stem of this
+#: name for the chief (the worker that writes the script's files).
 WRITTEN, CHIEF = ".written", "chief"
 #: Name of a file whose modification time shows when workers have started to train.
 TRAINING = "training"
@@ -48,12 +50,12 @@ _MOST_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class LaunchedScript:
-    """Settings of a script's process, which its launcher has written to the settings file."""
+    """Settings of a process that runs a user's script, from the file that the launcher wrote."""
 
     flags: tuple[str, ...]  # Thinwire's flags, for example --nb_workers=2
-    script: tuple[str, ...]  # path and arguments of the script
+    script: tuple[str, ...]  # path and arguments of the user's script
     measured_to: str = ""  # file to which `fit` writes measurements; empty: `fit` trains
-    evaluates: bool = False  # True if `fit` only evaluates the central model
+    evaluates: bool = False  # True if `fit` only evaluates the PS's model
 
 
 def write_settings(
@@ -63,7 +65,7 @@ def write_settings(
     folder = run_dir.resolve() / SETTINGS_FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{node}.json"
-    path.unlink(missing_ok=True)  # settings file of an earlier, killed process
+    path.unlink(missing_ok=True)  # an earlier, killed process may have left the file
     document = {
         "flags": [
             word for word in flags if not word.startswith((MEASURED_TO, EVALUATES, RUN_BEGAN))
@@ -85,7 +87,7 @@ def write_settings(
 
 
 def remove_own_settings(path: pathlib.Path) -> None:
-    """Remove a node's settings file; the host's last node also removes the files of all nodes."""
+    """Remove a node's settings file; the host's last node also removes the nodes' shared files."""
     path.unlink(missing_ok=True)
     if not any(path.parent.glob("*.json")):
         _remove_shared(path.parent)
@@ -102,23 +104,23 @@ def _remove_shared(folder: pathlib.Path) -> None:
 
 
 def remove_settings(run_dir: pathlib.Path, nodes: Iterable[str]) -> None:
-    """Remove settings files that nodes have not removed, and the files' folder if it is empty.
+    """Remove the settings files that nodes have left, and their folder if it is empty.
 
-    The settings of the script's evaluator are removed together with the Supervisor's files.
+    The settings file of the evaluator is removed together with the Supervisor's files.
     """
     for node in nodes:
         name = _EVALUATOR if node.startswith("supervisor") else node
         (run_dir / SETTINGS_FOLDER / f"{name}.json").unlink(missing_ok=True)
         (run_dir / SETTINGS_FOLDER / f"{name}{WRITTEN}").unlink(missing_ok=True)
-    # A node that still has a settings file needs the files that all nodes share.
+    # A node that has its settings file still runs and needs the files that nodes share.
     if not any((run_dir / SETTINGS_FOLDER).glob("*.json")):
         _remove_shared(run_dir / SETTINGS_FOLDER)
-    with contextlib.suppress(OSError):  # the folder may hold files of nodes that still run
+    with contextlib.suppress(OSError):  # fails if the folder holds files of running nodes
         (run_dir / SETTINGS_FOLDER).rmdir()
 
 
 def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
-    """Return the settings that the launcher has written; None if no launcher started this process.
+    """Return a script's settings from the launcher's file; None if there was no launcher.
 
     Args:
         environment: Environment variables of this process.
@@ -133,8 +135,8 @@ def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise ConfigurationError(
-                f"{SETTINGS_VARIABLE}={path}: other users may read it; expected mode 0600. Run "
-                f"`chmod 600 {path}`, or unset the variable."
+                f"environment variable {SETTINGS_VARIABLE}={path}: other users may read this "
+                f"file; expected mode 0600. Run `chmod 600 {path}`, or unset the variable."
             )
         document = dict(json.loads(path.read_bytes()[:_MOST_BYTES]))
         measured_to = str(document.get("measured_to", ""))
@@ -143,8 +145,9 @@ def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
         return LaunchedScript(*words, measured_to, evaluates)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"{SETTINGS_VARIABLE}={path} cannot be read ({error}); expected the file that "
-            "`thinwire run` writes. Unset the variable to train alone."
+            f"environment variable {SETTINGS_VARIABLE}={path}: this file cannot be read "
+            f"({error}); expected the file that `thinwire run` writes. Unset the variable to "
+            "train in this process alone."
         ) from error
 
 

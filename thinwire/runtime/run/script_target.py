@@ -1,7 +1,7 @@
-"""Program that a run's workers execute: a file (``python train.py``) or a module (``python -m``).
+"""Parses the program that workers run: a file (``python train.py``) or module (``python -m``).
 
-Thinwire's processes pass the program on as words of a command line: ``train.py --epochs=3``, or
-``-m package.train --epochs=3``.
+Thinwire's processes pass the workers' program on as words of a command line, ``train.py
+--epochs=3`` or ``-m package.train --epochs=3``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MODULE_OPTION = "-m"
 
 @dataclasses.dataclass(frozen=True)
 class ScriptTarget:
-    """Program that workers execute: a file or a module, and its arguments.
+    """Program that workers run: a Python file or module, and its arguments.
 
     Attributes:
-        path: Path of the program's file.
+        path: Path of the Python file of the program.
         module: Name of the module on the command line; empty if the command line names a file.
         arguments: Command-line arguments of the program.
     """
@@ -34,17 +34,17 @@ class ScriptTarget:
 
     @property
     def folder(self) -> pathlib.Path:
-        """Folder of the program's imports: its file's folder; for a module, the current folder."""
+        """Folder from which the program imports: its file's, or for a module the current folder."""
         return pathlib.Path.cwd() if self.module else self.path.resolve().parent
 
     @property
     def shown(self) -> str:
-        """Text by which the command line names the program: the file, or -m and the module."""
+        """The program as on the command line, without arguments: the file, or -m and the module."""
         return f"{MODULE_OPTION} {self.module}" if self.module else str(self.path)
 
     @property
     def label(self) -> str:
-        """Short name of the program, which names the default run directory."""
+        """Short name of the program, after which the default run directory is named."""
         return self.module.rpartition(".")[2] or self.path.stem
 
     @classmethod
@@ -52,7 +52,8 @@ class ScriptTarget:
         """Return the program that the words of a command line name.
 
         Args:
-            words: A file, or -m and a module; then the arguments of the program.
+            words: Words of the command line: a file, or -m and a module, then the program's
+                arguments.
 
         Raises:
             ConfigurationError: The file or module does not exist.
@@ -61,25 +62,26 @@ class ScriptTarget:
             path = pathlib.Path(words[0])
             if not path.is_file():
                 raise ConfigurationError(
-                    f"{path} is no file; expected the path of a Python script, or -m and a "
-                    "module. Put flags of Thinwire before the script, and the script's own "
-                    "arguments after it."
+                    f"the script path {path} is no file; expected the path of a Python script, or "
+                    "-m and a module. Put flags of Thinwire before the script, and the script's "
+                    "own arguments after it."
                 )
             return cls(path, "", tuple(words[1:]))
         if len(words) == 1:
             raise ConfigurationError(
-                "-m is the last word; expected a module after -m, as in -m package.train."
+                "-m is the last word of the command line; expected the name of a module after -m, "
+                "as in -m package.train."
             )
         return cls(_file_of(words[1]), words[1], tuple(words[2:]))
 
 
 def module_words(module: str, path: str, arguments: Sequence[str]) -> list[str]:
-    """Return the command-line words of a program: the file, or -m and the module; then arguments.
+    """Return a program as words of a command line: the file, or -m and the module, and arguments.
 
     Args:
         module: Name of the program's module; empty if the program is a file.
-        path: Path of the program's file; ignored for a module.
-        arguments: Arguments of the program.
+        path: Path of the program's file; not used for a module.
+        arguments: Command-line arguments of the program.
     """
     return [*([MODULE_OPTION, module] if module else [path]), *arguments]
 
@@ -102,7 +104,7 @@ def _file_of(module: str) -> pathlib.Path:
                 ".py. Start in the folder that holds its package, as for python -m."
             )
         place = list(spec.submodule_search_locations or ())
-    if place:  # the module is a package, which ``python -m`` runs by its __main__
+    if place:  # ``python -m`` runs a package's __main__
         spec = importlib.machinery.PathFinder.find_spec(f"{module}.__main__", place)
     if spec is None or spec.origin is None or not spec.has_location:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Signals that end a node: the first signal ends it gently, a second signal immediately."""
+"""Handles signals to a node: the first ends the node gently, a second one immediately."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 #: Exit code of a node that SIGINT or SIGTERM has ended (docs/reference/operations.md).
 EXIT_INTERRUPTED = 130
-#: Signals that end a node: Ctrl-C sends SIGINT; `kill` and service managers send SIGTERM.
+#: Signals that end a node: Ctrl-C sends SIGINT, and `kill` and service managers send SIGTERM.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: Time after the first signal, in seconds, within which a second signal counts as the same request:
-#: a service manager signals every process of a group, and a parent process forwards its signals.
+#: Time after the first signal, in seconds, within which a second signal counts as the same request.
+#: A node may receive one request twice, because a service manager signals every process of a group,
+#: and a parent process forwards its signals.
 SAME_REQUEST_SECONDS = 1.0
 
 #: Signal handler, which Python calls with (signal number, stack frame).
@@ -27,11 +28,12 @@ def end_immediately(number: int, frame: Any) -> None:
 
 
 def handle_first_signals() -> None:
-    """Make signals end this process immediately until a role handles signals; main thread only.
+    """Make signals end this process immediately, until a role handles signals.
 
-    Call this at the start of a process, when there is nothing to clean up: a KeyboardInterrupt
-    during an import can show up as a different error. The parent process may have blocked signals
-    until the interpreter is ready; this call unblocks signals, and pending signals take effect.
+    A process calls `handle_first_signals` in its main thread at its start, when there is nothing to
+    clean up, because a KeyboardInterrupt during an import can become a different error. The parent
+    process may have blocked signals until the Python interpreter is ready. `handle_first_signals`
+    unblocks signals, so that pending signals take effect.
     """
     for number in END_SIGNALS:
         signal.signal(number, end_immediately)
@@ -39,13 +41,13 @@ def handle_first_signals() -> None:
 
 
 def admit_signals() -> None:
-    """Unblock SIGINT and SIGTERM, which the parent blocks while this process starts."""
+    """Unblock SIGINT and SIGTERM, which the parent process blocks while this process starts."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
 
 
 @contextlib.contextmanager
 def raise_at_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt at a signal inside the block, so that the block can clean up."""
+    """Raise KeyboardInterrupt at a signal inside the with block, so that the block can clean up."""
     with handle_signals(signal.default_int_handler):
         yield
 
@@ -56,12 +58,13 @@ def handle_signals(
     numbers: Sequence[signal.Signals] = END_SIGNALS,
     insisted: Handler = end_immediately,
 ) -> Iterator[None]:
-    """Handle signals inside the block with the given handlers; main thread only.
+    """Handle signals inside the with block by the given handlers, in the main thread.
 
     Args:
-        handler: Called for the first signal.
+        handler: Function that is called for the first signal.
         numbers: Numbers of the signals to handle.
-        insisted: Called for a signal that arrives more than `SAME_REQUEST_SECONDS` after the first.
+        insisted: Function that is called for a signal more than `SAME_REQUEST_SECONDS` after the
+            first signal.
     """
     first_at: list[float] = []
 

@@ -1,4 +1,4 @@
-"""Large buffers (payloads, copies of the model) in unnamed files, to limit a process's memory."""
+"""Stores large buffers (payloads, model copies) in unnamed files, to limit a process's memory."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _log = logging.getLogger(__name__)
 
 
 class Spill:
-    """Allocator of large buffers: a few buffers are in memory, all further buffers in files.
+    """Allocator of large buffers, of which a few are in memory and all further ones in files.
 
-    A PS uses one allocator for incoming payloads and for copies of the model that clients still
-    read.
+    A PS uses one `Spill` for incoming payloads and for copies of the model that clients still read.
 
-    The pages of a buffer's file belong to the page cache: the kernel writes the pages out when
-    memory is short, and `put_away` removes them from this process. The file has no name, and the
-    kernel deletes it with its last array. If a file cannot be created, the buffer is in memory.
+    The pages of a buffer's file belong to the page cache, so the kernel writes the pages out when
+    memory is short, and `put_away` removes the pages from this process. A buffer's file has no
+    name, and the kernel deletes the file with its last array. If a buffer's file cannot be created,
+    the buffer is in memory.
 
     Args:
-        folder: Folder of the unnamed files.
+        folder: Folder of the buffers' unnamed files.
         in_memory: Largest number of buffers that are in memory at the same time.
     """
 
@@ -41,7 +41,7 @@ class Spill:
         self._has_warned = False
 
     def buffer(self, num_bytes: int) -> NDArray[Any]:
-        """Return a new, uninitialized array [num_bytes] uint8, aligned to 64 bytes."""
+        """Return a new, uninitialized buffer, an array [num_bytes] uint8 aligned to 64 bytes."""
         if num_bytes < LEAST_BYTES:
             return buffer(num_bytes)
         try:
@@ -51,7 +51,7 @@ class Spill:
         return np.asarray(_Counted(buffer(num_bytes), self._left))
 
     def copied(self, values: NDArray[Any]) -> NDArray[Any] | FileCopy:
-        """Return a copy of an array [n] for a caller that only reads the copy, in parts."""
+        """Return a copy of an array [n], which the caller only reads, in parts."""
         if values.nbytes < LEAST_BYTES:
             return copied(values)
         try:
@@ -63,8 +63,8 @@ class Spill:
     def _in_file(self, num_bytes: int) -> NDArray[Any]:
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:
-                # Reserve the file's disk space now: on a full disk, a later write to the mapped
-                # memory would end the process with SIGBUS.
+                # Reserve the file's disk space now, because on a full disk a later write to the
+                # mapped memory would end the process with SIGBUS.
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
                 return np.asarray(MappedFile(mmap.mmap(file.fileno(), num_bytes)))
         except OSError as error:
@@ -74,24 +74,24 @@ class Spill:
     def _warn(self, num_bytes: int, error: OSError) -> None:
         if not self._has_warned:
             _log.warning(
-                "cannot create a file of %d bytes in %s (%s): the buffer stays in memory",
+                "cannot create a file of %d bytes in folder %s (%s): the buffer stays in memory",
                 *(num_bytes, self._folder, error),
             )
         self._has_warned = True
 
 
 class FileCopy:
-    """Copy of an array [n] in an unnamed file; the values take no memory of this process.
+    """Copy of an array [n] in an unnamed file, which takes no memory of this process.
 
-    The file is written and read by system calls: the first write to memory-mapped pages of a file
+    System calls write and read the file, because the first write to memory-mapped pages of a file
     takes two to four times as long.
 
     Attributes:
-        nbytes: Size of the values, in bytes.
+        nbytes: Size of the copied array, in bytes.
     """
 
     def __init__(self, values: NDArray[Any], folder: Path) -> None:
-        """Copy an array [n] to a new unnamed file in ``folder``; raises OSError."""
+        """Copy an array [n] to a new unnamed file in ``folder``; raise OSError on failure."""
         self.nbytes, self._dtype = values.nbytes, values.dtype
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - as long as it
         weakref.finalize(self, self._file.close)
@@ -100,7 +100,7 @@ class FileCopy:
             remaining = remaining[self._file.write(remaining[:PIECE_BYTES]) :]
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
-        """Return a copy of the values in a slice ``start:stop`` of the array."""
+        """Return a copy of the slice ``start:stop`` of the array in the file."""
         values = np.empty(part.stop - part.start, self._dtype)
         remaining, at = values.view(np.uint8).data, part.start * values.itemsize
         while len(remaining):
@@ -112,7 +112,7 @@ class FileCopy:
 
 
 class _Counted:
-    """Memory buffer of a `Spill`; the `Spill` counts it until its last array or view is deleted."""
+    """Memory buffer that a `Spill` counts until its last array or view is deleted."""
 
     def __init__(self, raw: NDArray[Any], left: list[None]) -> None:
         self._raw, self._left = raw, left

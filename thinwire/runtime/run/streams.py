@@ -1,14 +1,16 @@
-"""Standard streams of a command that are always open and whose writes never raise an error.
+"""Makes sure that a command's standard streams are open and their writes raise no errors.
 
-A shell may start a command with a closed stream (``>&-``), the reader of a pipe may exit before
-the command ends (``| head``), and the disk of ``> file`` may be full. Python sets a closed stream
-to None. For a lost reader or a full disk Python raises an exception at the next write or at the
-end of the interpreter. `standard_streams` handles these three cases for every command:
+A shell may start a command with a closed stream (``>&-``), the reader of a pipe may exit before the
+command ends (``| head``), and the disk of ``> file`` may be full. For a closed stream, Python sets
+sys.stdout or sys.stderr to None. For a lost reader or a full disk, Python raises an exception at
+the next write or at the end of the interpreter. `standard_streams` handles closed streams, lost
+readers and full disks for every command:
 
-- A closed stream becomes /dev/null. Otherwise a file opened later could get the stream's descriptor
-  number, to which native libraries write.
+- A closed stream becomes /dev/null. If a standard stream stayed closed, a file opened later could
+  get its descriptor number, to which native libraries write.
 - If the reader of a pipe has exited, the output that follows is dropped, and the command completes
-  its work: `thinwire stop RUN | head -1` still stops the run. The exit code is the command's own.
+  its work: `thinwire stop RUN | head -1` still stops the run. The exit code of the command does not
+  change.
 - If stdout cannot be written for another reason, stderr gets one line about the lost output at the
   end.
 """
@@ -26,15 +28,17 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
-#: Exit code of a command whose output was lost, as for a full disk (docs/reference/operations.md).
+#: Exit code of a command whose output was lost, equal to the code for a full disk
+#: (docs/reference/operations.md).
 _EXIT_LOST = 2
 
 
 class _Output(io.FileIO):
-    """Standard output or standard error of a command; a write always succeeds.
+    """Standard output or standard error of a command, whose writes always succeed.
 
     Attributes:
-        failure: Error by which output was lost while the stream had a reader; None if none was.
+        failure: Error by which output was lost while the stream had a reader; None without such an
+            error.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -42,12 +46,12 @@ class _Output(io.FileIO):
         self.failure: OSError | None = None
 
     def write(self, data: Buffer, /) -> int:
-        """Write the bytes, or drop the bytes if the write fails; return their number."""
+        """Write the bytes, or drop the bytes if the write fails; return the number of bytes."""
         try:
             return super().write(data)
         except BrokenPipeError:
-            # Redirect the descriptor to /dev/null, not only this object: native code and child
-            # processes also write to the descriptor, and their writes must not fail either.
+            # Redirect the file descriptor to /dev/null, because native code and child processes
+            # also write to the descriptor, and their writes must not fail either.
             with open(os.devnull, "wb") as null:
                 os.dup2(null.fileno(), self.fileno())
         except OSError as error:
@@ -57,7 +61,7 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Run a command in the block, which ends with SystemExit; its writes to streams never fail."""
+    """Run a command inside the with block, such that its writes succeed; exit at the end."""
     _open_closed()
     sys.stdout = _lasting(sys.stdout, _STDOUT)
     sys.stderr = _lasting(sys.stderr, _STDERR)
@@ -87,14 +91,15 @@ def _open_closed() -> None:
 
 
 def _lasting(stream: TextIO | None, descriptor: int) -> TextIO:
-    """Return a stream like ``stream`` whose writes never fail; return a test's stream unchanged."""
+    """Return a stream like ``stream`` whose writes never fail, or a test's stream unchanged."""
     if stream is None:
         return _stream(descriptor, "utf-8", is_buffered=True, line_buffering=False)
     raw = _raw(stream)
     if raw is None or isinstance(raw, _Output):
         return stream
     stream.flush()
-    is_buffered = raw is not stream.buffer  # False with python -u or PYTHONUNBUFFERED
+    # The stream has no buffer if Python was started with -u or PYTHONUNBUFFERED.
+    is_buffered = raw is not stream.buffer
     by_line = getattr(stream, "line_buffering", False)
     return _stream(descriptor, stream.encoding, is_buffered, by_line)
 
@@ -104,14 +109,14 @@ def _stream(descriptor: int, encoding: str, is_buffered: bool, line_buffering: b
     return io.TextIOWrapper(
         io.BufferedWriter(output) if is_buffered else output,
         encoding=encoding,
-        errors="backslashreplace",  # a printed file name may hold bytes that are not valid text
+        errors="backslashreplace",  # a printed file name may hold bytes that are no valid text
         line_buffering=line_buffering,
         write_through=not is_buffered,
     )
 
 
 def _raw(stream: TextIO) -> io.FileIO | None:
-    """Return the file under a stream that the interpreter has opened; None for other streams."""
+    """Return the raw file of a stream that the interpreter has opened; None for other streams."""
     buffer = getattr(stream, "buffer", None)
     raw = getattr(buffer, "raw", buffer)
     return raw if isinstance(raw, io.FileIO) else None

@@ -1,4 +1,4 @@
-"""Target of a run: a bound of a metric at which the run ends, for example ``val_mae<=0.3``."""
+"""The target of a run: a metric's bound at which the run ends, for example ``val_mae<=0.3``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-#: Metrics of an evaluation: metric name -> value; None if the value is not finite.
+#: Metrics of an evaluation: name of a metric -> value, or None if the value is not finite.
 Metrics = Mapping[str, float | None]
 
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
@@ -31,13 +31,13 @@ def find_name(known: Container[str], name: str) -> str | None:
 
 
 def find(metrics: Metrics, name: str) -> float | None:
-    """Return a metric's value, with or without the prefix "val_"; None if missing or not finite."""
+    """Return the value of a metric, named with or without "val_"; None if missing or not finite."""
     known = find_name(metrics, name)
     return None if known is None else metrics[known]
 
 
 def is_target(text: str) -> bool:
-    """Return True if `Target.parse` accepts a text as a target."""
+    """Return True if `Target.parse` accepts a text as a run's target."""
     try:
         Target.parse(text)
     except ValueError:
@@ -58,7 +58,7 @@ class Target:
         """Parse the text of a run's target, for example ``val_mae<=0.3``.
 
         Raises:
-            ValueError: The text is not a target.
+            ValueError: The text is not a target like ``val_mae<=0.3``.
         """
         form = _FORM.fullmatch(text)
         try:
@@ -66,7 +66,10 @@ class Target:
         except ValueError:
             bound = math.nan
         if form is None or not math.isfinite(bound):
-            raise ValueError(f"{text!r} is not a target; expected NAME<=NUMBER or NAME>=NUMBER")
+            raise ValueError(
+                f"the text {text!r} is not a target for an evaluation metric; expected "
+                "NAME<=NUMBER or NAME>=NUMBER"
+            )
         return cls(form["metric"], form["sign"], bound)
 
     @classmethod
@@ -80,12 +83,12 @@ class Target:
 
     @property
     def stop_reason(self) -> str:
-        """Stop reason of a run that has reached this target."""
+        """Stop reason of a run that has reached this target, for summary.json."""
         return ACCURACY_REACHED if self.metric == ACCURACY and self.sign == ">=" else REACHED
 
     @property
     def best(self) -> Callable[..., float]:
-        """Function that returns the best of several values of the metric: min or max."""
+        """Function that returns the best of several values of the target's metric: min or max."""
         return min if self.sign == "<=" else max
 
     def is_reached(self, metrics: Metrics) -> bool:
@@ -100,11 +103,11 @@ class Target:
         return self.is_reached(best or {ACCURACY: summary["best_test_accuracy"]})
 
     def is_implied_by(self, earlier: str | float | None) -> bool:
-        """Return True if a run that has reached the earlier target has reached this target.
+        """Return True if a run that has reached an earlier target has also reached this target.
 
         Args:
-            earlier: Text of the earlier target. A number is a bound of the accuracy, which old
-                checkpoints hold. None if there was no earlier target.
+            earlier: Text of the earlier target, or a number from an old checkpoint, which is a
+                bound of the accuracy. None if there was no earlier target.
         """
         if not isinstance(earlier, str):
             return self.is_reached({ACCURACY: earlier})

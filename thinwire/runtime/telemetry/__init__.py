@@ -1,9 +1,10 @@
-"""Reports of a node about a training run, as plain data.
+"""Reports of nodes about a training run, as plain data.
 
-The roles measure and count. These modules define the documents with the figures, so that the status
-of PS shard 0, a summary and a report use the same names. `run_status` defines the status and
-summary.json, `evaluation` the metrics of the central model by name, `instruments` the values that
-/metrics exports, and `round_trace` the time records of single rounds. `predictions` compares the
-Advisor's file with a run; `tensorboard` writes event files. This package re-exports nothing,
-because `predictions` imports all methods, which few importers of these modules need.
+The modules of `telemetry` define documents with the figures that the roles measure, so that the
+status of PS shard 0, a summary and a report use the same names. The module `run_status` defines the
+status and summary.json, `evaluation` the metrics of the PS's model by name, `instruments` the
+values that /metrics exports, and `round_trace` the time records of single training rounds. The
+module `predictions` compares the Advisor's file with a run, and `tensorboard` writes event files.
+The package `telemetry` re-exports no names, because its module `predictions` imports all training
+methods, which few users of the package need.
 """

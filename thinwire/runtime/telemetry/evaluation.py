@@ -1,4 +1,4 @@
-"""Evaluations of the central model: metrics by name, and the training cost up to the evaluation.
+"""Evaluations of the PS's model: metrics by name, and the training cost until each one.
 
 The names of the metrics come from a built-in task, from a script's compiled metrics, or from a
 script's own function. A metric value that is not finite is written as null.
@@ -19,27 +19,27 @@ _LARGER_IS_BETTER = re.compile(
     r"acc|auc|precision|recall|sensitivity|specificity|f1|f_?beta|fscore|iou|dice|r2|similarity"
     r"|hit|top_?[k\d]|ndcg|bleu|rouge|psnr|ssim|score|reward"
 )
-#: Pattern of words in the names of metrics whose smaller value is better (loss, for example). It
-#: is checked before `_LARGER_IS_BETTER`.
+#: Pattern of words in the names of metrics whose smaller value is better (loss, for example). The
+#: pattern is checked before `_LARGER_IS_BETTER`.
 _SMALLER_IS_BETTER = re.compile(r"loss|err|divergence|perplexity|false_|m[as]p?e$|rmse")
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation(Document):
-    """Evaluation of one version of the central model by one set of metrics."""
+    """Evaluation of one version of the PS's model by one set of metrics."""
 
     version: int  # number of updates applied to the evaluated model
-    samples: int  # number of training examples that these updates consumed
+    samples: int  # number of training examples up to the evaluated version
     seconds: float  # training time up to the evaluated version, in seconds
     metrics: dict[str, float | None]  # metric name -> value; None if the value is not finite
-    bytes_up: int  # bytes that all workers have sent to PS shards so far
-    bytes_down: int  # bytes that PS shards have sent to all workers so far
+    bytes_up: int  # bytes sent by all workers to PS shards up to the evaluation
+    bytes_down: int  # bytes sent by PS shards to all workers up to the evaluation
     versions: list[int] = dataclasses.field(default_factory=list)  # number of updates per PS shard
     final: bool = False  # True if the run ended with the evaluated version
 
 
 def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Drop evaluations whose updates a PS restart undid; merge evaluations of the same version.
+    """Drop evaluations whose updates a PS restart undid; merge evaluations of one version.
 
     Args:
         evaluations: Evaluations of a run in the order in which they were made.
@@ -56,15 +56,15 @@ def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
             undone = True
         if valid and valid[-1].version == evaluation.version:
             before = valid.pop()
-            # After a PS restart the same version number names different weights than before: the
-            # evaluations of that version must not be merged.
+            # After a PS restart, a version number names different weights than before, so
+            # evaluations of the version must not be merged.
             evaluation = evaluation if undone else _merged(before, evaluation)
         valid.append(evaluation)
     return valid
 
 
 def latest(evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the newest evaluation, with all metrics of its model version; None without one."""
+    """Return the newest evaluation, with all metrics of its model version; None if none exists."""
     newest: Evaluation | None = None
     for evaluation in reversed(evaluations):
         if newest is not None and evaluation.version != newest.version:
@@ -74,19 +74,19 @@ def latest(evaluations: Sequence[Evaluation]) -> Evaluation | None:
 
 
 def latest_until(version: int, evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the newest evaluation if its model version is at most ``version``, else None.
+    """Return the newest evaluation if its model has at most ``version`` updates, else None.
 
-    An evaluation above the run's present ``version`` is from an earlier run in the same directory.
+    An evaluation of a model with more updates is from an earlier run in the same directory.
     """
     newest = latest(evaluations)
     return newest if newest is not None and newest.version <= version else None
 
 
 def ranges(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float | None]]:
-    """Return metric name -> its ``last``, ``min`` and ``max`` value in a run, for a summary.
+    """Return metric name -> ``last``, ``min`` and ``max`` value of the metric in a run.
 
     Args:
-        evaluations: Evaluations of the run, versions ascending.
+        evaluations: Evaluations of the run, ordered by ascending model version.
     """
     spreads: dict[str, dict[str, float | None]] = {}
     for name in names_in(evaluations):
@@ -140,7 +140,7 @@ def is_share(name: str) -> bool:
 
 
 def best_of(name: str, spread: Mapping[str, float | None]) -> float | None:
-    """Return the best value of a metric in its `ranges`; None if no value is finite."""
+    """Return the best value of a metric from its last, min and max; None if not finite."""
     return spread.get("max" if is_larger_better(name) else "min")
 
 

@@ -1,4 +1,4 @@
-"""Instruments of a node for monitoring: counters, gauges and histograms, as plain data.
+"""Instruments for monitoring a node: counters, gauges and histograms, as plain data.
 
 Every role collects its own instruments, and `thinwire.proto.metrics_server` exports the
 instruments in Prometheus' text format.
@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-#: Label values -> value of an instrument; the key of an instrument without labels is ().
+#: Label values -> value of an instrument. The key of an instrument without labels is ().
 Values = Mapping[tuple[str, ...], float]
 
 
@@ -19,11 +19,14 @@ class Instrument:
     """Instrument: a monitored quantity with a value for each combination of label values.
 
     Attributes:
-        name: Name in lower case with the unit, without the exported prefix and without `_total`.
-        kind: Kind of instrument. A counter only grows; a histogram counts whole numbers.
-        text: Sentence that describes the quantity.
-        labels: Names of the labels; empty for a histogram.
-        values: Label values -> value. For a histogram: whole number as text -> count of the number.
+        name: Name of the instrument in lower case with the unit, without the exported prefix and
+            without `_total`.
+        kind: Kind of the instrument: a counter only grows, a gauge rises and falls, a histogram
+            counts whole numbers.
+        text: Sentence that describes the monitored quantity.
+        labels: Names of the instrument's labels; empty for a histogram.
+        values: Label values -> value of the instrument. For a histogram: whole number as text ->
+            count of the number.
     """
 
     name: str
@@ -36,19 +39,19 @@ class Instrument:
 def counter(
     name: str, text: str, value: float | Mapping[str, float], label: str | None = None
 ) -> Instrument:
-    """Return an instrument that only grows, with one value, or one for each value of ``label``."""
+    """Return an instrument that only grows, with one value, or one per value of ``label``."""
     return _scalar("counter", name, text, value, label)
 
 
 def gauge(
     name: str, text: str, value: float | Mapping[str, float], label: str | None = None
 ) -> Instrument:
-    """Return an instrument that rises and falls: one value, or one for each value of ``label``."""
+    """Return an instrument that rises and falls, with one value, or one per value of ``label``."""
     return _scalar("gauge", name, text, value, label)
 
 
 def histogram(name: str, text: str, counts: Mapping[int, int]) -> Instrument:
-    """Return a histogram; ``counts`` maps a whole number to how often it occurred."""
+    """Return a histogram; ``counts`` maps a whole number to its number of occurrences."""
     values: dict[tuple[str, ...], float] = {
         (str(number),): float(count) for number, count in counts.items()
     }
@@ -56,11 +59,11 @@ def histogram(name: str, text: str, counts: Mapping[int, int]) -> Instrument:
 
 
 def since(instrument: Instrument, before: Instrument | None) -> Instrument:
-    """Return the increase of a counter or a histogram since `before`; a gauge stays the same.
+    """Return the increase of a counter or histogram since `before`; return a gauge unchanged.
 
     A node that restarts from a checkpoint counts the events after the checkpoint a second time, so
-    its totals would decrease at the restart. A scraper takes a decreasing total for a counter that
-    restarted at 0. So exported totals start at 0 with the node's process.
+    its totals would decrease at the restart. A scraper would interpret a decreasing total as a
+    counter that restarted at 0. So exported totals start at 0 with the node's process.
 
     >>> since(counter("steps", "", 7), counter("steps", "", 5)).values
     {(): 2}

@@ -1,7 +1,7 @@
-"""Predictions of the Advisor (role that proposes a method): ``advice.json`` compared with a run.
+"""Compares the Advisor's predictions (``advice.json``) with the measured figures of a run.
 
-The Advisor writes the file once, before a run. The node that ends the run reads the file and adds
-the block ``advice`` to summary.json.
+The Advisor writes ``advice.json`` once, before a run. The node that ends the run reads
+``advice.json`` and adds the block ``advice`` to summary.json.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Prediction(Document):
 
 @dataclasses.dataclass(frozen=True)
 class PredictionSetting(Document):
-    """Settings of a run for which a prediction is valid, next to its links and devices."""
+    """Settings of the run for which the Advisor's predictions are valid."""
 
     network: str
     dataset: str
@@ -46,12 +46,12 @@ class PredictionSetting(Document):
 
 @dataclasses.dataclass(frozen=True)
 class Predicted(Document):
-    """A method (composition of policies), with its predicted speed and traffic."""
+    """A method (composition of policies), with the Advisor's prediction of speed and traffic."""
 
     flags: list[str]  # command-line flags that select the composition
     digest: str  # digest of the composition's policies and their settings
     prediction: Prediction
-    coding_seconds: float  # time to encode and decode one exchange on the Advisor's host
+    coding_seconds: float  # seconds to encode and decode an update on the Advisor's host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +62,8 @@ class WorkerLink(Document):
     step_seconds: float  # compute time of one mini-batch, in seconds
     up_mbps: float  # uplink rate, in Mbit/s; 0: no limit was found
     down_mbps: float  # downlink rate, in Mbit/s; 0: no limit was found
-    round_trip_seconds: float  # seconds of one exchange without transfer and coding
-    rounds: int  # number of measured rounds, whose medians the fields hold
+    round_trip_seconds: float  # round-trip time: an exchange without transfer and coding
+    rounds: int  # number of training rounds that were measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +76,13 @@ class Excluded(Document):
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation(Document):
-    """Content of the Advisor's file ``advice.json``."""
+    """Content of ``advice.json``, the file in which the Advisor role writes predictions."""
 
     setting: PredictionSetting
     given: list[str]  # flags of the run for which the Advisor made the file
     links: list[WorkerLink]
-    ideal_samples_per_second: float  # training rate if no worker ever waits
-    rate: float  # fraction of the ideal rate that the proposed composition should reach
+    ideal_samples_per_second: float  # training rate without communication
+    rate: float  # fraction of the ideal rate that is fast enough for a proposal
     predicted: list[Predicted]  # compositions with predictions, from lossless to lossy
     left_out: list[Excluded]  # compositions without a prediction, with the reasons
     proposal: int  # index of the proposed composition in `predicted`
@@ -92,36 +92,40 @@ class Recommendation(Document):
 
 
 def digest_of(method: Method) -> str:
-    """Return a digest of a method; equal digests mean equal policies with equal settings."""
+    """Return a digest of a training method, equal for equal policies with equal settings."""
     text = "\n".join(f"{name}={value}" for name, value in method.fingerprint())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def load(path: pathlib.Path) -> Recommendation:
-    """Read and check the Advisor's file at a path.
+    """Read and check the Advisor's file (advice.json) at a path.
 
     Raises:
-        ConfigurationError: The file cannot be read, or is not an Advisor's file.
+        ConfigurationError: The advice file cannot be read, or no Advisor of this version wrote it.
     """
     try:
         advice = Recommendation.from_dict(parse_json(read_bounded(path)))
         if advice.schema != _SCHEMA or advice.proposal >= len(advice.predicted):
-            raise ValueError(f"schema {advice.schema}, proposal {advice.proposal}")
+            raise ValueError(
+                f"the advice has schema {advice.schema} and proposal {advice.proposal}, which "
+                "this version does not read"
+            )
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"{path} is not an advice file of this version ({error}); name the {ADVICE_FILE} that "
-            "--type_node=Advisor has written."
+            f"{path} is not an advice file of this version ({error}); give the file {ADVICE_FILE} "
+            "that --type_node=Advisor has written."
         ) from error
     return advice
 
 
 def of_run(run: Run) -> tuple[pathlib.Path, Recommendation] | None:
-    """Return path and content of the Advisor's file to compare a run with; None without a file.
+    """Return path and content of the Advisor's file for a run; None without a file.
 
-    --advice names the file; by default it is ``advice.json`` in the run directory.
+    The flag --advice names the Advisor's file, which by default is ``advice.json`` in the run
+    directory.
 
     Raises:
-        ConfigurationError: The file cannot be read, or is not an Advisor's file.
+        ConfigurationError: The advice file cannot be read, or no Advisor of this version wrote it.
     """
     path = pathlib.Path(run.advice) if run.advice else run.run_dir / ADVICE_FILE
     if run.advice is None and not path.is_file():
@@ -132,12 +136,12 @@ def of_run(run: Run) -> tuple[pathlib.Path, Recommendation] | None:
 def outcome(
     advice: Recommendation, run: Run, status: RunStatus, summary: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a summary's block ``advice``, which compares predicted with measured values.
+    """Return the block ``advice`` of summary.json, which compares predictions with the run.
 
     Args:
-        advice: Content of the Advisor's file.
+        advice: Content of the Advisor's file, with the predictions.
         run: Settings of the finished run.
-        status: Last status of the run.
+        status: Last status document of the run.
         summary: Summary of the run, with the measured values.
 
     Returns:
@@ -167,7 +171,7 @@ def outcome(
 
 
 def in_words(block: Mapping[str, Any]) -> str:
-    """Return the comparison of predicted and measured values (`outcome`) as one line for a log."""
+    """Return a comparison of predicted and measured values (by `outcome`) as a line of a log."""
     if block["predicted"] is None:
         return f"not comparable: {block['why']}"
     return ", ".join(
@@ -184,7 +188,7 @@ def network_of(run: Run) -> str:
 
 
 def _setting_of(run: Run, status: RunStatus) -> PredictionSetting:
-    """Return a run's settings for a prediction; the batch size is the workers' in the status."""
+    """Return a run's settings for a comparison, with the batch size that the status shows."""
     samples = sum(worker.samples for worker in status.workers)
     steps = sum(worker.local_steps for worker in status.workers)
     return PredictionSetting(
@@ -197,7 +201,7 @@ def _setting_of(run: Run, status: RunStatus) -> PredictionSetting:
 
 
 def _difference(predicted: PredictionSetting, here: PredictionSetting) -> str:
-    """Return a phrase for the first setting that differs between prediction and run; else ""."""
+    """Return a phrase for the first setting that differs between prediction and run, or ""."""
     for name, value in predicted.to_dict().items():
         if (now := getattr(here, name)) != value:
             return f"the prediction is for {name} {value}, this run has {now}"

@@ -1,8 +1,9 @@
-"""Time records of every round (local steps and one exchange) of every worker, for --measure.
+"""Time records of each worker's rounds (local steps and one exchange), for --measure.
 
-A worker sends its records in batches to PS shard 0, which forwards the records to the Supervisor.
-The Supervisor writes a record as a line of ``measure/worker-N.jsonl``. Names and units of the
-fields follow the per-round log files of ESync (a synchronization method with published code).
+A worker sends the time records of its rounds in batches to PS shard 0, which forwards the records
+to the Supervisor. The Supervisor writes each round's record as a line of
+``measure/worker-N.jsonl``. Names and units of a round record's fields follow the log files of ESync
+(a synchronization method with published code).
 """
 
 from __future__ import annotations
@@ -15,59 +16,60 @@ from typing import Any, NamedTuple
 from thinwire.ops.pacing import Pacer
 from thinwire.runtime.persistence.documents import Document, parse_json
 
-CHECK_READY = "check ready"  # phase of ESync: the worker queries the state server
+CHECK_READY = "check ready"  # phase of ESync in which the worker queries the state server
 GET_BATCH = "get_batch"
-FORWARD_AND_BACKWARD = "forward and backward"  # phase with the pause of an emulated slow device
+#: Forward and backward pass, with the pause of an emulated slow device.
+FORWARD_AND_BACKWARD = "forward and backward"
 LOCAL_UPDATE = "local update"
-ENCODE = "encode"  # phase that encodes the push; ESync's own logs lack this phase
+ENCODE = "encode"  # phase that encodes the push; original ESync's logs lack it
 GLOBAL_UPDATE = "global update"  # phase that exchanges a weight change: barrier, transfer, apply
 GLOBAL_AGGREGATE = "global aggregate"  # phase that exchanges a gradient: barrier, transfer, apply
 EVALUATION = "evaluation"
-#: Phases that exchange with the PS; a round has exactly one of these two phases.
+#: Phases that exchange with the PS, of which a round has exactly one.
 GLOBAL_PHASES = (GLOBAL_UPDATE, GLOBAL_AGGREGATE)
-#: Phases in which a worker computes on the model.
+#: Phases of a round in which a worker computes on the model.
 COMPUTING_PHASES = (FORWARD_AND_BACKWARD, LOCAL_UPDATE)
 
-#: Values of --measure: "off" records nothing, "rounds" the sums of each round, "steps" also the
+#: Values of --measure: "off" records no times, "rounds" the sums of each round, "steps" also the
 #: times of each local step.
 LEVELS = ("off", "rounds", "steps")
-#: Largest size of a batch of records, in bytes: below 256 KiB, which is a PS shard's limit.
+#: Largest size of a batch of round records, in bytes, below a PS shard's limit of 256 KiB.
 MAX_BATCH_BYTES = 200 << 10
 _DECIMALS = 6  # number of decimals of seconds and other fractions in a record
 
 
 class RoundRecord(NamedTuple):
-    """Record of one round as the worker measured it, in seconds of the worker's monotonic clock."""
+    """Time record of one training round, in seconds of the worker's monotonic clock."""
 
     num_iters: int  # number of the worker's exchange with the PS, from 1
     num_samples: int  # number of examples that the worker trained on in this round
     total_time: float  # seconds of training by this worker so far, over all its incarnations
     n_local: int  # number of local steps in this round
-    epoch: int  # number of passes over its own examples that the worker has completed
+    epoch: int  # number of completed passes over the worker's own examples
     version: int  # number of updates of PS shard 0's model after the round
-    staleness: int  # updates applied between this worker's pull and its push
-    loss: float | None  # mean training loss over the local steps; None: unknown
+    staleness: int  # number of updates applied between this worker's pull and push
+    loss: float | None  # mean training loss over the round's local steps; None: unknown
     bytes_sent: int  # bytes sent to all PS shards in this round, with framing
     bytes_received: int  # bytes received from all PS shards in this round, with framing
     barrier_wait: float  # seconds for which a PS delayed its reply to wait for workers
-    transfer: float  # seconds of the exchange without the barrier: links, queues, merging
+    transfer: float  # seconds of the exchange except the barrier: links, queues, merging
     time: dict[str, float]  # phase name -> seconds in this round
     steps: list[dict[str, float]] | None  # per local step: phase -> seconds; None: not recorded
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredBy(Document):
-    """Worker process that measured a batch of round records."""
+    """Worker process that measured a batch of time records of rounds."""
 
     host: str
     device: str  # name of the worker's device: cpu, gpu0, gpu1, ...
     rank: int  # rank of the worker from 0: worker N has rank N - 1
-    life: str  # id of the worker's incarnation, within which `num_iters` grows
+    life: str  # id of the worker's process, within which `num_iters` grows
 
 
 @dataclasses.dataclass(frozen=True)
 class Round(Document):
-    """Record of one round, with the worker that measured it, as a line of a file."""
+    """Time record of one training round, and the worker that measured it, as a line of a file."""
 
     num_iters: int
     num_samples: int
@@ -90,7 +92,7 @@ class Round(Document):
 
     @property
     def global_seconds(self) -> float:
-        """Seconds that the round's exchange took: barrier, transfer and apply."""
+        """Seconds of the round's exchange with the PS: barrier, transfer and apply."""
         return sum(self.time.get(name, 0.0) for name in GLOBAL_PHASES)
 
     @property
@@ -105,7 +107,7 @@ class Round(Document):
 
 
 def phases_of(pacer: Pacer) -> tuple[str, ...]:
-    """Return the phases of a worker's round in order; the pacer sets the number of local steps."""
+    """Return the names of the phases of a worker's round, in order; they depend on the pacer."""
     local = pacer.queries or not pacer.push_now(1)
     return (
         *((CHECK_READY,) if pacer.queries else ()),
@@ -118,7 +120,7 @@ def phases_of(pacer: Pacer) -> tuple[str, ...]:
 
 
 def pack(origin: MeasuredBy, rows: Iterable[RoundRecord]) -> list[str]:
-    """Encode records as batches of at most MAX_BATCH_BYTES; drop `steps` of a record too long."""
+    """Encode round records in batches of up to MAX_BATCH_BYTES; drop `steps` of long records."""
     head = {**origin.to_dict(), "columns": list(RoundRecord._fields)}
     start = _dumps(head)[:-1] + ',"rows":['
     batches: list[str] = []
@@ -139,15 +141,15 @@ def pack(origin: MeasuredBy, rows: Iterable[RoundRecord]) -> list[str]:
 
 
 def unpack(text: str | bytes) -> list[Round]:
-    """Decode an untrusted batch of round records and check every field; raises ValueError."""
+    """Decode and check an untrusted batch of round records; raise ValueError for a wrong field."""
     batch = parse_json(text)
     if not isinstance(batch, dict):
-        raise ValueError("a batch of rounds is not an object")
+        raise ValueError("a batch of rounds is not a JSON object")
     columns, rows = batch.pop("columns", None), batch.pop("rows", None)
     if not isinstance(columns, list) or not isinstance(rows, list):
-        raise ValueError("a batch of rounds has no columns and rows")
+        raise ValueError("a batch of rounds has no columns and rows; expected two lists")
     if not all(isinstance(name, str) for name in columns):
-        raise ValueError(f"the columns of a batch are {columns!a:.80}, expected names")
+        raise ValueError(f"the columns of a batch of rounds are {columns!a:.80}; expected names")
     origin = MeasuredBy.from_dict(batch).to_dict()
     return [Round.from_dict({**_named(columns, row), **origin}) for row in rows]
 
@@ -160,7 +162,10 @@ def line_of(each: Round) -> str:
 
 def _named(columns: Sequence[str], row: Any) -> dict[str, Any]:
     if not isinstance(row, list) or len(row) != len(columns):
-        raise ValueError(f"a row of {len(columns)} columns is {row!a:.80}")
+        raise ValueError(
+            f"in a batch of rounds, a row of {len(columns)} columns is {row!a:.80}; expected one "
+            "number for each column"
+        )
     return dict(zip(columns, row, strict=True))
 
 

@@ -1,8 +1,8 @@
-"""Status document of a run, and the run's summary made from its status and its evaluations.
+"""Status document of a run, and the run's summary (summary.json) from status and evaluations.
 
 PS shard 0 makes a `RunStatus` and sends it to the Supervisor. The node that ends the run calls
-`summarise`. "Up" means from worker to PS. Byte counts are bytes on the wire with headers, counted
-by the sender; pulls for evaluations do not count.
+`summarise` to write summary.json. In names of fields, "up" means from worker to PS. The sender
+counts bytes on the wire with headers, without pulls for evaluations.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Histogram(Document):
     counts: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def add(self, value: int, times: int = 1) -> None:
-        """Add ``times`` occurrences of ``value`` to this histogram."""
+        """Add ``times`` occurrences of the number ``value`` to this histogram."""
         self.counts[value] = self.counts.get(value, 0) + times
 
     def merge(self, other: Histogram) -> Histogram:
@@ -67,7 +67,7 @@ class Histogram(Document):
 
     @property
     def total(self) -> int:
-        """Number of values that the histogram counts."""
+        """Number of all values that the histogram has counted."""
         return sum(self.counts.values())
 
     @property
@@ -78,7 +78,7 @@ class Histogram(Document):
 
     @property
     def p95(self) -> int:
-        """Smallest value that at least 95 % of the counted values do not exceed; 0 if empty."""
+        """Smallest value that 95 % or more of the counted values do not exceed; 0 if empty."""
         seen, total = 0, self.total
         for value in sorted(self.counts):
             seen += self.counts[value]
@@ -88,13 +88,13 @@ class Histogram(Document):
 
     @property
     def max(self) -> int:
-        """Largest value counted at least once; 0 if the histogram is empty."""
+        """Largest value that the histogram has counted; 0 if the histogram is empty."""
         return max((value for value, times in self.counts.items() if times), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerMetrics(Document):
-    """Counts and times of one worker. Seconds and bytes are totals since its first join."""
+    """Counts and times of one worker; seconds and bytes are totals since its first connection."""
 
     id: int  # worker id, from 1
     state: Literal["waiting", "training", "suspect", "between fits", "left", "done"] = "waiting"
@@ -111,30 +111,31 @@ class WorkerMetrics(Document):
     wait_seconds: float = 0.0
     loss: float | None = None  # mean training loss in the worker's last push; None: no push yet
     refused: int = 0  # number of the worker's pushes that the PS did not apply to the model
-    non_finite: int = 0  # number of mini-batches not pushed because their gradient was not finite
+    non_finite: int = 0  # number of mini-batches not pushed because of a non-finite gradient
     restarts: int = 0  # number of times that a Cluster has restarted the worker
-    steps_per_second: float = 0.0  # recent number of the worker's local steps per second
-    labels: dict[int, int] = dataclasses.field(default_factory=dict)  # class -> number of examples
-    datagrams: SentCounts | None = None  # datagrams that the worker sent; None: no datagrams
+    steps_per_second: float = 0.0  # recent rate of the worker's local steps
+    # Class -> number of the worker's training examples of the class.
+    labels: dict[int, int] = dataclasses.field(default_factory=dict)
+    datagrams: SentCounts | None = None  # counts of sent datagrams; None: no datagrams
 
 
 @dataclasses.dataclass(frozen=True)
 class MembershipCounts(Document):
-    """Counts of changes in the set of connected workers, and of lost updates."""
+    """Numbers of changes in the set of connected workers, and of lost updates."""
 
-    epochs: int = 0  # number of the membership epoch; every join or departure starts an epoch
-    left: int = 0  # number of times that any worker left the run
-    returned: int = 0  # number of times that any worker returned to the run
+    epochs: int = 0  # number of the membership epoch, which every join or departure increases
+    left: int = 0  # number of departures of workers from the run
+    returned: int = 0  # number of returns of workers to the run
     lost_updates: int = 0  # number of updates that restarts of PS shard 0 have undone
 
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus(Document):
-    """Status of a run at one moment, as PS shard 0 knows it."""
+    """Status of a training run at one moment, from the figures of PS shard 0."""
 
     run_id: str
     method: str
-    seams: dict[str, str]  # policy interface -> value, for example codec -> topk
+    seams: dict[str, str]  # policy interface -> policy, for example codec -> topk
     nb_workers: int
     nb_ps: int
     num_parameters: int
@@ -150,15 +151,15 @@ class RunStatus(Document):
     bytes_up: int = 0
     bytes_down: int = 0
     pushes: int = 0
-    pulls: int = 0  # number of replies in which the PS sent weights to workers
+    pulls: int = 0  # number of replies with weights to workers
     membership: MembershipCounts = dataclasses.field(default_factory=MembershipCounts)
     workers: list[WorkerMetrics] = dataclasses.field(default_factory=list)
     policies: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # name -> report
-    stop_reason: str | None = None  # reason why the run ended; None while it trains
+    stop_reason: str | None = None  # reason why the run ended; None while the run trains
 
     @property
     def dense_bytes(self) -> int:
-        """Size of all model parameters in float32, in bytes."""
+        """Size of all parameters of the model as float32, in bytes."""
         return 4 * self.num_parameters
 
     @property
@@ -173,17 +174,17 @@ def summarise(
     evaluations: Sequence[Evaluation],
     target: Target | None = None,
 ) -> dict[str, Any]:
-    """Return the content of summary.json for a run that has ended.
+    """Return the content of summary.json for a training run that has ended.
 
     Args:
         status: Last status of the run.
-        evaluations: Evaluations of the run in the order in which they were made. If empty, the
-            summary has no metrics.
-        target: Target of the run (a bound of a metric). The summary's ``time_to_accuracy`` also
-            contains a target accuracy. None if the run has no target.
+        evaluations: Evaluations of the run in the order in which they were made. Without
+            evaluations, the summary has no metrics.
+        target: Target of the run (a bound of a metric); None if the run has no target. An accuracy
+            as target is added to the summary's ``time_to_accuracy``.
 
     Raises:
-        ValueError: A policy reports under a name that is one of the summary's own keys.
+        ValueError: A policy reports figures under a name that is a key of the summary itself.
     """
     valid = standing(evaluations)
     metrics = ranges(valid)
@@ -224,13 +225,16 @@ def summarise(
         summary["target"] = {"text": str(target), "reached": _first_at(target, valid)}
     for name, block in status.policies.items():
         if name in summary:
-            raise ValueError(f"a policy reports as {name!r}, which is a key of the summary itself")
+            raise ValueError(
+                f"a policy reports figures by the name {name!r}, which is another key of the "
+                "summary"
+            )
         summary[name] = block
     return summary
 
 
 def _traffic(status: RunStatus) -> dict[str, Any]:
-    """Return a run's bytes in total and per exchange, and their ratio to dense float32."""
+    """Return the bytes of a run in total and per exchange, and compression ratios."""
     return {
         "bytes_up": status.bytes_up,
         "bytes_down": status.bytes_down,
@@ -242,7 +246,7 @@ def _traffic(status: RunStatus) -> dict[str, Any]:
 
 
 def _first_at(mark: Target, evaluations: Sequence[Evaluation]) -> dict[str, Any] | None:
-    """Return the training cost at the first evaluation that reached a target; None if none did."""
+    """Return the training cost until the first evaluation that reached a target, or None."""
     for evaluation in evaluations:
         if mark.is_reached(evaluation.metrics):
             return {
@@ -256,7 +260,7 @@ def _first_at(mark: Target, evaluations: Sequence[Evaluation]) -> dict[str, Any]
 
 
 def _mark_name(mark: float) -> str:
-    """Return an accuracy as a key of ``time_to_accuracy``: 0.8 -> "0.80", 0.875 -> "0.875"."""
+    """Format an accuracy as a key of ``time_to_accuracy``: 0.8 -> "0.80", 0.875 -> "0.875"."""
     text = f"{mark:.2f}"
     return text if float(text) == mark else repr(mark)
 

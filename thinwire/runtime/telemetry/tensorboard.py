@@ -1,8 +1,8 @@
-"""Writer of TensorBoard scalars without TensorFlow.
+"""Writes TensorBoard scalars without TensorFlow.
 
-TensorBoard's event files are TFRecords of Event messages. This module does not use `tf.summary`,
-whose first write takes 0.6 s and imports 90 modules, and whose later writes take a millisecond
-each. A PS may also run without TensorFlow.
+TensorBoard's event files are TFRecords of Event messages. The module `tensorboard` does not use
+`tf.summary`, whose first write takes 0.6 s and imports 90 modules, and whose later writes take a
+millisecond each. A PS, which writes scalars, may run without TensorFlow.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from thinwire.runtime.run.files import naming
 
 
 class ScalarFile:
-    """TensorBoard event file of one process; its folder may hold files of earlier processes.
+    """TensorBoard event file of one process, in a folder that may hold files of earlier ones.
 
-    The first scalar creates the file. Only one thread at a time may use the object.
+    Writing the first scalar creates the event file. Only one thread at a time may use a
+    `ScalarFile`.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
@@ -33,11 +34,11 @@ class ScalarFile:
         self._file: io.FileIO | None = None
 
     def write(self, values: Mapping[str, float | None], step: int) -> None:
-        """Append scalars to the event file; None, NaN and infinity are skipped.
+        """Append scalars to the event file; skip None, NaN and infinity.
 
         Args:
-            values: TensorBoard tag -> value.
-            step: Model version (number of applied updates) to which the values belong.
+            values: TensorBoard tag -> value of the scalar.
+            step: Number of applied updates of the model to which the values belong.
 
         Raises:
             OSError: The event file cannot be written.
@@ -59,7 +60,7 @@ class ScalarFile:
 
     def _open(self) -> io.FileIO:
         self._directory.mkdir(parents=True, exist_ok=True)
-        # TensorBoard finds event files by this prefix and reads the files in order of their names.
+        # Prefix of the names of event files, which TensorBoard reads in the order of their names.
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._file = open(self._directory / name, "xb", buffering=0)  # noqa: SIM115 - see `close`
         self._append(self._file, file_version="brain.Event:2")

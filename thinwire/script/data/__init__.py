@@ -1,7 +1,8 @@
 """Division of a script's training data among the workers of a run.
 
-`place` describes a worker's place in the run (its id and the rules of division). `data` finds the
-form of a script's data, and `arrays`, `datasets` (tf.data), `batches` (PyDataset) or `ray_data`
-divides data of this form. `pipeline` describes the transformations of tf.data. `fit_counts` numbers
-the calls of `fit`, for seeds. `randomness` gives each worker different random numbers in `fit`.
+The module `place` holds a worker's id and the rules by which workers divide data. The module `data`
+finds the type of a script's data; `arrays`, `datasets` (tf.data), `batches` (PyDataset) and
+`ray_data` each divide data of one type. The module `pipeline` describes the transformations of
+tf.data. The module `fit_counts` numbers a script's calls of `fit`, for the seeds of shuffles. The
+module `randomness` gives each worker different random numbers in `fit`.
 """

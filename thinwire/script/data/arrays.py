@@ -1,4 +1,4 @@
-"""Division of arrays among workers: of all data that Keras slices along the first axis."""
+"""Division of arrays, and of all data that Keras slices along the first axis, among workers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from thinwire.script.data.place import BatchParts, Rounds, Shared, WorkerPlace
 from thinwire.script.data.rounds import UnknownRounds, dealt_rounds, full_rounds
 from thinwire.script.data.windows import as_traced, count_epochs
 
-#: Batch size of Keras' `fit` if the script gives none, in rows.
+#: Batch size in rows that Keras' `fit` uses if the script gives none.
 DEFAULT_BATCH_SIZE = 32
-#: Number in the seeds of epochs' row orders, which separates them from all draws for other uses.
+#: Number in the seeds of row orders, so that their random draws differ from all other draws.
 _ORDERS = 1
 #: Value of --partition that depends only on the number of rows.
 _EQUAL = "iid"
@@ -46,7 +46,7 @@ def num_rows(data: Any) -> int:
     lengths = [int(leaf.shape[0]) for leaf in tree.flatten(data) if leaf is not None]
     if not lengths or len(set(lengths)) > 1:
         raise ConfigurationError(
-            f"the arrays of a training set have {lengths} rows; expected the same number in each."
+            f"the arrays of a training set have {lengths} rows; expected equal numbers of rows."
         )
     return lengths[0]
 
@@ -54,7 +54,8 @@ def num_rows(data: Any) -> int:
 def take_rows(data: Any, positions: NDArray[np.int64]) -> Any:
     """Return the rows at the given positions of each array in a structure.
 
-    NumPy arrays stay NumPy arrays of the same dtype; Keras' own slicing cuts all other arrays.
+    NumPy arrays stay NumPy arrays of the same dtype; Keras' own slicing takes the rows of all other
+    arrays.
     """
     return tree.map_structure(lambda leaf: _take(leaf, positions), data)
 
@@ -66,19 +67,19 @@ def _take(leaf: Any, positions: NDArray[np.int64]) -> Any:
 
 
 def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
-    """Return this worker's part of the arrays that the script gave to `fit`.
+    """Return the rows of this worker from the arrays that the script passes to `fit`.
 
-    The rows of `validation_split` are cut off first, as in Keras. If all workers step together, the
-    workers' k-th batches together are the script's k-th batch. All workers use the same order of
-    rows: the script's order, or a shuffled order from a common seed.
+    The rows of `validation_split` are cut off before the division, as in Keras. If all workers step
+    together, the k-th batches of all workers together are the script's k-th batch. All workers use
+    the same order of rows: the script's order, or a shuffled order from a common seed.
 
     Args:
         arguments: Arguments of Keras' fit, by name.
-        place: This worker's place in the run: its number and the rules of division.
+        place: This worker's number in the run, and the rules by which workers divide data.
 
     Raises:
         ConfigurationError: A worker would have no rows, a batch in the middle of an epoch would
-            have fewer rows than the run has workers, or the labels do not fit --partition.
+            have fewer rows than the run has workers, or the labels do not fit the flag --partition.
     """
     fit_arguments = dict(arguments)
     cut_off_validation(fit_arguments)
@@ -125,16 +126,16 @@ def steps_of_worker(
     """Return this worker's steps_per_epoch for data with `total` rows; None to let Keras count.
 
     If the last batch of a pass over the data has fewer rows than the run has workers, a worker
-    without rows has one step fewer in that pass. With steps_per_epoch Keras would take the missing
-    step from the next pass. The workers' steps would then belong to different batches of the
-    script.
+    without rows has one step fewer in that pass. With steps_per_epoch, Keras would replace the step
+    that a worker without rows lacks by a step of the next pass over the data. The steps of the
+    workers would then belong to different batches of the script.
 
     Args:
         given: Arguments of Keras' fit, by name.
         total: Number of rows in one pass over the data.
-        batch_size: Batch size of the script, in rows.
-        place: This worker's place in the run: its number and the rules of division.
-        is_repeated: True if the data itself repeats its batches after a pass.
+        batch_size: Batch size that the script passes to `fit`, in rows.
+        place: This worker's number in the run, and the rules by which workers divide data.
+        is_repeated: True if the data repeats its batches after the first pass.
 
     Raises:
         ConfigurationError: A batch in the middle of an epoch has fewer rows than the run has
@@ -147,7 +148,8 @@ def steps_of_worker(
     )
     if place.lacks_rows(num_remaining) and (steps or is_repeated):
         if steps == num_batches and not is_repeated:
-            return None  # each epoch of `fit` is one pass, whose end Keras finds itself
+            # an epoch of `fit` without steps_per_epoch is one pass, whose end Keras finds itself
+            return None
         num_epochs = (given.get("epochs") or 1) - (given.get("initial_epoch") or 0)
         if steps is None or steps * num_epochs >= num_batches:
             with_steps = f"(steps_per_epoch={steps})" if steps else ""
@@ -160,14 +162,15 @@ def steps_of_worker(
 def _rounds(
     place: WorkerPlace, batch_size: int, total: int, sizes: tuple[int, ...] | None, repeats: bool
 ) -> Rounds | None:
-    """Return the row counts of all workers in each step; None if workers do not divide batches.
+    """Return the rows of all workers by step; None if workers do not divide the script's batches.
 
     Args:
-        place: This worker's place in the run: its number and the rules of division.
-        batch_size: Batch size of the script, in rows.
+        place: This worker's number in the run, and the rules by which workers divide data.
+        batch_size: Batch size that the script passes to `fit`, in rows.
         total: Number of rows that the script gave to `fit` on this worker.
-        sizes: Number of rows in each worker's part; None if the script divides its rows itself.
-        repeats: True if the script sets steps_per_epoch.
+        sizes: Number of rows of each worker; None if the script itself divides its rows among
+            workers.
+        repeats: True if the script passes steps_per_epoch to `fit`.
     """
     if not place.divides_batch:
         return None
@@ -182,7 +185,7 @@ def _rounds(
 
 
 def _reorders(shuffle: Any) -> bool:
-    """Return True if the `shuffle` argument moves rows between batches; "batch" does not."""
+    """Return True if the argument `shuffle` of `fit` moves rows between batches."""
     return bool(shuffle) and shuffle != "batch"
 
 
@@ -191,14 +194,15 @@ class _Shares:
     """Rule by which the rows of a script's arrays become this worker's batches.
 
     Attributes:
-        rows: [n] int64 row numbers of an epoch, in the script's order: the rows of all workers if
-            `is_dealt`, else the rows of this worker.
-        window: Number of `rows` in a full window, from which this worker makes one batch.
-        is_dealt: True if each epoch distributes the rows of each window among the workers.
-        sizes: Number of rows of each worker in an epoch.
+        rows: [n] int64 row numbers of an epoch in the script's order. If `is_dealt`, they are the
+            rows of all workers, else the rows of this worker.
+        window: Number of entries of `rows` from which this worker makes one batch.
+        is_dealt: True if the rows of each window (the rows for one batch of each worker) are
+            divided among the workers again in each epoch.
+        sizes: For each worker, the number of rows in an epoch.
         num_batches: Number of this worker's batches in an epoch.
         short_by: Number of steps by which this worker's epoch is shorter than the longest epoch of
-            a worker.
+            any worker.
     """
 
     rows: NDArray[np.int64]
@@ -215,8 +219,9 @@ class _Shares:
         if rule.partition == _EQUAL:
             if total < place.num_workers:
                 raise ConfigurationError(
-                    f"{total} rows cannot be shared by {place.num_workers} workers; expected at "
-                    f"least one each. Use --nb_workers={total} at most, or give fit more rows."
+                    f"{total} rows of training data cannot be divided among {place.num_workers} "
+                    "workers; expected at least one row for each worker. Use "
+                    f"--nb_workers={total} at most, or give fit more rows."
                 )
             window = place.run_batch(batch_size)
             sizes = place.dealt_rows(total, window)
@@ -237,12 +242,12 @@ class _Shares:
         return num_windows * place.num_dealt(self.window) + place.num_dealt(num_remaining)
 
     def rows_of_epoch(self, epoch: int, shuffle: Any, place: WorkerPlace) -> NDArray[np.int64]:
-        """Return the row numbers of this worker's batches in an epoch, batch after batch.
+        """Return the row numbers of this worker in an epoch, in the order of its batches.
 
         Args:
             epoch: Number of the epoch within the call of `fit`, from 0.
             shuffle: Argument `shuffle` of `fit`: True, False or "batch".
-            place: This worker's place in the run: its number and the rules of division.
+            place: This worker's number in the run, and the rules by which workers divide data.
         """
         rows = self.rows
         if _reorders(shuffle):
@@ -261,12 +266,12 @@ class _Shares:
 
 
 def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict[str, Any]:
-    """Return arguments of `fit` in which a dataset of this worker's batches replaces the arrays.
+    """Return arguments of `fit` with a tf.data.Dataset of this worker's batches as x.
 
-    Each epoch distributes the rows differently among the workers, so a worker's rows cannot be cut
-    off before `fit`. The arrays are not copied: each batch gathers its rows from the whole arrays.
-    The dataset shuffles and counts epochs itself: Keras' own shuffle repeats its order in each
-    epoch if TensorFlow's global seed is set, and the launcher sets that seed.
+    Each epoch divides the rows differently among the workers, so a worker's rows cannot be selected
+    before `fit`. The arrays are not copied: each batch gathers its rows from the script's arrays.
+    The dataset shuffles by itself, because Keras' own shuffle repeats its order in each epoch if
+    TensorFlow's global seed is set, and the launcher sets that seed.
     """
     adapter = ArrayDataAdapter(
         given.get("x"),
@@ -279,7 +284,8 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
         array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     )
     size, shuffle = given["batch_size"], given.get("shuffle", True)
-    # A model may need a static batch size. As in Keras, the size is static if all batches are full.
+    # A model may need a static batch size. As in Keras, the batch size is static if all batches are
+    # full.
     shape = [size if shares.num_own(place) % size == 0 else None]
 
     def rows_of_epoch(epoch: Any) -> NDArray[np.int64]:
@@ -301,7 +307,7 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
     return {
         "x": batches.apply(fixed_length).prefetch(tf.data.AUTOTUNE),
         "y": None,
-        "batch_size": None,  # KerasHub's fit rejects a batch_size together with a dataset
+        "batch_size": None,  # KerasHub's `fit` rejects a batch_size together with a dataset as x
         "sample_weight": None,
         "class_weight": None,
         "shuffle": False,
@@ -309,20 +315,20 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
 
 
 def _gather(rows: Any, arrays: Any) -> Any:
-    """Return the rows of the given numbers of each array in a structure, as Keras slices arrays."""
+    """Return the rows with the given numbers from each array in a structure."""
 
     def gather(array: Any) -> Any:
         if isinstance(array, array_slicing.TensorflowSparseWrapper):
             return array_slicing.slice_tensorflow_sparse_wrapper(array, rows)
         if isinstance(array, list | tuple | dict):
-            return None  # a container, not an array: `traverse` descends into it
+            return None  # `traverse` descends into a container, which is not an array
         return tf.gather(array, rows, axis=0) if tf.is_tensor(array) else array
 
     return tree.traverse(gather, arrays)
 
 
 def cut_off_validation(given: dict[str, Any]) -> None:
-    """Replace `validation_split` in the arguments by `validation_data`, as Keras' fit does."""
+    """Replace `validation_split` in `fit`'s arguments by `validation_data`, as Keras' fit does."""
     fraction = given.get("validation_split")
     if not fraction or given.get("validation_data") is not None:
         return
@@ -333,31 +339,31 @@ def cut_off_validation(given: dict[str, Any]) -> None:
 
 
 def labels_of(targets: Any, total: int, partition: str) -> NDArray[np.integer]:
-    """Return the label of each row; return zeros for a partition that does not use labels.
+    """Return the label of each row, or zeros for a value of --partition that uses no labels.
 
     Args:
         targets: Argument `y` of `fit`: classes [N] or [N, 1], or one-hot vectors [N, C].
         total: Number N of rows in the training data.
-        partition: Value of --partition.
+        partition: Value of the flag --partition, the rule that divides rows among workers.
 
     Raises:
-        ConfigurationError: The targets do not give one class per row.
+        ConfigurationError: The argument `y` of `fit` does not give one class per row.
     """
     if partition not in _BY_LABEL:
         return np.zeros(total, np.int64)
     if targets is None or tree.is_nested(targets):
         raise ConfigurationError(
-            f"--partition={partition} deals rows out by their label, and fit was given "
-            f"{'no y' if targets is None else 'several'}; expected one class per row. Use "
-            "--partition=iid."
+            f"--partition={partition} divides rows among the workers by their label, but the "
+            f"script called fit with {'no y' if targets is None else 'several'} as labels; "
+            "expected an array y with one class per row. Use --partition=iid."
         )
     labels = np.asarray(targets)
     if labels.ndim == 2:
         labels = labels.argmax(axis=1) if labels.shape[1] > 1 else labels[:, 0]
     if labels.ndim != 1 or (labels.dtype.kind == "f" and np.any(labels != np.round(labels))):
         raise ConfigurationError(
-            f"--partition={partition} deals rows out by their label, and y has shape "
-            f"{np.shape(targets)} and dtype {np.asarray(targets).dtype}; expected one class per "
-            "row. Use --partition=iid."
+            f"--partition={partition} divides rows among the workers by their label, but y has "
+            f"shape {np.shape(targets)} and dtype {np.asarray(targets).dtype}; expected one class "
+            "per row. Use --partition=iid."
         )
     return labels.astype(np.int64) if labels.dtype.kind == "f" else labels

@@ -1,4 +1,4 @@
-"""Division of a keras.utils.PyDataset, which makes a batch for each index, among workers."""
+"""Divides a keras.utils.PyDataset, which makes a batch for each index, among workers."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from thinwire.script.data.place import BatchParts, Rounds, Shared, WorkerPlace, 
 from thinwire.script.data.rounds import EvenRounds, UnknownRounds, check_rows
 from thinwire.script.data.rows import arrays_of_rows, map_rows, num_rows
 
-#: Number in a worker's plan that stands for a whole batch instead of one part of a batch.
+#: Number that stands for a whole batch, not a part of one, in a worker's plan of batches.
 _WHOLE = -1
 
 
 def is_py_dataset(data: Any) -> bool:
-    """Return True if `data` is a keras.utils.PyDataset."""
+    """Return True if an object is a keras.utils.PyDataset."""
     return isinstance(data, keras.utils.PyDataset)
 
 
 def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
-    """Return this worker's part of a PyDataset that `fit` was given as x.
+    """Return this worker's part of a PyDataset that the script passes to `fit` as x.
 
     Args:
         arguments: Arguments of Keras' fit, by name.
-        place: This worker's place in the run: its number and the rules of division.
+        place: This worker's number in the run, and the rules by which workers divide data.
 
     Raises:
-        ConfigurationError: --partition is not iid, the PyDataset has fewer batches than workers, or
-            a batch to be divided has fewer rows than the run has workers.
+        ConfigurationError: The flag --partition is not iid, the PyDataset has fewer batches than
+            workers, or a batch that workers divide has fewer rows than the run has workers.
     """
     fit_arguments, whole = dict(arguments), arguments["x"]
     if not place.is_shared:
         return Shared(fit_arguments, parts=BatchParts.alike(place), rounds=_unshared_rounds(place))
     if place.rule.partition != "iid":
         raise ConfigurationError(
-            f"--partition={place.rule.partition} deals out arrays, and fit was given a PyDataset. "
-            "Use --partition=iid, or give fit arrays."
+            f"--partition={place.rule.partition} divides only arrays among the workers, but the "
+            "script called fit with a PyDataset. Use --partition=iid, or give fit arrays."
         )
     sizes = _Sizes.of(whole)
     if not place.divides_batch and 0 <= (sizes.num_batches or -1) < place.num_workers:
         raise ConfigurationError(
-            f"{sizes.num_batches} batches of a PyDataset cannot be shared by {place.num_workers} "
-            f"workers; expected at least one each. Use --nb_workers={sizes.num_batches} at most, "
-            "or smaller batches."
+            f"{sizes.num_batches} batches of a PyDataset cannot be divided among "
+            f"{place.num_workers} workers; expected at least one batch for each worker. Use "
+            f"--nb_workers={sizes.num_batches} at most, or smaller batches."
         )
     place.part_of_batch(sizes.first)
     part = SharedBatches(whole, place, sizes, bool(fit_arguments.get("shuffle", True)))
@@ -73,7 +73,7 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
 
 def _unshared_rounds(place: WorkerPlace) -> Rounds | None:
-    """Return the row counts of all workers in each step if the script divides the data itself."""
+    """Return the rows of all workers by step, for a script that itself divides its data."""
     if not place.divides_batch:
         return None
     if not place.one_group:
@@ -82,7 +82,7 @@ def _unshared_rounds(place: WorkerPlace) -> Rounds | None:
 
 
 def _rounds(mine: SharedBatches, place: WorkerPlace, steps: int | None) -> Rounds | None:
-    """Return the row counts of all workers in each step; None if workers do not divide batches."""
+    """Return the rows of all workers by step; None if workers do not divide batches."""
     if not place.divides_batch:
         return None
     if not place.one_group:
@@ -98,7 +98,8 @@ def part_of_batches(dataset: keras.utils.PyDataset, place: WorkerPlace) -> keras
     """Return a PyDataset of this worker's batches, in the order of the script's PyDataset.
 
     Raises:
-        ConfigurationError: --partition is not iid, or the PyDataset has fewer batches than workers.
+        ConfigurationError: The flag --partition is not iid, or the PyDataset has fewer batches than
+            workers.
     """
     alone = dataclasses.replace(place, batch="worker")
     part: keras.utils.PyDataset = share_batches({"x": dataset, "shuffle": False}, alone).arguments[
@@ -109,12 +110,13 @@ def part_of_batches(dataset: keras.utils.PyDataset, place: WorkerPlace) -> keras
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Number of a PyDataset's batches, and rows of its first and its last batch.
+    """Number of batches of a PyDataset, and number of rows of its first and last batch.
 
     Attributes:
         num_batches: Number of batches in an epoch; None if the PyDataset has no end.
-        first: Number of rows in the first batch.
-        last: Number of rows in the last batch; equal to `first` if the PyDataset has no end.
+        first: Number of rows in the first batch of the PyDataset.
+        last: Number of rows in the last batch of the PyDataset; equal to `first` if the PyDataset
+            has no end.
         of_rows: For each array of a batch, True if the array has one row for each example.
     """
 
@@ -128,7 +130,7 @@ class _Sizes:
         number = dataset.num_batches
         if number is not None and number < 1:
             raise ConfigurationError(
-                "the PyDataset given to fit has no batches; expected at least one."
+                "the PyDataset given to fit has no batches; expected at least one batch."
             )
         batch = dataset[0]
         first, of_rows = num_rows(batch), arrays_of_rows(batch)
@@ -137,50 +139,50 @@ class _Sizes:
 
     @property
     def num_examples(self) -> int | None:
-        """Number of rows in an epoch whose last batch alone may be shorter; None without an end."""
+        """Number of rows in an epoch if only its last batch may be shorter; None without an end."""
         if self.num_batches is None:
             return None
         return (self.num_batches - 1) * self.first + self.last
 
 
 class SharedBatches(keras.utils.PyDataset):
-    """A worker's part of a script's PyDataset.
+    """A PyDataset with one worker's part of the batches of the script's PyDataset.
 
-    A window is n successive batches in a run of n workers. If workers train on whole batches, a
-    worker gets one batch of each window. If workers divide batches, a worker has as many steps as
-    the script, in one of two ways. Without shuffling, every worker makes each batch and keeps its
-    part of the rows, so that the workers' k-th steps together are the script's k-th batch. With
-    shuffling, a worker makes one batch of each window and trains on the n parts of this batch in n
-    steps, so that only one worker makes each batch. All workers divide the batches of a last,
-    incomplete window by rows.
+    A window is n successive batches of the script in a run of n workers. If workers train on whole
+    batches, each worker gets one batch of each window of n batches. If workers divide batches, a
+    worker has as many steps as the script has batches. Without shuffling, every worker makes each
+    batch and keeps its part of the rows, so that the workers' k-th steps together are the script's
+    k-th batch. With shuffling, a worker makes one batch of each window and trains on the n parts of
+    this batch in n steps, so that only one worker makes each batch. The batches of an incomplete
+    last window are divided by rows among all workers.
     """
 
     def __init__(
         self, whole: keras.utils.PyDataset, place: WorkerPlace, sizes: _Sizes, shuffled: bool
     ) -> None:
-        """Plan the steps of the first epoch.
+        """Plan the steps of the first epoch of a worker.
 
         Args:
-            whole: PyDataset of the script.
-            place: This worker's place in the run: its number and the rules of division.
-            sizes: Number and sizes of the batches of `whole`.
+            whole: PyDataset that the script passes to `fit`.
+            place: This worker's number in the run, and the rules by which workers divide data.
+            sizes: Number and sizes of the batches of the PyDataset `whole`.
             shuffled: True if `fit` shuffles the batches of each epoch.
         """
         super().__init__(whole.workers, whole.use_multiprocessing, whole.max_queue_size)
         self._whole, self._place, self._shuffled = whole, place, shuffled
         self._of_rows = sizes.of_rows
-        # A last batch with fewer rows than the run has workers is not divided: worker 1 takes it.
+        # Worker 1 takes a last batch with fewer rows than the run has workers; it is not divided.
         self._last_is_short = place.divides_batch and sizes.last < place.num_workers
         self._sizes = sizes
         self._epoch = 0
         self._plan = self._plan_of(place.worker)
-        # For each worker the plan of the epoch; None until `num_rows` needs the plans.
+        # For each worker, its plan of batches for the epoch; None until `num_rows` needs the plans.
         self._plans: list[list[tuple[int, int]] | None] | None = None
         self._made: dict[int, _MadeBatch] = {}
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to send to a data-loading process, without cached batches and lock."""
+        """Return the state to send to a data-loading process, without computed batches and lock."""
         return {**self.__dict__, "_made": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -194,7 +196,7 @@ class SharedBatches(keras.utils.PyDataset):
 
     @property
     def short_by(self) -> int:
-        """Number of steps by which this worker's epoch is shorter than a worker's longest epoch."""
+        """Number of steps by which this worker's epoch is shorter than the longest worker's."""
         number = self._whole.num_batches
         if number is None or self._plan is None:
             return 0
@@ -205,14 +207,14 @@ class SharedBatches(keras.utils.PyDataset):
 
     @property
     def parts(self) -> BatchParts:
-        """Number of parts of a script's batch in each step of this worker, for learning rates."""
+        """Number of parts of the script's batch in each step of this worker, for learning rates."""
         place = self._place
         if not (self._last_is_short and place.worker == 1):
             return BatchParts.alike(place)
         return BatchParts(place.parts_of_batch, self.num_batches, place.num_workers)
 
     def __getitem__(self, step: int) -> Any:
-        """Return the rows that this worker trains on in a step of the epoch, as a batch."""
+        """Return the rows that this worker trains on in one step of the epoch, as a batch."""
         place, plan = self._place, self._plan
         index, part = self._endless(step, place.worker) if plan is None else plan[step]
         if part == _WHOLE:
@@ -236,9 +238,9 @@ class SharedBatches(keras.utils.PyDataset):
             self._whole.on_epoch_begin()
         number = self._whole.num_batches
         if self._shuffled and number is not None:
-            # Keras would draw the order of the batches at this point. Drawing an order of the same
-            # length leaves Python's generator in the state that it has without Thinwire. So a model
-            # that the script builds later gets the same initial weights as without Thinwire.
+            # At this point Keras would draw the order of the batches. Drawing an order of the same
+            # length leaves Python's random generator in the state that it has without Thinwire, so
+            # that a model that the script builds later gets the same initial weights.
             random.shuffle(list(range(number)))
 
     def on_epoch_end(self) -> None:
@@ -251,11 +253,11 @@ class SharedBatches(keras.utils.PyDataset):
 
     @property
     def is_even(self) -> bool:
-        """True if the script's last batch has as many rows as its first batch."""
+        """True if the script's last batch has as many rows as the script's first batch."""
         return self._sizes.last == self._sizes.first
 
     def num_rows(self, step: int, own: int) -> int:
-        """Return the number of rows that all workers train on in a step, as `Rounds` specifies."""
+        """Return the number of rows that all workers together train on in a step."""
         place = self._place
         plans = self._plans
         if plans is None:
@@ -277,18 +279,18 @@ class SharedBatches(keras.utils.PyDataset):
         return rows if part == _WHOLE else len(range(part, rows, self._place.num_workers))
 
     def _positions(self, num_rows: int, index: int, part: int) -> NDArray[np.int64]:
-        """Return the positions of one part's rows within a batch."""
+        """Return the positions of one worker's rows within a batch."""
         seed = (self._place.rule.seed, self._place.fits_before, self._epoch, index)
         return np.flatnonzero(deal(num_rows, self._place.num_workers, seed) == part + 1)
 
     def _dealt(self, window: int, num_batches: int, worker: int) -> list[int]:
-        """Return the positions of a worker's batches within a window of successive batches."""
+        """Return the positions of one worker's batches within a window of successive batches."""
         place = dataclasses.replace(self._place, worker=worker)
         positions: list[int] = place.positions(num_batches, self._epoch, window).tolist()
         return positions
 
     def _plan_of(self, worker: int) -> list[tuple[int, int]] | None:
-        """Return a worker's plan: (batch, part) for each step of an epoch; None without an end."""
+        """Return the steps of a worker's epoch as pairs (batch, part); None without an end."""
         number = self._whole.num_batches
         if number is None:
             return None
@@ -315,7 +317,7 @@ class SharedBatches(keras.utils.PyDataset):
         return plan
 
     def _endless(self, step: int, worker: int) -> tuple[int, int]:
-        """Return a worker's (batch, part) in a step of a PyDataset without end."""
+        """Return the pair (batch, part) of a worker's step, for a PyDataset without end."""
         place = self._place
         workers = place.num_workers
         if place.divides_batch and not self._shuffled:
@@ -325,10 +327,10 @@ class SharedBatches(keras.utils.PyDataset):
 
 
 class _MadeBatch:
-    """A batch that several steps divide; the first step's thread that needs the batch makes it."""
+    """A batch from which several steps take rows; the first of these steps computes it."""
 
     def __init__(self) -> None:
-        self.num_parts = 0  # number of parts of the batch that steps have taken so far
+        self.num_parts = 0  # number of parts of the batch that steps have trained on so far
         self._lock = threading.Lock()
         self._batch: Any = None
 
@@ -343,17 +345,18 @@ class _MadeBatch:
 def same_randomness(dataset: Any, place: WorkerPlace, number: int) -> Iterator[None]:
     """Make all random generators draw the same numbers on every worker within the block.
 
-    These are Python's and NumPy's global generators and the generators of a PyDataset. At the end
-    of the block the generators return to their previous states. Workers make different batches, so
-    the states differ by worker; only seeding the generators for each block makes the draws equal.
+    The random generators are the global generators of Python and NumPy, and those in attributes of
+    the PyDataset. At the end of the block the random generators return to their states before the
+    block. Workers compute different batches, so the states of their generators differ. Only new
+    seeds for each block make the draws of all workers equal.
 
     Args:
         dataset: PyDataset whose attributes may be random generators.
-        place: This worker's place in the run. Python and NumPy draw different numbers in each
-            `fit`. The dataset's generators draw different numbers in each `fit` on the same
-            dataset. A dataset that the script makes for each `fit` draws equal numbers in each
-            `fit`, as it does without Thinwire.
-        number: Number of the block within one `fit`; each number gives different draws.
+        place: This worker's place in the run, with the number of the call of `fit`. Python and
+            NumPy draw different numbers in each `fit`. The dataset's generators draw different
+            numbers in each `fit` on the same dataset. A dataset that the script creates for each
+            `fit` draws equal numbers in each `fit`, as it does without Thinwire.
+        number: Number of the block within one call of `fit`. Each number gives different draws.
     """
     seed = place.rule.seed
     generators = [value for value in vars(dataset).values() if isinstance(value, _GENERATORS)]

@@ -1,13 +1,13 @@
-"""Trial that shows if a tf.data `map` over batches computes each row independently.
+"""Tests if a tf.data `map` after batching computes each row from that row alone.
 
-A worker that takes a part of each batch may run the map on its part alone only if the map computes
-each row without the batch's other rows. A map that subtracts the batch's mean, ranks its rows or
-divides by the number of rows gives different values on a part. The trial calls the map's function
-on one batch, on the workers' parts of the batch, and on the batch with one row changed. The result
-for an unchanged row must be the same in each call.
+A worker may apply a tf.data map to its part of a batch only if the map computes each row without
+the other rows of the batch. A map that subtracts the batch's mean, ranks its rows or divides by the
+number of rows gives different values on a part. The test calls the map's function on one batch, on
+the workers' parts of the batch, and on the batch with one changed row. The function must return the
+same result for an unchanged row in each of these calls.
 
-During the trial, ops that draw random numbers return a constant. So augmentation that draws for
-each row counts as independent.
+During the test, ops that draw random numbers return a constant. So a map with random augmentation
+of each row counts as computing each row independently.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from thinwire.script.data.place import WorkerPlace, deal
 from thinwire.script.data.rows import arrays_of_rows
 from thinwire.script.data.windows import rows_in, take_rows_of
 
-#: Largest difference of equal results, in units of the dtype's epsilon: a matrix product rounds
-#: differently when the number of rows changes.
+#: Largest difference of two results that count as equal, in units of the dtype's epsilon. A matrix
+#: product rounds differently when the number of rows changes.
 _ROUNDINGS = 100
 
 
 def mixes_rows(wrapper: Any, batch: Any, place: WorkerPlace) -> bool:
-    """Return True if a map's function gives a batch's parts other rows than the whole batch.
+    """Return True if a map computes other rows from a batch's parts than from the batch.
 
     Args:
-        wrapper: The map's function, as tf.data wraps it.
+        wrapper: Function of the map, as tf.data wraps it.
         batch: An element of the map's input with at least two rows; None if no element is known.
-        place: Place of any worker in the run; the trial distributes the rows as this place does.
+        place: Place of any worker in the run, by which the test divides the batch into parts.
 
     Returns:
         True if the parts give different rows, or if no batch is known. False if the parts give
@@ -62,7 +62,7 @@ def mixes_rows(wrapper: Any, batch: Any, place: WorkerPlace) -> bool:
 
 
 class _Attempt:
-    """Trial of a map: the map's function, a batch, and the function's result for the batch."""
+    """Test of a map: the map's function, a batch, and the function's result for the batch."""
 
     def __init__(self, wrapper: Any, call: Callable[..., Any], batch: Any, whole: Any) -> None:
         self._taken = arrays_of_rows(wrapper._input_structure)
@@ -71,7 +71,7 @@ class _Attempt:
         self._num_rows = int(rows_in(batch, self._taken))
 
     def mixes(self, place: WorkerPlace) -> bool:
-        """Return True if the map gives the workers' parts other rows than the whole batch."""
+        """Return True if the map computes other rows from a batch's parts than from the batch."""
         owners = deal(self._num_rows, place.num_workers, (place.rule.seed, 0, 0, 0))
         for worker in np.unique(owners):
             rows = np.flatnonzero(owners == worker)
@@ -86,20 +86,21 @@ class _Attempt:
     def reacts(self) -> bool:
         """Return True if a change of a batch's first row changes the map's results for later rows.
 
-        `mixes` misses a map that depends on the maximum of a batch, for example, if all parts of
-        the batch happen to have the same maximum. A change of the first row reveals that map.
+        The method `mixes` misses a map that depends on the maximum of a batch, for example, if all
+        parts of the batch happen to have the same maximum. A change of the first row reveals a map
+        that depends on the maximum of a batch.
         """
         other_rows = np.arange(1, self._num_rows)
         try:
             changed = self._call(tf.nest.map_structure(_with_other_first_row, self._batch))
         except tf.errors.OpError:
-            return False  # the function rejects the changed row
+            return False  # the map's function cannot process the batch with the changed row
         results = [take_rows_of(rows, other_rows, self._given) for rows in (self._whole, changed)]
         return not _are_alike(*results)
 
 
 def _with_other_first_row(rows: Any) -> Any:
-    """Return a dense array of a batch with its first row changed to an outlier."""
+    """Return a dense array of a batch with its first row replaced by an outlier."""
     if not tf.is_tensor(rows) or isinstance(rows, tf.SparseTensor | tf.RaggedTensor):
         return rows
     if not rows.shape.rank or rows.shape[0] < 2:
@@ -109,7 +110,8 @@ def _with_other_first_row(rows: Any) -> Any:
         first = first * 1000 + 1000
     elif rows.dtype == tf.uint8:
         first = 255 - first
-    else:  # an integer may be an identifier: only integers in the batch are surely valid
+    # an integer may be an identifier, so only integers that occur in the batch are surely valid
+    else:
         first = second
     return tf.concat([first, rows[1:]], axis=0)
 
@@ -139,13 +141,14 @@ def _are_alike(first: Any, second: Any) -> bool:
 
 @contextlib.contextmanager
 def _kept_variables(function: Any) -> Iterator[None]:
-    """Restore the values of a traced function's variables at the end of the block."""
+    """Restore, at the end of the block, the values of the variables that a traced function uses."""
     values = [(variable, variable.read_value()) for variable in function.graph.variables]
     try:
         yield
     finally:
         for variable, value in values:
-            with contextlib.suppress(AttributeError):  # the variable is read-only
+            # the variable of the traced function is read-only
+            with contextlib.suppress(AttributeError):
                 variable.assign(value)
 
 
@@ -162,7 +165,7 @@ _OTHER_DRAWS = re.compile(r"Multinomial|Gamma|Poisson|Binomial|Parameterized|Ran
 
 
 def _without_randomness(wrapper: Any) -> Callable[..., Any] | None:
-    """Return the function with constants instead of random draws; None if that is impossible."""
+    """Return the function with constants in place of random draws; None if that is impossible."""
     function = wrapper.function
     definition = function.graph.as_graph_def()
     bodies = [
@@ -200,7 +203,8 @@ def _replace_draws(body: Any, suffix: str) -> None:
             of_shape = (node.attr["Tshape"] if "Tshape" in node.attr else node.attr["T"]).type
             value = node_def_pb2.NodeDef(name=f"{node.name}_drawn", op="Const")
             value.attr["dtype"].type = kind
-            if "UniformInt" in node.op:  # replaced by the lowest number that the op may draw
+            # these draws are replaced by the lowest number that the op may draw
+            if "UniformInt" in node.op:
                 lowest = node.input[-2 if not node.input[-1].startswith("^") else -3]
             else:
                 tensor = tf.make_tensor_proto(0.5 if tf.DType(kind).is_floating else 1, dtype=kind)
@@ -216,7 +220,7 @@ def _replace_draws(body: Any, suffix: str) -> None:
 
 
 def _rename_functions(definition: graph_pb2.GraphDef) -> None:
-    """Rename a graph's functions: TensorFlow has registered their names for the script's graph."""
+    """Rename a graph's functions: TensorFlow has registered the script's functions by name."""
     names = {library_function.signature.name for library_function in definition.library.function}
     new_names = {name: f"{name}_{id(definition)}_drawn" for name in names}
     bodies = [
@@ -235,7 +239,7 @@ def _rename_functions(definition: graph_pb2.GraphDef) -> None:
 
 
 def _imported(definition: graph_pb2.GraphDef, function: Any) -> Callable[..., Any]:
-    """Return a graph as a Python function with the inputs and captures of the script's function."""
+    """Return a graph as a Python function with the inputs and captures of the original function."""
     inputs, outputs = function.graph.inputs, function.graph.outputs
 
     def body(*tensors: Any) -> Any:

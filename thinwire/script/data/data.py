@@ -1,4 +1,4 @@
-"""Division of a script's training data among workers: finds the data's form and divides it."""
+"""Finds the type of a script's training data and divides the data among workers."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = ["Shared", "WorkerPlace", "part_of_data", "share"]
 
 
 def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
-    """Return the arguments of Keras' fit with this worker's part of the training data.
+    """Return the arguments of Keras' fit with this worker's part of the training data as x.
 
     Args:
         arguments: Arguments of the script's call of Keras' fit, by name; not modified.
-        place: This worker's place in the run: its number and the rules of division.
+        place: This worker's number in the run, and the rules by which workers divide data.
 
     Returns:
         The arguments with this worker's part of the training data, batch size and number of steps.
         Data that Keras itself rejects is returned unchanged.
 
     Raises:
-        ConfigurationError: The data cannot be divided into disjoint parts that cover it, or a part
-            would be empty.
+        ConfigurationError: The training data cannot be divided into disjoint parts that cover it,
+            or a worker would get no data.
     """
     x = arguments.get("x")
     if is_dataset(x):
@@ -49,16 +49,16 @@ def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         return share_arrays(arguments, place)
     if place.is_shared and (what := _unshareable(x)):
         raise ConfigurationError(
-            f"fit was given {what}, which only the script can share among its workers. Give "
-            'distribute() shard="off" (or --shard=off) and let the script yield each worker its '
-            "part, by thinwire.worker_id() and thinwire.num_workers(); or give fit arrays, a "
-            "tf.data.Dataset, a keras.utils.PyDataset or a ray.data.Dataset."
+            f"the script called fit with {what}, which Thinwire cannot divide among the workers. "
+            'Give distribute() shard="off" (or --shard=off) and let the script yield a different '
+            "part of the data on each worker, by thinwire.worker_id() and thinwire.num_workers(); "
+            "or give fit arrays, a tf.data.Dataset, a keras.utils.PyDataset or a ray.data.Dataset."
         )
     return Shared(dict(arguments))
 
 
 def _unshareable(x: Any) -> str:
-    """Return the name of the form of data that Keras accepts but Thinwire cannot divide, or ""."""
+    """Return the name of a data type that Keras accepts but Thinwire cannot divide, or ""."""
     if isinstance(x, types.GeneratorType):
         return "a Python generator"
     if data_adapters.is_torch_dataloader(x):
@@ -71,12 +71,12 @@ def _unshareable(x: Any) -> str:
 
 
 def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
-    """Return this worker's part of the data that a script passes to `shard`; batches stay whole.
+    """Return this worker's part of the data that a script passes to `shard`, with whole batches.
 
     Args:
         data: Arrays [N, ...] in any nesting, or one tf.data.Dataset, keras.utils.PyDataset or
-            ray.data.Dataset. Some partitions use the last arrays as labels.
-        place: This worker's place in the run: its number and the rules of division.
+            ray.data.Dataset. Some values of --partition use the last arrays as labels.
+        place: This worker's number in the run, and the rules by which workers divide data.
 
     Returns:
         A tuple with the part of each array; for a single array or dataset, only its part. The part
@@ -107,7 +107,7 @@ def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
 
 
 def _with_arrays(data: Any) -> Any:
-    """Return data with each list of numbers or texts, nested or not, replaced by an array."""
+    """Return data in which arrays replace all lists of numbers or texts, nested or not."""
     if isinstance(data, dict):
         return {key: _with_arrays(value) for key, value in data.items()}
     if isinstance(data, list | tuple):

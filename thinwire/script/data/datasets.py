@@ -1,11 +1,12 @@
-"""Division of a tf.data.Dataset: takes a worker's part of its source, and rebuilds the pipeline.
+"""Divides a tf.data.Dataset: takes a worker's part of its source and rebuilds the pipeline.
 
-A pipeline is a source and its chain of transformations. A worker takes its part of the elements
-before the first shuffle, at a point up to which every worker gets the same elements in the same
-order. So the transformations after this point may differ by worker in seeds, parallel calls and
-random augmentation. If a transformation after a shuffle depends on the number of elements (`take`,
-`skip`, windows), the worker takes its part after that transformation, and the shuffle must have a
-seed. A pipeline that cannot be shown to give all workers the same elements is rejected.
+A tf.data pipeline is a source and its chain of transformations. A worker takes its part of the
+elements before the first shuffle, at a point of the pipeline up to which all workers get the same
+elements in the same order. So the pipeline's transformations after the division may differ by
+worker in seeds, parallel calls and random augmentation. If a transformation after a shuffle depends
+on the number of elements (`take`, `skip`, windows), the worker takes its part after that
+transformation, and the script must give the shuffle a seed. A tf.data pipeline is rejected if
+Thinwire cannot show that it gives all workers the same elements.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script take its part with '
     "thinwire.worker_id() and thinwire.num_workers()"
 )
-#: Cache: a map's function -> number of workers -> result of `mixes_rows` for the function. Each
-#: trial of `mixes_rows` reads a batch, and a script may call `fit` once for each epoch.
+#: Cache: maps a map's function to a dict from the number of workers to the result of `mixes_rows`.
+#: Each call of `mixes_rows` reads a batch, and a script may call `fit` once for each epoch.
 _MIXES_ROWS: MutableMapping[Any, dict[int, bool]] = weakref.WeakKeyDictionary()
 
 
 def is_dataset(data: Any) -> bool:
-    """Return True if `data` is a tf.data.Dataset."""
+    """Return True if an object is a tf.data.Dataset."""
     return isinstance(data, tf.data.Dataset)
 
 
 def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
-    """Return this worker's part of a tf.data.Dataset that `fit` was given as x.
+    """Return this worker's part of a tf.data.Dataset that the script passes to `fit` as x.
 
     Args:
         arguments: Arguments of Keras' fit, by name.
-        place: This worker's place in the run: its number and the rules of division.
+        place: This worker's number in the run, and the rules by which workers divide data.
 
     Raises:
-        ConfigurationError: The workers' parts cannot be shown to be disjoint and complete, a part
-            would be empty, a batch in the middle of an epoch would have fewer rows than the run has
-            workers, or the elements are not batches.
+        ConfigurationError: Thinwire cannot show that the workers' parts are disjoint and complete,
+            a worker would get no rows, a batch in the middle of an epoch would have fewer rows than
+            the run has workers, or the elements are not batches.
     """
     fit_arguments, whole = dict(arguments), arguments["x"]
     plan, steps = _Plan.of(whole), fit_arguments.get("steps_per_epoch")
@@ -78,13 +79,14 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
 
 def _rounds(plan: _Plan, place: WorkerPlace, part: _WorkerPart | None, has_steps: bool) -> Rounds:
-    """Return the row counts of all workers in each step.
+    """Return the row counts of all workers in each step of an epoch.
 
     Args:
-        plan: Transformations of the script's dataset.
+        plan: Transformations of the tf.data.Dataset that the script passes to `fit`.
         place: Place of this worker, which takes a part of each batch.
-        part: This worker's part of the dataset; None if the script divides its data itself.
-        has_steps: True if the script sets steps_per_epoch.
+        part: This worker's part of the dataset; None if the script itself divides its data among
+            workers.
+        has_steps: True if the script passes steps_per_epoch to `fit`.
     """
     size, batching = plan.batch_size, plan.batching
     if size is None:
@@ -103,8 +105,8 @@ def _rounds(plan: _Plan, place: WorkerPlace, part: _WorkerPart | None, has_steps
 def _steps_of_worker(given: dict[str, Any], plan: _Plan, place: WorkerPlace) -> int | None:
     """Return this worker's steps_per_epoch; reject a batch with fewer rows than the run's workers.
 
-    If the number of rows is unknown before the data is read, `deal_elements` or `cut_batches`
-    rejects that batch during the epoch.
+    If the number of rows is known only after the data is read, `deal_elements` or `cut_batches`
+    rejects a batch with too few rows during the epoch.
     """
     steps, size, total = given.get("steps_per_epoch"), plan.batch_size, plan.rows_of_pass
     if size is None or total is None or plan.drops_rest or not plan.knows_steps:
@@ -113,11 +115,11 @@ def _steps_of_worker(given: dict[str, Any], plan: _Plan, place: WorkerPlace) -> 
 
 
 def part_of_dataset(dataset: Pipeline, place: WorkerPlace) -> Pipeline:
-    """Return this worker's part of a dataset, batched or not; batches keep their size.
+    """Return this worker's part of a dataset, which may have batches; each batch stays whole.
 
     Raises:
-        ConfigurationError: The workers' parts cannot be shown to be disjoint and complete, or a
-            part is empty.
+        ConfigurationError: Thinwire cannot show that the workers' parts are disjoint and complete,
+            or a part is empty.
     """
     place = dataclasses.replace(place, batch="worker")
     return _WorkerPart(_Plan.of(dataset), place, False).dataset() if place.is_shared else dataset
@@ -126,9 +128,9 @@ def part_of_dataset(dataset: Pipeline, place: WorkerPlace) -> Pipeline:
 def _known(batch_size: int | None) -> int:
     if batch_size is None:
         raise ConfigurationError(
-            "--batch=global: the batch size of this tf.data.Dataset cannot be found, so that it "
-            "cannot be divided; use .batch(n) as one of its last transformations, or "
-            "--batch=worker."
+            "--batch=global: Thinwire cannot find the batch size of the tf.data.Dataset given to "
+            "fit, and so cannot divide the batches among the workers; use .batch(n) as one of its "
+            "last transformations, or --batch=worker."
         )
     return batch_size
 
@@ -136,12 +138,12 @@ def _known(batch_size: int | None) -> int:
 def _check_shareable(dataset: Pipeline, place: WorkerPlace) -> None:
     if place.rule.partition != "iid":
         raise ConfigurationError(
-            f"--partition={place.rule.partition} deals out arrays, and fit was given a "
-            "tf.data.Dataset. Use --partition=iid, or give fit arrays."
+            f"--partition={place.rule.partition} divides only arrays among the workers, but the "
+            "script called fit with a tf.data.Dataset. Use --partition=iid, or give fit arrays."
         )
     if any(shape.rank == 0 for shape in pipeline.shapes_of(dataset)):
         raise ConfigurationError(
-            f"the elements of the tf.data.Dataset given to fit are not batches: "
+            "the elements of the tf.data.Dataset given to fit are not batches; their structure is "
             f"{dataset.element_spec}. Expected a first axis of rows in each component: add "
             ".batch(n)."
         )
@@ -149,13 +151,13 @@ def _check_shareable(dataset: Pipeline, place: WorkerPlace) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """Chain of a pipeline's transformations; parts of their inputs give parts of their outputs.
+    """Transformations of a pipeline which turn a part of their input into a part of their output.
 
     Attributes:
-        nodes: Transformations in order from the last one to the source. For each node except the
-            last node of the list, parts of the node's input give parts of the node's output.
-        batching: Index in `nodes` of the batching, the transformation that makes the script's
-            batches; None if no node makes batches.
+        nodes: Transformations in order from the pipeline's last one to the source. Each node except
+            the last node of the list turns a part of its input into the same part of its output.
+        batching: Index in `nodes` of the transformation that makes the script's batches; None if no
+            transformation makes batches.
     """
 
     nodes: tuple[Pipeline, ...]
@@ -164,8 +166,9 @@ class _Plan:
     @classmethod
     def of(cls, dataset: Pipeline) -> _Plan:
         nodes, batching = [dataset], None
-        # If a pipeline has several batchings, only the last makes the script's batches. A batching
-        # before it, or before an unbatching, has rows that are not the script's examples.
+        # If a pipeline has several batch transformations, only the last one makes the script's
+        # batches. Rows of an earlier one, or of one before an unbatch(), are not the script's
+        # examples.
         may_batch = True
         while pipeline.commutes(nodes[-1]):
             if pipeline.name_of(nodes[-1]) in pipeline.BATCHES:
@@ -190,7 +193,7 @@ class _Plan:
 
     @property
     def num_examples(self) -> int | None:
-        """Number of rows in one pass over the training set; None if the number is unknown."""
+        """Number of rows in one pass over the training set; None if unknown."""
         if self.batching is None:
             return None
         for node in self.nodes[self.batching + 1 :]:
@@ -201,7 +204,7 @@ class _Plan:
 
     @property
     def rows_of_pass(self) -> int | None:
-        """Number of rows that become batches in one pass over the data; None if unknown."""
+        """Number of rows that enter batches in one pass over the data; None if unknown."""
         if self.batching is None or self.batching + 1 == len(self.nodes):
             return None
         total = int(self.nodes[self.batching + 1].cardinality())
@@ -243,7 +246,7 @@ class _Plan:
         return sum(rows - rows % size for rows in place.dealt_rows(total, place.run_batch(size)))
 
     def repeats_between(self, point: int) -> int:
-        """Return how often `repeat` repeats rows between a node and the batching; -1: no end."""
+        """Return how often `repeat` repeats rows between a node and the batching; -1: endless."""
         number = 1
         for node in self.nodes[(self.batching or 0) + 1 : point]:
             if pipeline.name_of(node) == pipeline.REPEAT:
@@ -252,9 +255,10 @@ class _Plan:
 
     @property
     def fixes_rows(self) -> bool:
-        """True if the pipeline cannot make batches with fewer rows for a worker.
+        """True if the pipeline cannot make batches with fewer rows for a single worker.
 
-        The source delivers finished batches, or functions were traced for a static batch size.
+        Batches have a fixed number of rows if the source delivers whole batches, or if functions
+        are traced for a static batch size.
         """
         if self.batching is None:
             return True
@@ -263,11 +267,12 @@ class _Plan:
         )
 
     def first(self, is_wanted: Callable[[Pipeline], bool], within: int) -> int:
-        """Return the index of the matching transformation nearest to the source; -1 if none match.
+        """Return the index of the wanted transformation nearest to the source; -1 if there is none.
 
         Args:
-            is_wanted: Function that returns True for a matching transformation.
-            within: Index of a transformation; the search covers only the transformations after it.
+            is_wanted: Function that returns True for a wanted transformation.
+            within: Index of a transformation; the search covers only the transformations between it
+                and the pipeline's end.
         """
         indices = [number for number in range(within) if is_wanted(self.nodes[number])]
         return max(indices, default=-1)
@@ -283,23 +288,23 @@ class _WorkerPart:
         is_repeated: bool,
         unfilled: UnfilledRounds | None = None,
     ) -> None:
-        """Prepare the division, starting at the pipeline's source.
+        """Prepare the division of a dataset, beginning at the pipeline's source.
 
         Args:
-            plan: Transformations of the pipeline.
-            place: This worker's place in the run: its number and the rules of division.
+            plan: Transformations of the script's tf.data pipeline.
+            place: This worker's number in the run, and the rules by which workers divide data.
             is_repeated: True if an epoch of `fit` may continue into the next pass over the data.
-            unfilled: Counter of rounds in which this worker has no rows, as it finds while it reads
-                the data; None: do not count these rounds.
+            unfilled: Counter of rounds (steps of all workers) in which this worker has no rows,
+                counted while the data is read. None: do not count these rounds.
         """
         self._plan, self._place = plan, place
         self._is_repeated, self._unfilled = is_repeated, unfilled
         self._nodes = plan.nodes
-        # Transformations rebuilt so far by `_node`, from the source towards the last one.
+        # Transformations that `_node` has rebuilt so far, from the source towards the last one.
         self._in_order = [self._source(plan.nodes[-1])]
 
     def _node(self, number: int) -> Pipeline:
-        """Return the transformation of this index with one element order on all workers."""
+        """Return the transformation with this index, rebuilt with the same order on all workers."""
         fixed = self._in_order
         while len(fixed) < len(self._nodes) - number:
             node, source = self._nodes[-1 - len(fixed)], fixed[-1]
@@ -311,14 +316,14 @@ class _WorkerPart:
         return fixed[len(self._nodes) - 1 - number]
 
     def dataset(self) -> Pipeline:
-        """Return the dataset of this worker's part. Raises ConfigurationError."""
+        """Return the dataset with this worker's part of the rows. Raises ConfigurationError."""
         place, plan, point = self._place, self._plan, self._dealt_at
         if self._cuts_batches:
             part = self._cut_batches(point)
         else:
             deals_rows = self._behind is None and plan.batching is not None
-            # If a repeat() before the batching repeats the rows, a batch may span two passes. A
-            # short last window is then not a short batch and must not be rejected.
+            # If a repeat() before the batching repeats the rows, a batch may span two passes over
+            # the data. A short last window is then not a short batch and must not be rejected.
             ends_batch = not deals_rows or plan.repeats_between(point) == 1
             deal_out = functools.partial(
                 deal_elements,
@@ -336,14 +341,14 @@ class _WorkerPart:
         return part
 
     def parts(self) -> BatchParts:
-        """Return how many parts of a script's batch each of this worker's mini-batches has."""
+        """Return how many parts of the script's batch each mini-batch of this worker has."""
         rows, size = self.rows_of_workers(), self._plan.batch_size
         if rows is None or size is None:
             return BatchParts.alike(self._place)
         return BatchParts.of_rows(self._place, size, rows, self._plan.drops_rest)
 
     def short_by(self) -> int:
-        """Return how many steps this worker's epoch is shorter than a worker's longest epoch."""
+        """Return how many steps this worker's epoch is shorter than the longest of any worker."""
         rows, plan, place = self.rows_of_workers(), self._plan, self._place
         if rows is None or plan.batch_size is None or plan.num_passes < 0:
             return 0
@@ -359,8 +364,8 @@ class _WorkerPart:
         window = place.run_batch(size)
         if self._cuts_batches:
             return place.dealt_rows(total - (total % size if plan.drops_rest else 0), window)
-        # Between the node whose output is divided and the batching, elements may be repeated or
-        # expanded into several rows.
+        # Between the transformation whose output is divided and the batching, elements may be
+        # repeated or expanded into several rows.
         dealt = int(self._nodes[self._dealt_at].cardinality())
         if dealt <= 0 or total % dealt:
             return None
@@ -378,17 +383,18 @@ class _WorkerPart:
 
     @functools.cached_property
     def _dealt_at(self) -> int:
-        """Index of the transformation whose output is divided among the workers."""
+        """Index of the transformation whose output elements are divided among the workers."""
         if self._cuts_batches:
             return self._behind or 0
         return self._point() if self._behind is None else self._point_behind(self._behind)
 
     def _last_behind_batches(self) -> int | None:
-        """Return the index of the last transformation that needs whole batches; None without one.
+        """Return the index of the last transformation that needs whole batches; None if none does.
 
-        Every worker must make the script's whole batches up to this transformation. A `filter`
-        after the batching accepts or drops whole batches. A `map` may compute a row from all rows
-        of a batch, so that it needs whole batches if workers take parts of each batch.
+        Every worker must make the script's whole batches up to the last transformation that needs
+        whole batches. A `filter` after the batching accepts or drops whole batches. A `map` after
+        batching may compute a row from all rows of its batch. The map then needs whole batches if
+        workers take parts of each batch.
         """
         plan, divides = self._plan, self._place.divides_batch
         if plan.batching is None or (divides and plan.fixes_rows):
@@ -402,7 +408,7 @@ class _WorkerPart:
         return None
 
     def _mixes_rows(self, number: int) -> bool:
-        """Return True if a map gives a batch's parts other rows than the whole batch."""
+        """Return True if a map computes other rows from a batch's parts than from the batch."""
         function = self._nodes[number]._map_func
         known = _MIXES_ROWS.setdefault(function, {})
         if self._place.num_workers not in known:
@@ -410,16 +416,16 @@ class _WorkerPart:
                 batch = pipeline.first_element(self._nodes[number + 1])
                 known[self._place.num_workers] = mixes_rows(function, batch, self._place)
             except tf.errors.OpError:
-                return False  # the pipeline fails without Thinwire as well
+                return False  # the script's pipeline fails without Thinwire as well
         return known[self._place.num_workers]
 
     def _source(self, node: Pipeline) -> Pipeline:
-        """Return the node nearest to the source, rebuilt with the seeds of this call of `fit`.
+        """Return the transformation nearest to the source, with the seeds of this call of `fit`.
 
         The random generators of a script's dataset advance with each iteration over the dataset. A
-        restarted worker skips calls of `fit` without an iteration, so its generators would lag
-        behind. So the transformations that can be rebuilt get seeds that depend on the number of
-        the `fit`.
+        restarted worker does not iterate in the calls of `fit` that it skips, so its random
+        generators would lag behind. So the transformations that can be rebuilt get seeds that
+        depend on the number of the call of `fit`.
         """
         fit, sources = self._place.fit, pipeline.inputs_of(node)
         has_cache = any(
@@ -439,14 +445,14 @@ class _WorkerPart:
         return pipeline.rebuild_in_order(node, source, self._place.worker, seed)
 
     def _seed(self, number: int) -> int | None:
-        """Return the seed that all workers use for a shuffle; None if the node is not a shuffle.
+        """Return a seed, equal on all workers, for a shuffle; None for other transformations.
 
         A tf.data shuffle draws a new order in each iteration, so without Thinwire each `fit` of a
         script has a different order. A rebuilt shuffle starts from its seed, so its seed depends on
-        the number of the `fit`. The seed is the same in each `fit` if the order must not change:
-        for reshuffle_each_iteration=False, or with a cache after the shuffle. A dataset that the
-        script makes for each `fit` starts with the same order if its shuffle has a seed, and with a
-        new order if it has none.
+        the number of the call of `fit`. The seed of a shuffle is the same in each `fit` if the
+        order must not change: for reshuffle_each_iteration=False, or with a cache after the
+        shuffle. A dataset that the script creates for each `fit` starts with the same order if its
+        shuffle has a seed, and with a new order if the shuffle has none.
         """
         node, fit = self._nodes[number], self._place.fit
         if pipeline.name_of(node) != pipeline.SHUFFLE:
@@ -464,20 +470,21 @@ class _WorkerPart:
         return mixed_seed(seed, fit.uses)
 
     def _own_seed(self, number: int) -> int | None:
-        """Return the seed of a shuffle after the division; None if the seed does not matter."""
+        """Return the seed of a shuffle after the division; None if any seed is allowed."""
         seed, place = self._seed(number), self._place
         if seed is None or (place.fit is None and pipeline.seed_of(self._nodes[number]) is None):
             return None
         return own_seed(seed, place.worker)
 
     def _point(self) -> int:
-        """Return the index of the transformation whose output is divided among the workers.
+        """Return the index of the transformation whose output elements are divided among workers.
 
-        This is the last transformation before the first shuffle and before the batching up to which
-        all workers get the same elements: its output gives the most even parts. The rows of one
-        file or window stay together only if necessary. A `filter` after a shuffle would leave the
-        workers with different numbers of rows and steps. So rows are divided after the `filter` if
-        the shuffle can be the same on all workers.
+        A pipeline is divided at the last transformation up to which all workers get the same
+        elements and that precedes the first shuffle and the batching. The output of this
+        transformation gives the most even parts. The rows of one file or one window go to the same
+        worker only if necessary. A `filter` after a shuffle would give the workers different
+        numbers of rows and steps. So rows are divided after the `filter` if the shuffle can have
+        the same order on all workers.
         """
         last, reason = len(self._nodes) - 1, ""
         first = 0 if self._plan.batching is None else self._plan.batching + 1
@@ -498,13 +505,13 @@ class _WorkerPart:
     def _too_few(self, source: Pipeline) -> ConfigurationError:
         total = int(source.cardinality())
         return ConfigurationError(
-            f"{total} elements of the tf.data.Dataset given to fit cannot be shared by "
-            f"{self._place.num_workers} workers; expected at least one each. Use "
-            f"--nb_workers={max(total, 1)} at most, or more data."
+            f"{total} elements of the tf.data.Dataset given to fit cannot be divided among "
+            f"{self._place.num_workers} workers; expected at least one element for each worker. "
+            f"Use --nb_workers={max(total, 1)} at most, or more data."
         )
 
     def _point_behind(self, behind: int) -> int:
-        """Return the index of the transformation whose whole batches are divided among workers."""
+        """Return the index of the transformation whose batches are each divided among workers."""
         point, reason = self._point_within(behind, None)
         if point is None:
             raise _unsure(reason, *self._named(behind))
@@ -513,7 +520,7 @@ class _WorkerPart:
         return point
 
     def _named(self, number: int) -> tuple[str, str]:
-        """Return the reason and the advice for an error about a transformation after batch()."""
+        """Return the reason and the advice of an error about a transformation after batch()."""
         name = pipeline.plain_name(self._nodes[number])
         why = (
             f"{name} comes after batch() and needs the script's whole batches, so every worker "
@@ -522,12 +529,12 @@ class _WorkerPart:
         return why, f"Put {name} before batch(), or give "
 
     def _point_within(self, end: int, batching: int | None) -> tuple[int | None, str]:
-        """Return the transformation whose output to divide, or None and the reason why none can be.
+        """Return the transformation whose output to divide, or None and the reason for None.
 
         Args:
             end: Index of the candidate transformation nearest to the source.
-            batching: Index of the batching, which must come after the returned transformation;
-                None: the transformation may be anywhere.
+            batching: Index of the batching. Only transformations between the source and the
+                batching are candidates; None: all are candidates.
         """
         last = -1 if batching is None else batching
         shuffle = self._plan.first(lambda node: pipeline.name_of(node) == pipeline.SHUFFLE, end)
@@ -546,7 +553,7 @@ class _WorkerPart:
         return total < 0 or total >= self._place.num_workers
 
     def _window(self, in_batches: bool) -> int:
-        """Return the number of elements in a full window, which is divided among all workers."""
+        """Return the number of elements that are divided among all workers at a time."""
         place, plan = self._place, self._plan
         if not in_batches and plan.batching is not None:
             return place.run_batch(_known(plan.batch_size))
@@ -557,7 +564,7 @@ class _WorkerPart:
     def _push_up(
         self, node: Pipeline, deal_out: Callable[..., Pipeline], place: WorkerPlace
     ) -> Pipeline:
-        """Return a worker's part of a transformation's output, divided near the source."""
+        """Return a worker's part of a node's output, divided as near the source as possible."""
         name = pipeline.name_of(node)
         if name == pipeline.ZIP and pipeline.are_equally_long(node):
             parts = (
@@ -574,10 +581,10 @@ class _WorkerPart:
         return deal_out(node, place=place)
 
     def _dealing(self, point: int) -> WorkerPlace:
-        """Return the worker's place by which a transformation's output is divided.
+        """Return the place of this worker by which a transformation's output is divided.
 
-        If the script's order of elements is the same in each `fit`, or with each new dataset, the
-        workers' parts are the same as well. Otherwise a cache, in memory or in a file, would replay
+        If the script's order of elements is the same in each `fit`, or with each new dataset, a
+        worker must get the same part each time. If a worker's part changed, a cache would replay
         the part of the first `fit`, and a shuffle that repeats its order would order different
         rows.
         """
@@ -593,7 +600,7 @@ class _WorkerPart:
         return dataclasses.replace(place, fit=fit)
 
     def _drops_rest(self, point: int) -> bool:
-        """Return True if a last window that is not full is a short batch that the script drops."""
+        """Return True if an incomplete last window is a short batch that the script drops."""
         plan, batching = self._plan, self._plan.batching
         if not (plan.drops_rest and self._place.divides_batch) or batching is None:
             return False
@@ -603,7 +610,7 @@ class _WorkerPart:
         )
 
     def _cut_batches(self, point: int) -> Pipeline:
-        """Return the batches of a transformation; each batch has only this worker's rows."""
+        """Return the batches of a transformation, each with only this worker's rows."""
         whole, place, plan = self._node(point), self._place, self._plan
         reason = pipeline.why_unsure(whole, self._nodes[0])
         if reason and plan.fixes_rows:
@@ -622,7 +629,7 @@ class _WorkerPart:
         )
 
     def _rest(self) -> int | None:
-        """Return the number of rows in a short last batch; 0 without one; None if unknown."""
+        """Return the number of rows in a short last batch; 0 if all are full; None if unknown."""
         plan, size, total = self._plan, self._plan.batch_size, self._plan.rows_of_pass
         if plan.drops_rest or (plan.batching is None and size is not None):
             return 0
@@ -632,16 +639,16 @@ class _WorkerPart:
 
 
 def _unsure(reason: str, why: str = "", help_first: str = "Give ") -> ConfigurationError:
-    """Return the error for a dataset whose elements or order may differ between workers.
+    """Return the error for a dataset whose elements or order may differ by worker.
 
     Args:
-        reason: Property of the dataset by which its elements may differ between workers.
-        why: Reason why all workers need the same elements; may be empty.
-        help_first: Beginning of the advice, up to the word "give" before seeds and orders.
+        reason: Property of the dataset because of which its elements may differ between workers.
+        why: Reason for the message why all workers need the same elements; may be empty.
+        help_first: First words of the advice, before "each shuffle a seed".
     """
     return ConfigurationError(
         "the workers' parts of the tf.data.Dataset given to fit cannot be shown to be disjoint "
         f"and complete: {why}{reason}. {help_first}each shuffle a seed and each interleave a "
-        "cycle_length, and leave deterministic=False and Python generators out. Or: "
+        "cycle_length, and leave deterministic=False and Python generators out. Another solution: "
         f"{_INSTEAD}."
     )

@@ -1,9 +1,10 @@
-"""Counters of a script's calls of `fit`, over all its models, and of its uses of data sets.
+"""Counts a script's calls of `fit`, over all its models, and its uses of data sets.
 
-All workers shuffle data in the same order, from the run's seed. A script that calls `fit` once for
-each epoch must not get the same order in each epoch, so the number of the `fit` is mixed into the
-seed. Each script process counts its own calls of `fit`. A restarted worker repeats the script's
-calls, including fits that it skips, and so arrives at the same numbers.
+All workers shuffle data in the same order, which the run's seed determines. A script that calls
+`fit` once for each epoch must get a new order each time, so the seed of the order contains the
+number of the call of `fit`. Each script process counts its own calls of `fit`. A restarted worker
+repeats the script's calls of `fit`, including those that it skips, so it gets the same numbers
+again.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _NUM_SEEDS = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class FitNumber:
-    """Position of a call of `fit` among all calls of `fit` in its script.
+    """Numbers that locate a call of `fit` among all calls of `fit` in its script.
 
     Attributes:
-        before: Number of calls of `fit` before this call.
-        before_data: Number of calls of `fit` before the first call on the same data set object. An
-            equal data set that the script makes later is a different object.
+        before: Number of the script's calls of `fit` before this call.
+        before_data: Number of the script's calls of `fit` before the first call on the same data
+            set object. An equal data set that the script creates later is a different object.
         uses: Number of calls of `fit` on the same data set object before this call.
     """
 
@@ -38,23 +39,25 @@ class FitCounts:
 
     def __init__(self) -> None:
         self.num_fits = 0
-        self._data: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # id(data set) -> counts
+        # maps id(data set) to the counts of its uses
+        self._data: dict[int, tuple[weakref.ref[Any], int, int]] = {}
 
     def begin_fit(self, data: Any) -> FitNumber:
-        """Count a call of `fit` whose argument x is `data`; return the position of the call."""
+        """Count a call of `fit` with the data set `data`; return the position of the call."""
         number = self.use(data)
         self.num_fits += 1
         return number
 
     def use(self, data: Any) -> FitNumber:
-        """Count a use of `data` without a `fit`; return the position of the use."""
+        """Count a use of a data set outside of `fit`; return the position of the use."""
         known = self._data.get(id(data))
         if known is None or known[0]() is not data:
             known = None
         before_data, uses = (self.num_fits, 0) if known is None else known[1:]
         try:
             self._data[id(data)] = weakref.ref(data), before_data, uses + 1
-        except TypeError:  # a list, for example, allows no weak reference and is not counted
+        # a data set of a type such as list allows no weak reference and is not counted
+        except TypeError:
             before_data = self.num_fits
         return FitNumber(self.num_fits, before_data, uses)
 

@@ -1,9 +1,9 @@
-"""Effects of tf.data transformations (map, batch, shuffle ...) on the order and number of elements.
+"""Describes how tf.data transformations (map, batch, ...) change order and number of elements.
 
-TensorFlow keeps a dataset's transformations as objects of private classes, each with its input and
-arguments (tensorflow 2.21, which this package requires). This module identifies transformations by
-the names of these classes. A transformation that this module does not list is rejected: its
-elements cannot be shown to be the same on every worker.
+TensorFlow keeps each transformation of a dataset as an object of a private class, with its input
+and arguments (as of tensorflow 2.21, which this package requires). This module identifies tf.data
+transformations by the names of TensorFlow's private classes. A tf.data transformation that this
+module does not list is rejected, because its elements may differ between workers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tensorflow.python.data.ops import dataset_ops, ragged_batch_op, snapshot_op
 from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 
-Pipeline = Any  # a tf.data.Dataset: TensorFlow has no types
+Pipeline = Any  # type of a tf.data.Dataset: TensorFlow has no type annotations
 
-#: Module of TensorFlow with the default reader function of `Dataset.load`.
+#: TensorFlow module that contains the default reader function of `Dataset.load`.
 _LOAD_MODULE = "tensorflow.python.data.ops.load_op"
 _DETERMINISTIC: Mapping[str, bool | None] = {"default": None, "true": True, "false": False}
-#: Cycle length of an `interleave` for which the script gives none. TensorFlow would use the number
-#: of CPU cores, which may differ between workers.
+#: Cycle length of an `interleave` for which the script gives none. TensorFlow's default would be
+#: the number of CPU cores, which may differ between workers.
 _CYCLE_LENGTH = 8
 
 
@@ -38,16 +38,17 @@ def inputs_of(dataset: Pipeline) -> list[Pipeline]:
 
 
 def shapes_of(dataset: Pipeline) -> list[tf.TensorShape]:
-    """Return the shapes of the components of a dataset's elements, without None components."""
+    """Return the shapes of a dataset's element components, without components that are None."""
     specs = tf.nest.flatten(dataset.element_spec)
     return [spec.shape for spec in specs if not isinstance(spec, tf.NoneTensorSpec)]
 
 
 def _again(wrapper: Any) -> Callable[..., Any]:
-    """Return a transformation's traced function for use in a rebuilt transformation.
+    """Return the function of a transformation, already traced, for use in a rebuilt transformation.
 
-    The returned function calls the existing trace. A second trace of the script's Python function
-    would read Python variables that may have changed since the script built its dataset.
+    The returned function calls the trace that the script's dataset already has. A second trace of
+    the script's Python function would read Python variables that may have changed since the script
+    built its dataset.
     """
     takes_tuple = type(wrapper._input_structure) is tuple
 
@@ -73,7 +74,7 @@ def _interleaved(node: Pipeline, source: Pipeline, in_order: bool) -> Pipeline:
 
 
 def _order(node: Pipeline, in_order: bool) -> bool | None:
-    """Return the argument `deterministic` with which to rebuild a parallel transformation."""
+    """Return the value of `deterministic` with which to rebuild a parallel transformation."""
     if in_order:
         return True
     deterministic = getattr(node, "_deterministic", None)
@@ -85,18 +86,18 @@ def _order(node: Pipeline, in_order: bool) -> bool | None:
 
 
 def _attribute(node: Pipeline, name: str) -> bool | None:
-    """Return an attribute that only a transformation's op in the graph has; None: the default."""
+    """Return a transformation's attribute that only the graph has; the default if there is none."""
     try:
         graph = graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
-    except tf.errors.OpError:  # a part of the pipeline cannot be serialized
+    except tf.errors.OpError:  # a part of the tf.data pipeline cannot be serialized
         return False
     last = [entry for entry in graph.node if name in entry.attr][-1]
     return _DETERMINISTIC[last.attr[name].s.decode()]
 
 
-#: Class name of a transformation -> function of (transformation, new input, True for a fixed order)
-#: that returns the transformation on the new input. These are the transformations for which parts
-#: of the input give parts of the output, in any order.
+#: Maps the class name of a transformation to a function of (transformation, new input, True for a
+#: fixed order) that returns the transformation on the new input. These transformations turn parts
+#: of their input into parts of their output, in any order.
 _REBUILD: dict[str, Callable[[Pipeline, Pipeline, bool], Pipeline]] = {
     "_MapDataset": lambda node, source, _: source.map(_again(node._map_func)),
     "_ParallelMapDataset": lambda node, source, in_order: source.map(
@@ -117,7 +118,7 @@ _REBUILD: dict[str, Callable[[Pipeline, Pipeline, bool], Pipeline]] = {
     "_OptionsDataset": lambda node, source, _: source.with_options(node.options()),
     "_RepeatDataset": lambda node, source, _: source.repeat(node._count),
     "_IgnoreErrorsDataset": lambda node, source, _: source.ignore_errors(),
-    # Drop the assertion of the number of elements: a worker's part has fewer elements.
+    # Drop the assertion of the number of elements, because a worker's part has fewer elements.
     "_AssertCardinalityDataset": lambda node, source, _: source,
     "_RestructuredDataset": lambda node, source, _: dataset_ops._RestructuredDataset(
         source, node.element_spec
@@ -127,7 +128,7 @@ _REBUILD: dict[str, Callable[[Pipeline, Pipeline, bool], Pipeline]] = {
         source, tf.int64
     ),
 }
-#: Class name of a transformation that needs its whole input, not a part -> function of
+#: Maps the class name of a transformation that needs its whole input, not a part, to a function of
 #: (transformation, new input) that returns the transformation on the new input.
 _REBUILD_WHOLE: dict[str, Callable[[Pipeline, Pipeline], Pipeline]] = {
     "_TakeDataset": lambda node, source: source.take(node._count),
@@ -146,8 +147,8 @@ _ONE_TO_ONE = (
     "_DenseToRaggedDataset",
     "CacheDataset",
 )
-#: Class names of transformations that need a different seed or file on each worker, or (zip) have
-#: several inputs.
+#: Class names of transformations that need a different seed or file on each worker, or that have
+#: several inputs (zip).
 SHUFFLE, CACHE, ZIP = "_ShuffleDataset", "CacheDataset", "_ZipDataset"
 _CHOICE = "_DirectedInterleaveDataset"
 BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset")
@@ -172,17 +173,17 @@ def is_one_to_one(node: Pipeline) -> bool:
 
 
 def changes_elements(node: Pipeline) -> bool:
-    """Return True if a transformation's output elements are not single elements of its input."""
+    """Return True if a transformation's outputs are not single elements of its input."""
     return name_of(node) in _OTHER_ELEMENTS
 
 
 def has_functions(node: Pipeline) -> bool:
-    """Return True if a transformation has a function traced for the shape of the elements."""
+    """Return True if a transformation has a function traced for a fixed shape of elements."""
     return name_of(node) in _WITH_FUNCTIONS
 
 
 def may_drop(node: Pipeline) -> bool:
-    """Return True if a transformation may drop elements because of their content (`filter`)."""
+    """Return True if a transformation may drop elements depending on their content (`filter`)."""
     return name_of(node) in ("_FilterDataset", "_IgnoreErrorsDataset")
 
 
@@ -209,21 +210,21 @@ def are_equally_long(node: Pipeline) -> bool:
 
 
 def first_element(node: Pipeline) -> Any:
-    """Return an output element of a transformation; None if the pipeline gives no element.
+    """Return one output element of a transformation; None if the transformation has no output.
 
     The element is read without the pipeline's shuffles and caches, so that later passes of the
-    script do not change: reading through a shuffle would change the order of its next pass, and a
-    cache would store the element.
+    script do not change. Reading through a shuffle would change its next order, and a cache would
+    store the element.
 
     Raises:
-        tf.errors.OpError: Reading the pipeline fails.
+        tf.errors.OpError: Reading the elements of the pipeline fails.
     """
     passed_by = _passed_by(node)
     return None if passed_by is None else next(iter(passed_by.take(1)), None)
 
 
 def _passed_by(node: Pipeline) -> Pipeline | None:
-    """Return a transformation rebuilt without shuffles and caches before it, None if impossible."""
+    """Return a transformation without the shuffles and caches before it, None if impossible."""
     sources = inputs_of(node)
     if name_of(node) in (SHUFFLE, CACHE):
         return _passed_by(sources[0])
@@ -242,12 +243,12 @@ def _passed_by(node: Pipeline) -> Pipeline | None:
 
 
 def commutes(node: Pipeline) -> bool:
-    """Return True if a transformation turns a part of its input into a part of its output."""
+    """Return True if a transformation turns part of its input into the same part of its output."""
     return name_of(node) in _REBUILD or name_of(node) in (SHUFFLE, *KEEPING, *BATCHES)
 
 
 def is_rebuilt_whole(node: Pipeline) -> bool:
-    """Return True if `rebuild_in_order` can rebuild a transformation on a new, whole input."""
+    """Return True if `rebuild_in_order` can rebuild a transformation on a new, undivided input."""
     return commutes(node) or name_of(node) in _REBUILD_WHOLE
 
 
@@ -258,14 +259,15 @@ def rebuild(
     batch_size: int | None = None,
     seed: int | None = None,
 ) -> Pipeline:
-    """Return a transformation, rebuilt on a part of its input.
+    """Return a transformation, rebuilt so that its input is a part of its former input.
 
     Args:
-        node: The transformation, for which `commutes` is True.
-        source: New input of the transformation.
-        worker: Number of the worker, which becomes part of the names of cache files.
-        batch_size: New number of rows in a batch, for a batching; None: keep the batch size.
-        seed: Seed of the order, for a shuffle; None: the shuffle gets no seed.
+        node: Transformation to rebuild, for which `commutes` is True.
+        source: New input of the rebuilt transformation.
+        worker: Number of the worker, which is added to the names of cache files.
+        batch_size: New batch size in rows, if the transformation makes batches; None: keep the
+            batch size.
+        seed: Seed of the order, if the transformation is a shuffle; None: the shuffle gets no seed.
     """
     return _rebuilt(node, source, worker, batch_size, seed, False)
 
@@ -274,10 +276,10 @@ def rebuild_in_order(node: Pipeline, source: Pipeline, worker: int, seed: int | 
     """Return a transformation, rebuilt on a new input with the same order on every worker.
 
     Args:
-        node: The transformation, for which `is_rebuilt_whole` is True.
-        source: New input of the transformation.
-        worker: Number of the worker, which becomes part of the names of cache files.
-        seed: Seed of the order, for a shuffle; None for other transformations.
+        node: Transformation to rebuild, for which `is_rebuilt_whole` is True.
+        source: New input of the rebuilt transformation.
+        worker: Number of the worker, which is added to the names of cache files.
+        seed: Seed of the order, if the transformation is a shuffle; None for other transformations.
     """
     return _rebuilt(node, source, worker, None, seed, True)
 
@@ -384,8 +386,8 @@ _KEEP_ORDER = (
     "_AssertCardinalityDataset",
     "_DirectedInterleaveDataset",
 )
-#: Class name of a transformation whose order is fixed if its functions are pure -> names of the
-#: attributes that hold these functions.
+#: Maps the class name of a transformation, whose order is fixed if its functions are pure, to the
+#: names of the attributes that hold these functions.
 _FUNCTIONS_OF: Mapping[str, tuple[str, ...]] = {
     "_FilterDataset": ("_predicate",),
     "_TakeWhileDataset": ("_predicate",),
@@ -423,12 +425,12 @@ _PURE_OPS = (
 
 
 def has_open_order(node: Pipeline, whole: Pipeline) -> bool:
-    """Return True if a transformation's order may vary and `rebuild_in_order` can fix the order.
+    """Return True if a transformation's order may vary but `rebuild_in_order` can fix it.
 
-    The order of a shuffle may vary: it depends on the number of earlier iterations.
+    The order of a shuffle may vary, because it depends on the number of earlier iterations.
 
     Args:
-        node: The transformation.
+        node: Transformation whose order of elements is checked.
         whole: The dataset that contains the transformation and sets its tf.data options.
     """
     unordered = whole.options().deterministic is False
@@ -437,12 +439,13 @@ def has_open_order(node: Pipeline, whole: Pipeline) -> bool:
 
 
 def why_unsure(node: Pipeline, whole: Pipeline) -> str:
-    """Return why workers may get different elements or orders; "" if all get equal elements.
+    """Return why the elements of a dataset may differ between workers; "" if they are equal.
 
-    The check assumes that the script provides the same arrays and files on every worker.
+    The check of a transformation assumes that the script has the same arrays and files on every
+    worker.
 
     Args:
-        node: The transformation whose output the workers must agree on.
+        node: Transformation whose output must be equal on all workers.
         whole: The dataset that contains the transformation and sets its tf.data options.
     """
     unordered = whole.options().deterministic is False
@@ -450,7 +453,7 @@ def why_unsure(node: Pipeline, whole: Pipeline) -> str:
 
 
 def _reasons(node: Pipeline, unordered: bool) -> Iterator[str]:
-    """Yield the reasons of a transformation and of all before it, the source's reasons first."""
+    """Yield why a transformation's or its inputs' elements may vary, beginning at the source."""
     if name_of(node) == "DatasetV1Adapter":
         yield from _reasons(node._dataset, unordered)
         return
@@ -475,7 +478,7 @@ def _reason(node: Pipeline, unordered: bool) -> str:
 
 
 def _impure(graph: Any) -> str:
-    """Return the name of an op in a graph whose result may change from call to call, or ""."""
+    """Return the name of an op in a graph whose result may vary between calls, or ""."""
     bodies = [graph.node, *(function.node_def for function in graph.library.function)]
     for node in (node for body in bodies for node in body):
         definition = op_def_registry.get(node.op)
@@ -495,7 +498,7 @@ def _impure(graph: Any) -> str:
 
 
 def plain_name(node: Pipeline) -> str:
-    """Return the name of a transformation for messages, for example ``ParallelMap``."""
+    """Return the name of a transformation for error messages, for example ``ParallelMap``."""
     return name_of(node).removeprefix("_").removesuffix("V2").removesuffix("Dataset")
 
 
@@ -529,7 +532,7 @@ def _records(node: Pipeline, unordered: bool) -> str:
 
 
 def _loaded(node: Pipeline, unordered: bool) -> str:
-    """Return why `Dataset.load` may read the shards that `save` wrote in varying order, or ""."""
+    """Return why `Dataset.load` may read its file shards in varying order, or ""."""
     reader = node._reader_func
     is_default = getattr(reader._func, "__module__", "") == _LOAD_MODULE
     if is_default and len(tf.io.gfile.glob(f"{node._path}/*/*/")) > 1:
@@ -545,12 +548,12 @@ def _loaded(node: Pipeline, unordered: bool) -> str:
 
 
 def _snapshot(node: Pipeline, unordered: bool) -> str:
-    """Return why a snapshot's output cannot be divided: each worker writes a file of its part."""
+    """Return why a `snapshot` cannot be divided: each worker writes only its part to a file."""
     return "snapshot keeps files that workers must not share"
 
 
 def _graph(node: Pipeline, unordered: bool) -> str:
-    """Return why a dataset's serialized graph may give varying elements, or "" if it cannot."""
+    """Return why the elements of a dataset, made from its serialized graph, may vary, or ""."""
     try:
         graph = graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
     except tf.errors.OpError:
@@ -571,7 +574,7 @@ _CHECKS: Mapping[str, Callable[[Pipeline, bool], str]] = {
     "_LoadDataset": _loaded,
     SNAPSHOT: _snapshot,
 }
-#: Class names of transformations whose order may vary, and which `rebuild_in_order` can fix.
+#: Class names of transformations whose order may vary but can be fixed by `rebuild_in_order`.
 _WITH_OPEN_ORDER = (
     "_ParallelMapDataset",
     "_ParallelBatchDataset",

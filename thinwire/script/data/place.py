@@ -1,4 +1,4 @@
-"""A worker's place in a run: determines which rows of data the worker trains on."""
+"""A worker's place in a run, which determines the rows that the worker trains on."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from thinwire.script.data.fit_counts import FitNumber
 
 @dataclasses.dataclass(frozen=True)
 class WorkerPlace:
-    """A worker's number in a run, and the rules by which the run's workers divide data.
+    """A worker's number in a run, and the rules by which all workers of the run divide data.
 
     Args:
         worker: Number of this worker, 1..num_workers.
         num_workers: Number of workers in the run.
-        one_group: True if all workers step together: one group that exchanges every mini-batch.
-        rule: Rule by which rows are distributed among workers, with the run's seed; its nb_workers
-            is `num_workers`.
-        batch: "global" if the script's batch size counts for all workers together, so that each
-            worker takes a part of the batch; "worker" if it is the batch size of each worker. None:
-            "global" if `one_group` is True and Thinwire divides the data, else "worker".
-        shard: "auto" if Thinwire divides the script's data; "off" if the script divides its data.
-        fit: Number of the call of `fit` that uses the data, which goes into shuffle seeds; None if
-            the call is unknown.
-        deals_alike: True if each `fit` and each epoch give a worker the same rows.
+        one_group: True if all workers of the run step together, in one group that exchanges every
+            mini-batch.
+        rule: Rule of the flag --partition that divides rows among workers, with the run's seed; its
+            field nb_workers is `num_workers`.
+        batch: "global" if workers divide each batch of the script's batch size; "worker" if each
+            worker takes batches of the script's batch size. None: "global" if `one_group` is True
+            and Thinwire divides the data, else "worker".
+        shard: "auto" if Thinwire divides the script's data among workers; "off" if the script does
+            so itself.
+        fit: Position of the call of `fit` that uses the data, which enters the seeds of shuffles;
+            None if unknown.
+        deals_alike: True if a worker gets the same rows in each `fit` and each epoch.
     """
 
     worker: int
@@ -47,7 +49,7 @@ class WorkerPlace:
 
     @classmethod
     def of(cls, run: Run, worker: int) -> WorkerPlace:
-        """Return the place of a worker (by its number, from 1) in a run with these settings."""
+        """Return the place of worker number `worker` (from 1) in a run with the settings `run`."""
         return cls(
             worker=worker,
             num_workers=run.nb_workers,
@@ -80,15 +82,15 @@ class WorkerPlace:
         return (self.batch or usual) == "global"
 
     def in_loop(self) -> WorkerPlace:
-        """Return the place for a script's own training loop, for which the script divides data.
+        """Return the place for a training loop that the script writes and divides data for.
 
-        If all workers step together, one step of all workers is one step of the script.
+        If all workers step together, one step of all workers counts as one step of the script.
         """
         return dataclasses.replace(self, shard="auto")
 
     @property
     def parts_of_batch(self) -> int:
-        """Number of parts in a worker's mini-batch; a script's batch has `num_workers` parts."""
+        """Number of parts in a worker's mini-batch; the script's batch has `num_workers` parts."""
         return 1 if self.divides_batch else self.num_workers
 
     def part_of_batch(self, batch_size: int, worker: int = 0) -> int:
@@ -109,25 +111,26 @@ class WorkerPlace:
             return batch_size
         if batch_size < self.num_workers:
             raise ConfigurationError(
-                f"a batch of {batch_size} rows cannot be divided among {self.num_workers} workers: "
-                "with --batch=global, the default if all workers step together, the script's batch "
-                "size is for all workers. Expected at least one row for each worker: raise the "
-                f"script's batch size to {self.num_workers} or more, or give --batch=worker, which "
-                "makes every worker take batches of the script's size."
+                f"a batch of {batch_size} rows cannot be divided among {self.num_workers} "
+                "workers: with --batch=global, the default if all workers step together, the "
+                "script's batch size is the total of all workers. Expected at least one row for "
+                f"each worker: raise the script's batch size to {self.num_workers} or more, or "
+                "give --batch=worker, which makes every worker take batches of the script's size."
             )
         return self.num_dealt(batch_size, worker)
 
     def run_batch(self, batch_size: int) -> int:
-        """Return the number of rows in a window, from which each worker makes one batch."""
+        """Return the number of rows from which each worker makes one batch."""
         return batch_size if self.divides_batch else batch_size * self.num_workers
 
     def positions(self, num_rows: int, epoch: int, window: int) -> NDArray[np.int64]:
-        """Return the positions of this worker's rows in a window, as `deal` distributes the rows.
+        """Return the positions of this worker's rows in a window, by the function `deal`.
 
         Args:
-            num_rows: Number of rows in the window.
-            epoch: Number of the pass over the data within the fit, from 0.
-            window: Number of the window within the epoch, from 0.
+            num_rows: Number of rows in the window (the rows for one batch of each worker).
+            epoch: Number of the pass over the data within the call of `fit`, from 0.
+            window: Number of the window (the rows for one batch of each worker) within the epoch,
+                from 0.
 
         Returns:
             [n] int64, ascending. Each position of the window belongs to exactly one worker.
@@ -137,7 +140,7 @@ class WorkerPlace:
         return np.flatnonzero(deal(num_rows, self.num_workers, seed) == self.worker)
 
     def num_dealt(self, num_rows: int, worker: int = 0) -> int:
-        """Return the number of rows that a worker gets of a window; worker 0 means this worker."""
+        """Return how many rows of a window a worker gets; worker 0 means this worker."""
         return len(range((worker or self.worker) - 1, num_rows, self.num_workers))
 
     def dealt_rows(self, total: int, window: int) -> tuple[int, ...]:
@@ -156,12 +159,12 @@ class WorkerPlace:
     def steps_of_rows(
         self, batch_size: int, rows: Sequence[int], drops_rest: bool = False
     ) -> tuple[int, ...]:
-        """Return the number of mini-batches of each worker in one pass over its rows.
+        """Return the number of mini-batches of each worker in one pass over the worker's rows.
 
         Args:
-            batch_size: Batch size of the script, in rows.
-            rows: Number of rows of each worker.
-            drops_rest: True if a last batch with fewer rows is dropped.
+            batch_size: Batch size that the script passes to `fit`, in rows.
+            rows: For each worker, the number of rows in one pass over the data.
+            drops_rest: True if the script drops a last batch with fewer rows.
         """
         sizes = [self.part_of_batch(batch_size, worker + 1) for worker in range(self.num_workers)]
         pairs = zip(rows, sizes, strict=True)
@@ -170,15 +173,15 @@ class WorkerPlace:
         )
 
     def short_by(self, steps: Sequence[int]) -> int:
-        """Return the steps by which this worker's epoch is shorter than a worker's longest epoch.
+        """Return how many steps this worker's epoch is shorter than the longest of any worker.
 
         Args:
-            steps: Number of steps of each worker in an epoch.
+            steps: For each worker, the number of steps in an epoch.
         """
         return max(steps) - steps[self.worker - 1] if self.one_group else 0
 
     def lacks_rows(self, num_rows: int) -> bool:
-        """Return True if workers divide batches and a batch has rows, but fewer than workers."""
+        """Return True if workers divide a batch with rows, but with fewer rows than workers."""
         return self.divides_batch and 0 < num_rows < self.num_workers
 
     def short_batch(self, num_rows: int, where: str) -> ConfigurationError:
@@ -186,23 +189,24 @@ class WorkerPlace:
 
         Args:
             num_rows: Number of rows in the batch.
-            where: Name of the batch, as the subject of a sentence: "batch 3 of the PyDataset".
+            where: Name of the batch for the error message, for example "batch 3 of the PyDataset".
         """
         return ConfigurationError(
             f"{where} has {num_rows} rows, which cannot be divided among {self.num_workers} "
             "workers, and further batches follow it in the same epoch; expected at least one row "
             "for each worker, except in the last batch of an epoch. Change the batch size or the "
-            "number of workers, drop the short batch (drop_remainder=True), call repeat() before "
-            "batch(), leave out steps_per_epoch, or give --batch=worker, which makes every worker "
-            "take batches of the script's size."
+            "number of workers, drop the last, smaller batch (drop_remainder=True), call repeat() "
+            "before batch(), leave out steps_per_epoch, or give --batch=worker, which makes every "
+            "worker take batches of the script's size."
         )
 
     def steps(self, num_steps: int) -> int:
-        """Return this worker's steps for a script that sets a number of steps.
+        """Return this worker's number of steps, for a script that sets steps_per_epoch.
 
-        If workers take parts of each batch, every worker takes all steps. If workers train on whole
-        batches, the workers divide the steps. Workers that step together get equal numbers, rounded
-        up, because a worker waits in each step for all workers of its group.
+        If workers take parts of each batch, every worker takes all steps that the script sets. If
+        workers train on whole batches, they divide the steps that the script sets. Workers that
+        step together get equal numbers of steps, rounded up, because each step waits for all
+        workers.
         """
         if self.divides_batch or not self.is_shared:
             return num_steps
@@ -212,41 +216,42 @@ class WorkerPlace:
 
 
 class UnfilledRounds:
-    """Counter of rounds (steps of all workers) for which a worker, reading its data, gets no rows.
+    """Counts the rounds (steps of all workers) in which a worker has no rows, as it reads its data.
 
-    A data set with a filter, or from files, does not know its number of rows in advance. If its
-    last batch has fewer rows than the run has workers, the workers without rows have one step
-    fewer.
+    The number of rows of a data set with a filter, or from files, is not known in advance. If the
+    last batch of a data set has fewer rows than the run has workers, the workers without rows have
+    one step fewer.
     """
 
     def __init__(self) -> None:
         self._number = 0
 
     def note(self) -> None:
-        """Count one round without rows for this worker."""
+        """Count one round (step of all workers) in which this worker has no rows."""
         self._number += 1
 
     def take(self) -> int:
-        """Return the number of rounds without rows since the last call of `take`."""
+        """Return the number of rounds without rows on this worker since the last `take`."""
         number, self._number = self._number, 0
         return number
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchParts:
-    """Number of batch parts in a worker's mini-batches, by which learning rate schedules advance.
+    """Number of parts of the script's batch in a worker's mini-batches, to advance rate schedules.
 
-    In a run of n workers a batch of the script has n parts, so that all sums are whole numbers. A
-    worker's mini-batch has one part if workers divide each batch, and n parts if it has the
-    script's batch size. At the end of a pass over the data the workers may have more short
-    mini-batches than the script has batches left. So the last mini-batches of all workers share
-    the parts that remain, and a pass advances schedules as far as it does without Thinwire.
+    In a run of n workers, each batch of the script counts as n parts, so that sums of parts are
+    whole numbers. A worker's mini-batch counts as one part if workers divide each batch, and as n
+    parts if each of n workers takes whole batches. At the end of a pass over the data, all workers
+    together may have more short mini-batches than the script has batches left. So the last
+    mini-batches of all workers share the parts that remain, so that a pass advances learning-rate
+    schedules as far as without Thinwire.
 
     Attributes:
-        each: Number of parts in a mini-batch that is not the last of a pass.
+        each: Number of parts of the script's batch in each mini-batch but the last one of a pass.
         num_steps: Number of this worker's mini-batches in one pass over the data; None if all
             mini-batches have `each` parts.
-        last: Number of parts in the last mini-batch of a pass over the data.
+        last: Number of parts of the script's batch in the last mini-batch of a pass over the data.
     """
 
     each: int = 1
@@ -254,26 +259,26 @@ class BatchParts:
     last: int = 1
 
     def of_step(self, step: int) -> int:
-        """Return the number of parts in the mini-batch of a step; steps of a `fit` count from 0."""
+        """Return the number of parts in the mini-batch of a step, which `fit` counts from 0."""
         ends_pass = self.num_steps is not None and (step + 1) % self.num_steps == 0
         return self.last if ends_pass else self.each
 
     @classmethod
     def alike(cls, place: WorkerPlace) -> BatchParts:
-        """Return the same number of parts for all mini-batches, for data without a known end."""
+        """Return an equal number of parts for all mini-batches, for data of unknown length."""
         return cls(place.parts_of_batch)
 
     @classmethod
     def of_rows(
         cls, place: WorkerPlace, batch_size: int, rows: Sequence[int], drops_rest: bool = False
     ) -> BatchParts:
-        """Return the parts of a worker's mini-batches in a pass over a known number of rows.
+        """Return the parts in a worker's mini-batches, for a pass over a known number of rows.
 
         Args:
-            place: This worker's place in the run: its number and the rules of division.
-            batch_size: Batch size of the script, in rows.
-            rows: Number of rows of each worker.
-            drops_rest: True if a last batch with fewer rows is dropped.
+            place: This worker's number in the run, and the rules by which workers divide data.
+            batch_size: Batch size that the script passes to `fit`, in rows.
+            rows: For each worker, the number of rows in one pass over the data.
+            drops_rest: True if the script drops a last batch with fewer rows.
 
         >>> places = [WorkerPlace(i, 2, False, PartitionRule("iid", 2, seed=1)) for i in (1, 2)]
         >>> [BatchParts.of_rows(place, 10, [13, 12]).last for place in places]
@@ -286,7 +291,7 @@ class BatchParts:
 
     @classmethod
     def of_steps(cls, place: WorkerPlace, num_steps: int) -> BatchParts:
-        """Return the parts of a worker's mini-batches in an epoch with a given number of steps."""
+        """Return the parts in a worker's mini-batches, for an epoch of a given number of steps."""
         workers = range(1, place.num_workers + 1)
         steps = [dataclasses.replace(place, worker=worker).steps(num_steps) for worker in workers]
         return cls._of_pass(place, num_steps, steps, steps)
@@ -295,13 +300,13 @@ class BatchParts:
     def _of_pass(
         cls, place: WorkerPlace, num_batches: int, steps: Sequence[int], full: Sequence[int]
     ) -> BatchParts:
-        """Return parts by which the workers' last mini-batches share the parts left in a pass.
+        """Return parts such that all workers' last mini-batches share the parts left in a pass.
 
         Args:
-            place: This worker's place in the run: its number and the rules of division.
+            place: This worker's number in the run, and the rules by which workers divide data.
             num_batches: Number of the script's batches in a pass without Thinwire.
-            steps: Number of mini-batches of each worker.
-            full: Number of full mini-batches of each worker, which have all their parts.
+            steps: For each worker, the number of mini-batches in a pass over the data.
+            full: For each worker, the number of full mini-batches in a pass over the data.
         """
         index, workers = place.worker - 1, range(place.num_workers)
         parts, num_left = place.parts_of_batch, place.num_workers * num_batches
@@ -312,22 +317,22 @@ class BatchParts:
         if index in takers:
             share, num_extra = divmod(num_left, len(takers))
             last = share + (takers.index(index) < num_extra) + (0 if short else parts)
-        # If workers have very different numbers of rows, as with --partition=dirichlet, the
-        # remaining parts may be negative or exceed MOST_BATCHES. Then all mini-batches of a worker
-        # have the same number of parts.
+        # If workers have very different numbers of rows, as with --partition=dirichlet, the parts
+        # left for a worker's last mini-batches may be negative or exceed MOST_BATCHES. Then all
+        # mini-batches of a worker have the same number of parts.
         is_plain = 0 <= last <= MOST_BATCHES * place.num_workers
         return cls(parts, steps[index] or None, last if is_plain else parts)
 
 
 class Rounds(Protocol):
-    """Row counts of an epoch's rounds; in a round every worker takes one step."""
+    """Number of training rows in each round of an epoch, in which every worker takes one step."""
 
     def num_rows(self, step: int, own: int) -> int:
         """Return the number of rows that all workers together train on in a step.
 
         Args:
             step: Number of the step within the epoch, from 0.
-            own: Number of rows that this worker trains on in the step.
+            own: Number of rows in this worker's mini-batch of the step.
 
         Raises:
             ConfigurationError: The number of rows is unknown, or `own` is not the number of rows
@@ -337,18 +342,19 @@ class Rounds(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """Arguments of Keras' `fit` with a worker's part of the data, and facts about the division.
+    """Arguments of Keras' `fit` with a worker's part of the data, and numbers about the division.
 
     Attributes:
         arguments: Arguments of Keras' fit for this worker, by name.
-        batch_size: Batch size of the script, in rows; None if unknown.
+        batch_size: Batch size that the script passes to `fit`, in rows; None if unknown.
         num_examples: Number of rows in the whole training set; None if unknown.
-        short_by: Steps by which this worker's epoch is shorter than the longest epoch of a worker.
-            In a run of one group, the workers of the group take these steps without this worker.
-        parts: Parts of the script's batches in each mini-batch of this worker.
-        rounds: Row counts of all workers in each step; None if workers do not divide batches.
-        unfilled: Counter of steps without rows for this worker that are found only while the data
-            is read; None if `short_by` counts all steps without rows.
+        short_by: Number of steps by which this worker's epoch is shorter than the longest epoch of
+            any worker. If all workers step together, the other workers take these steps without
+            this worker.
+        parts: Number of parts of the script's batch in each mini-batch of this worker.
+        rounds: Number of rows of all workers in each step; None if workers do not divide batches.
+        unfilled: Counter of the steps in which this worker turns out to have no rows while it reads
+            its data; None if `short_by` counts all steps without rows.
     """
 
     arguments: dict[str, Any]
@@ -361,16 +367,19 @@ class Shared:
 
 
 def deal(num_rows: int, num_workers: int, seed: Sequence[int]) -> NDArray[np.int64]:
-    """Return, for each row of a window of training data, the worker that gets the row.
+    """Return, for each row of a window of training data, the number of the worker that gets it.
 
-    A window is one batch of the script, or n batches for n workers. The rows are assigned in a
-    random order. If every n-th row went to the same worker, rows with a pattern, for example
-    alternating classes, would give each worker only some of the classes.
+    A window is one batch of the script, or n batches in a run of n workers. The rows of a window
+    are assigned to the workers in a random order. If every n-th row went to the same worker, rows
+    with a pattern, for example alternating classes, would give each worker only some of the
+    classes.
 
     Args:
-        num_rows: Number of rows in the window; the last window of an epoch may be shorter.
-        num_workers: Number of workers.
-        seed: Seed of the run, then the numbers of the `fit`, the epoch and the window.
+        num_rows: Number of rows in the window (one batch of each worker); the last window of an
+            epoch may be shorter.
+        num_workers: Number of workers that divide the rows.
+        seed: Seeds of the random order: the run's seed, then the numbers of the `fit`, the epoch
+            and the window.
 
     Returns:
         [num_rows] int64 worker numbers, 1..num_workers. Worker i has

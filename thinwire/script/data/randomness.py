@@ -1,4 +1,4 @@
-"""Random numbers that differ between workers during Keras' `fit`, and agree outside of it."""
+"""Lets random numbers differ between workers during Keras' `fit`, and be equal outside of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _FitOfThread(threading.local):
-    """State of random numbers for the call of `fit` that runs in this thread.
+    """Random number state for the call of `fit` that runs in one thread.
 
     Attributes:
         place: This worker's place in the run; None if no `fit` runs or the run has one worker.
@@ -40,19 +40,19 @@ class _FitOfThread(threading.local):
             generator.state.assign(self.common + np.uint32(place.worker - 1))
 
     def new_generator(self, place: WorkerPlace) -> keras.random.SeedGenerator:
-        """Return a random generator that differs by worker; its seed costs one draw of `random`."""
+        """Return a random generator that differs by worker; its seed is a draw from `random`."""
         seed = seed_generator.make_default_seed()
         self.common = np.array([seed, 0])
         return keras.random.SeedGenerator(seed + place.worker - 1)
 
     def end(self) -> None:
-        """Reset Keras' generator so that it draws the same numbers on all workers.
+        """Reset Keras' generator so that it draws the same numbers on all workers again.
 
-        Workers may have drawn different counts of numbers, so the new state depends only on
-        `common`. The new state skips the n states from which the n workers started, so that no
-        worker draws in the next `fit` the numbers that a different worker drew in this `fit`. If
-        this worker drew nothing, the new state is `common`: the script then draws the numbers that
-        it draws without Thinwire.
+        Workers may have drawn different counts of numbers, so the new state of Keras' generator
+        depends only on `common`, its state before the `fit`. The new state of the generator skips
+        the n states from which the n workers started, so that no worker's next `fit` repeats
+        numbers of another worker. If this worker drew nothing, the new state of the generator is
+        `common`, as in a script without Thinwire.
         """
         place, common, generator = self.place, self.common, _generator()
         self.place = None
@@ -66,15 +66,16 @@ _FIT = _FitOfThread()
 
 @contextlib.contextmanager
 def own_randomness(place: WorkerPlace) -> Iterator[None]:
-    """Make random ops draw different numbers on each worker for the time of the block.
+    """Make random ops draw different numbers on each worker within the block.
 
-    The launcher gives all workers the same seed, so that the script's draws agree on all workers.
-    Within `fit` equal seeds would give each worker the same noise. In the block worker 1 draws the
-    numbers that the script draws without Thinwire. After the block all workers draw the same
-    numbers again. The seeds of a model's layers do not change.
+    The launcher gives all workers the same seed, so that the script draws the same numbers on all
+    workers. With equal seeds in `fit`, each worker would draw the same noise. Within the block,
+    worker 1 draws the numbers that the script would draw without Thinwire. After the block, all
+    workers draw equal random numbers again. The block does not change the seeds of a model's
+    layers.
 
     Args:
-        place: This worker's place in the run: its number and the rules of division.
+        place: This worker's number in the run, and the rules by which workers divide data.
     """
     if place.num_workers == 1:
         yield
@@ -82,7 +83,8 @@ def own_randomness(place: WorkerPlace) -> Iterator[None]:
     _watch_generator()
     tensorflow, seed = context.context(), context.global_seed()
     _FIT.begin(place)
-    if seed is not None:  # functions traced in `fit` derive the seeds of their ops from this seed
+    # functions traced in `fit` take the seeds of their random ops from this global seed
+    if seed is not None:
         tensorflow._seed = own_seed(seed, place.worker)
     try:
         yield
@@ -98,12 +100,13 @@ def _generator() -> Any:
 
 @functools.cache
 def _watch_generator() -> None:
-    """Patch Keras so that a global random generator created within a `fit` differs by worker.
+    """Patch Keras so that its global random generator, if created within `fit`, differs by worker.
 
     Keras creates its global generator at the first draw and takes the generator's seed from
-    Python's `random`. Initial weights of later models come from `random` as well. So Thinwire must
-    not create the generator earlier than the script does; the patch acts at the first draw. The
-    patch is installed once in a process.
+    Python's `random`. Initial weights of later models take their seeds from Python's `random`, like
+    Keras' global generator. So Thinwire must not create Keras' generator earlier than the script
+    does. The patch of Keras' generator acts when the generator draws first. The function patches
+    Keras only once per process.
     """
     original = seed_generator.global_seed_generator
 

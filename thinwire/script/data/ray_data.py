@@ -1,4 +1,4 @@
-"""Division of a ray.data.Dataset, whose rows have named columns, among workers.
+"""Divides a ray.data.Dataset, whose rows have named columns, among workers.
 
 This module does not import Ray, so that a script without Ray data sets does not need Ray.
 """
@@ -22,21 +22,23 @@ _MODULE = "ray.data"
 
 
 def is_ray_dataset(data: Any) -> bool:
-    """Return True if `data` is a ray.data.Dataset."""
-    module = sys.modules.get(_MODULE)  # a script that made a Ray data set has imported Ray
+    """Return True if an object is a ray.data.Dataset."""
+    # a script that has made a Ray data set has already imported Ray
+    module = sys.modules.get(_MODULE)
     return module is not None and isinstance(data, module.Dataset)
 
 
 def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
-    """Return this worker's part of a ray.data.Dataset that `fit` was given as x.
+    """Return this worker's part of a ray.data.Dataset that the script passes to `fit` as x.
 
-    The arguments of `fit` name columns: `y` a column or a list of columns, `sample_weight` a
-    column. All further columns are x: an array for one column, a dict for several. Every worker
-    reads all rows, in order, and keeps its own rows of each window.
+    The script passes names of columns to `fit`: `y` is a column or a list of columns,
+    `sample_weight` is a column. All columns that are neither labels nor weights are the input x: an
+    array for one column, a dict for several. Every worker reads all rows of the Ray data set, in
+    order, and keeps its own rows of each window (the rows for one batch of each worker).
 
     Args:
         arguments: Arguments of Keras' fit, by name.
-        place: This worker's place in the run: its number and the rules of division.
+        place: This worker's number in the run, and the rules by which workers divide data.
 
     Raises:
         ConfigurationError: A named column does not exist, a column's cells differ in shape, or the
@@ -45,8 +47,8 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     fit_arguments, dataset = dict(arguments), arguments["x"]
     if place.is_shared and place.rule.partition != "iid":
         raise ConfigurationError(
-            f"--partition={place.rule.partition} deals out arrays, and fit was given a "
-            "ray.data.Dataset. Use --partition=iid, or give fit arrays."
+            f"--partition={place.rule.partition} divides only arrays among the workers, but the "
+            "script called fit with a ray.data.Dataset. Use --partition=iid, or give fit arrays."
         )
     size = fit_arguments.get("batch_size") or DEFAULT_BATCH_SIZE
     worker_batch, run_batch = place.part_of_batch(size), place.run_batch(size)
@@ -54,8 +56,9 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     workers = place.num_workers if place.is_shared else 1
     if total < workers:
         raise ConfigurationError(
-            f"{total} rows of a ray.data.Dataset cannot be shared by {workers} workers; expected "
-            f"at least one each. Use --nb_workers={max(total, 1)} at most, or more data."
+            f"{total} rows of a ray.data.Dataset cannot be divided among {workers} workers; "
+            f"expected at least one row for each worker. Use --nb_workers={max(total, 1)} at "
+            "most, or more data."
         )
     columns = _Columns.of(dataset, fit_arguments)
     fit_arguments["x"] = _batches(
@@ -80,10 +83,10 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
 
 def part_of_ray_dataset(dataset: Any, place: WorkerPlace) -> Any:
-    """Return a ray.data.Dataset of this worker's rows, which are one contiguous range.
+    """Return a ray.data.Dataset of this worker's rows, which are one contiguous range of all rows.
 
     Raises:
-        ConfigurationError: The data set has fewer rows than the run has workers.
+        ConfigurationError: The Ray data set has fewer rows than the run has workers.
     """
     if not place.is_shared:
         return dataset
@@ -91,8 +94,9 @@ def part_of_ray_dataset(dataset: Any, place: WorkerPlace) -> Any:
     total, number = int(dataset.count()), place.num_workers
     if total < number:
         raise ConfigurationError(
-            f"{total} rows of a ray.data.Dataset cannot be shared by {number} workers; expected at "
-            f"least one each. Use --nb_workers={max(total, 1)} at most, or more data."
+            f"{total} rows of a ray.data.Dataset cannot be divided among {number} workers; "
+            f"expected at least one row for each worker. Use --nb_workers={max(total, 1)} at "
+            "most, or more data."
         )
     bounds = [total * worker // number for worker in range(1, number)]
     return dataset.split_at_indices(bounds)[place.worker - 1]
@@ -104,7 +108,7 @@ def _keep_order(dataset: Any) -> None:
 
 
 class _Columns:
-    """Roles of a Ray data set's columns: input x, labels y and sample weight."""
+    """Columns of a Ray data set that are the input x, the labels y and the sample weights."""
 
     def __init__(self, x: list[str], y: list[str], weight: str | None) -> None:
         self._x, self._y, self._weight = x, y, weight
@@ -117,14 +121,15 @@ class _Columns:
         known = [str(name) for name in dataset.columns()]
         if not all(isinstance(name, str) and name in known for name in named):
             raise ConfigurationError(
-                f"fit was given a ray.data.Dataset with the columns {known}, y={y!r:.80} and "
-                f"sample_weight={weight!r:.80}; expected names of columns of the data set: the "
-                'label column as y, for example fit(dataset, y="label"). All other columns are x.'
+                f"the script called fit with a ray.data.Dataset that has the columns {known}, and "
+                f"with y={y!r:.80} and sample_weight={weight!r:.80}; expected names of columns of "
+                'the data set as y and sample_weight, for example fit(dataset, y="label"). All '
+                "other columns are x."
             )
         return cls([name for name in known if name not in named], labels, weight)
 
     def element(self, batch: dict[str, Any]) -> tuple[Any, ...]:
-        """Return a batch of columns in Keras' form: (x,), (x, y) or (x, y, weight)."""
+        """Return the columns of a batch in Keras' form: (x,), (x, y) or (x, y, weight)."""
         x, y = ([(name, batch[name]) for name in names] for names in (self._x, self._y))
         parts: tuple[Any, ...] = (x[0][1] if len(x) == 1 else dict(x),)
         if y or self._weight is not None:
@@ -134,14 +139,14 @@ class _Columns:
 
 
 def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: WorkerPlace) -> Any:
-    """Return a tf.data.Dataset of batches with this worker's rows.
+    """Return a tf.data.Dataset of batches that hold this worker's rows.
 
     Args:
-        dataset: ray.data.Dataset of the script.
-        columns: Roles (x, labels, weight) of the columns of `dataset`.
-        total: Number of rows in `dataset`.
-        size: Number of rows in a full window, which all workers divide.
-        place: This worker's place in the run: its number and the rules of division.
+        dataset: ray.data.Dataset that the script passes to `fit`.
+        columns: Names of the columns of `dataset` that are x, labels and weights.
+        total: Number of rows in the Ray data set `dataset`.
+        size: Number of rows that all workers divide for one batch of each worker.
+        place: This worker's number in the run, and the rules by which workers divide data.
     """
     _keep_order(dataset)
     epochs = itertools.count()
@@ -178,15 +183,16 @@ def _checked(name: str, column: Any) -> Any:
     """Return a column of a batch as an array [rows, ...] of numbers or texts.
 
     Raises:
-        ConfigurationError: The cells of the column differ in shape.
+        ConfigurationError: The cells of the data set's column differ in shape.
     """
     array = np.asarray(column)
     if array.dtype == object and len(array) and not isinstance(array[0], str | bytes):
         shapes = {np.shape(cell) for cell in array}
         if len(shapes) > 1:
             raise ConfigurationError(
-                f"the column {name!r} of a ray.data.Dataset has cells of the shapes "
-                f"{sorted(shapes)}; expected one shape. Pad the cells with map_batches."
+                f"the column {name!r} of a ray.data.Dataset has values of the shapes "
+                f"{sorted(shapes)}; expected one shape for all values. Pad the cells with "
+                "map_batches."
             )
         array = np.stack(list(array))
     return array

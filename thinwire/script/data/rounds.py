@@ -1,8 +1,8 @@
-"""Number of rows (examples) that all workers together train on in each step of an epoch.
+"""Knows how many rows (examples) all workers together train on in each step of an epoch.
 
 A loss that sums over rows must sum over the rows of all workers in a round (a step of all workers).
-A server takes the mean of the workers' gradients, weighted by rows. So a worker must know the
-number of rows of the whole round to scale its own gradient.
+A server averages the workers' gradients, weighted by their numbers of rows. So a worker must know
+the number of rows of all workers in a round to scale its own gradient.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from thinwire.script.data.place import Rounds, WorkerPlace
 
 @dataclasses.dataclass(frozen=True)
 class EvenRounds:
-    """Row counts of rounds whose workers do not wait for each other, estimated from one worker.
+    """Row counts for workers that do not wait for each other, estimated from one worker's rows.
 
     Args:
         num_workers: Number of workers in the run.
@@ -25,13 +25,13 @@ class EvenRounds:
     num_workers: int
 
     def num_rows(self, step: int, own: int) -> int:
-        """Return the rows of all workers in a step, estimated as n times this worker's rows."""
+        """Return the rows of all n workers in a step, estimated as n times this worker's rows."""
         return own * self.num_workers
 
 
 @dataclasses.dataclass(frozen=True)
 class DealtRounds:
-    """Row counts of rounds in which each worker cuts a known number of rows into batches.
+    """Row counts of rounds in which each worker divides a known number of rows into batches.
 
     Args:
         worker: Number of this worker, 1..num_workers.
@@ -59,29 +59,31 @@ class DealtRounds:
 
 @dataclasses.dataclass(frozen=True)
 class UnknownRounds:
-    """Row counts of rounds that no worker can know.
+    """Row counts for the case that no worker can know how many rows the other workers have.
 
     Args:
-        reason: Reason why the number of rows is unknown, as the end of a sentence.
+        reason: Reason why the number of rows is unknown, as the end of an error message.
     """
 
     reason: str
 
     def num_rows(self, step: int, own: int) -> int:
-        """Raise ConfigurationError: the number of rows of all workers is unknown."""
-        raise ConfigurationError(f"the rows of all workers in a step are not known: {self.reason}")
+        """Raise ConfigurationError, because the number of rows of all workers is unknown."""
+        raise ConfigurationError(
+            f"the total number of rows of all workers in a training step is unknown: {self.reason}"
+        )
 
 
 def dealt_rounds(
     place: WorkerPlace, batch_size: int, totals: Sequence[int] | None, repeats: bool = False
 ) -> Rounds:
-    """Return the row counts of rounds in which each worker takes a part of the script's batch size.
+    """Return the row counts of rounds in which the workers divide the script's batch size.
 
     Args:
         place: Place of this worker, which takes a part of each batch.
-        batch_size: Batch size of the script, in rows.
+        batch_size: Batch size that the script passes to `fit`, in rows.
         totals: For each worker, the number of rows in one pass over the data; None if unknown.
-        repeats: True if an epoch may be more or less than one pass over the data.
+        repeats: True if an epoch may be longer or shorter than one pass over the data.
     """
     if not place.one_group:
         return EvenRounds(place.num_workers)
@@ -104,7 +106,7 @@ def dealt_rounds(
 
 
 def full_rounds(place: WorkerPlace, batch_size: int) -> Rounds:
-    """Return the row counts of an epoch's rounds if every batch is full."""
+    """Return the row counts of the rounds of an epoch in which every batch is full."""
     if not place.one_group:
         return EvenRounds(place.num_workers)
     workers = range(1, place.num_workers + 1)
@@ -113,15 +115,16 @@ def full_rounds(place: WorkerPlace, batch_size: int) -> Rounds:
 
 
 def check_rows(step: int, own: int, expected: int) -> None:
-    """Check the size of this worker's batch.
+    """Check the number of rows in this worker's batch.
 
-    If the size is unexpected, this worker does not know the batch sizes of all workers either.
+    If the number of rows in this worker's batch is unexpected, the numbers of the other workers are
+    unknown too.
 
     Raises:
-        ConfigurationError: The number `own` of this worker's rows is not `expected`.
+        ConfigurationError: The number `own` of rows in this worker's batch is not `expected`.
     """
     if own != expected:
         raise ConfigurationError(
-            f"step {step} of the epoch has {own} rows on this worker; expected {expected}, "
+            f"step {step} of the epoch has {own} rows on this worker; expected {expected} rows, "
             "computed from the batch size and the number of rows"
         )

@@ -1,8 +1,9 @@
-"""Number of rows (examples) in a mini-batch, and the batch's arrays that have one row per example.
+"""Number of rows (examples) in a mini-batch, and its arrays that have one row per example.
 
-A mini-batch may hold arrays without a row per example, for example anchor sizes next to images and
-boxes. So the length of a single array does not show the number of rows. Sample weights or labels
-determine the number; if their lengths differ, the most frequent length in the batch does.
+A mini-batch may hold arrays that do not have one row per example, for example anchor sizes next to
+images and boxes. So the length of an arbitrary array of a mini-batch need not be the number of
+rows. The length of the sample weights or of the labels is the number of rows of a mini-batch. If
+their lengths differ, the most frequent length in the mini-batch is.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """Length and rank of an array of a mini-batch; the array has a first axis.
+    """Length and number of axes of an array in a mini-batch, which has at least one axis.
 
     Attributes:
-        length: Length of the first axis: a number, or a scalar int64 tensor whose value is known
-            only when the step runs.
+        length: Length of the array's first axis: a number, or a scalar int64 tensor whose value is
+            known only when the step runs.
         rank: Number of axes of the array.
     """
 
@@ -30,7 +31,7 @@ class _Leaf:
 
     @property
     def is_known(self) -> bool:
-        """True if the length is a number, not a tensor."""
+        """True if the array's length is a number, not a tensor."""
         return isinstance(self.length, int)
 
     @staticmethod
@@ -47,7 +48,8 @@ class _Leaf:
             return _Leaf(
                 tf.cast(rows, tf.int64) if static_length is None else int(static_length), rank
             )
-        if getattr(shape, "rank", 0) is None:  # TensorFlow knows the rank only when the step runs
+        # TensorFlow knows the array's rank only when the step runs
+        if getattr(shape, "rank", 0) is None:
             return _Leaf(tf.shape(array, tf.int64)[0], 1)
         if not len(shape):
             return None
@@ -56,12 +58,13 @@ class _Leaf:
 
 
 def num_rows(batch: Any) -> Any:
-    """Return the number of rows of a mini-batch: x, (x, y) or (x, y, weights), as in Keras.
+    """Return the number of rows of a mini-batch in Keras' form: x, (x, y) or (x, y, weights).
 
-    The sample weights determine the number; without weights the labels do, and without labels x.
-    If these arrays differ in length, the length that is most frequent in the whole batch counts. If
-    two lengths are equally frequent, a length that varies from step to step takes precedence, then
-    the length of the array with more axes.
+    The length of the sample weights is the number of rows; without weights the length of the
+    labels, without labels the length of x. If the sample weights, or the labels, are several arrays
+    of different lengths, the most frequent length in the whole batch is the number of rows. If two
+    lengths are equally frequent, the number of rows is a length that varies from step to step, or
+    else the length of the array with more axes.
 
     Returns:
         A number, or a scalar int64 tensor if the number is known only when the step runs.
@@ -72,7 +75,7 @@ def num_rows(batch: Any) -> Any:
     """
     try:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    except ValueError:  # the batch is no structure that Keras can unpack
+    except ValueError:  # the batch does not have a structure that Keras can unpack
         x, y, weights = batch, None, None
     leaves_of_parts = [
         [leaf for leaf in map(_Leaf.of, tf.nest.flatten(part)) if leaf is not None]
@@ -89,7 +92,7 @@ def num_rows(batch: Any) -> Any:
 
 
 def _most_frequent(candidates: Sequence[_Leaf], everything: Sequence[_Leaf]) -> Any:
-    """Return the candidates' most frequent length in a batch, computed in a step's graph."""
+    """Return the most frequent length in a batch among some lengths, within a step's graph."""
     candidate_lengths, lengths = (
         tf.stack([tf.cast(leaf.length, tf.int64) for leaf in leaves])
         for leaves in (candidates, everything)
@@ -103,8 +106,9 @@ def _most_frequent(candidates: Sequence[_Leaf], everything: Sequence[_Leaf]) -> 
 def arrays_of_rows(batch: Any) -> tuple[bool, ...]:
     """Return, for each array of a mini-batch, True if the array has one row for each example.
 
-    In a dataset whose last batch may be shorter, arrays with one row per example have an unknown
-    length. An array with a static length then does not have one row per example.
+    In a dataset whose last batch may be shorter, TensorFlow does not know the length of arrays with
+    one row per example. In such a dataset, an array with a static length does not have one row per
+    example.
 
     Args:
         batch: A mini-batch in a form that `num_rows` accepts, or the element_spec of a dataset.
@@ -130,11 +134,11 @@ def map_rows(take: Callable[[Any], Any], batch: Any, of_rows: Sequence[bool] | N
     Arrays of the mini-batch that do not have one row per example do not change.
 
     Args:
-        take: Function that returns the chosen rows of an array.
+        take: Function that returns the chosen rows of one array.
         batch: A mini-batch in a form that `num_rows` accepts.
-        of_rows: Result of `arrays_of_rows` for the batch's spec, or for a batch of the same
-            structure. None: computed from this batch, in which an array without a row per example
-            may by chance be as long as the batch.
+        of_rows: For each array of the batch, True if it has one row per example, as
+            `arrays_of_rows` returns. None: computed from this batch, in which an array without a
+            row per example may by chance be as long as the batch.
 
     >>> import numpy as np
     >>> batch = {"sizes": np.arange(3), "x": np.zeros((4, 1))}

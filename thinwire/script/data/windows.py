@@ -1,10 +1,10 @@
-"""Division of a tf.data.Dataset's elements, or of its batches' rows, among workers by windows.
+"""Divides the elements of a tf.data.Dataset, or the rows of its batches, among workers.
 
-A window is a number of successive elements, or a batch; each worker gets a random part of it.
-The seed of the random part contains the numbers of the epoch and of the window. The dataset counts
-epochs and windows during iteration. An epoch is one pass over the divided elements, so each
-repetition of a later `repeat()` is an epoch. All workers count the same numbers if all workers
-iterate over the dataset equally often.
+A window is a number of successive elements, or one batch, of which each worker gets a random part.
+The seed by which a window is divided contains the numbers of the epoch and of the window. The
+dataset counts epochs and windows while it is iterated. An epoch is one pass over the divided
+elements, so each repetition of a later `repeat()` is an epoch. All workers count the same epochs
+and windows if they iterate over the dataset equally often.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import tensorflow as tf
 from thinwire.script.data.place import UnfilledRounds, WorkerPlace
 from thinwire.script.data.rows import arrays_of_rows, map_rows
 
-_Dataset = Any  # a tf.data.Dataset: TensorFlow has no types
+_Dataset = Any  # type of a tf.data.Dataset: TensorFlow has no type annotations
 
 
 def count_epochs() -> _Dataset:
-    """Return a dataset of one element: the number of earlier passes over this dataset."""
+    """Return a dataset of one element: how often this dataset has been iterated before."""
     numbers = itertools.count()
 
     def count() -> Any:
         return np.int64(next(numbers))
 
     def begin(_: Any) -> Any:
-        # Count a pass when the element is read, not when an iterator is made: Keras makes iterators
-        # that it never reads, and their number differs between workers.
+        # Count a pass over the data when its element is read, not when an iterator is made: Keras
+        # makes iterators that it never reads, and their number differs between workers.
         return tf.ensure_shape(tf.numpy_function(count, [], tf.int64), [])
 
     return tf.data.Dataset.from_tensors(0).map(as_traced(begin))
@@ -46,18 +46,19 @@ def deal_elements(
     is_repeated: bool,
     unfilled: UnfilledRounds | None = None,
 ) -> _Dataset:
-    """Return a dataset of this worker's elements of a dataset.
+    """Return a dataset of this worker's elements of a given dataset.
 
-    A window of elements is collected before it is divided among the workers, because the size of
-    the last window is known only after the window is read.
+    A window of elements is read in full before it is divided among the workers, because the size of
+    the last window is not known before.
 
     Args:
         whole: Dataset with the same elements in the same order on every worker.
-        window: Number of elements in a full window, which all workers divide.
-        place: This worker's place in the run: its number and the rules of division.
-        drops_rest: True to drop a last window that is not full.
+        window: Number of elements that are divided among all workers at a time.
+        place: This worker's number in the run, and the rules by which workers divide data.
+        drops_rest: True to drop the last elements if they do not fill a window.
         is_repeated: True if an epoch of `fit` may continue into the next pass over the data.
-        unfilled: Counter of windows in which this worker gets no element; None: do not count.
+        unfilled: Counter of windows in which this worker gets no element; None: do not count such
+            windows.
     """
 
     def owned(epoch: Any, number: Any, num_elements: Any) -> Any:
@@ -101,14 +102,16 @@ def cut_batches(
 
     Args:
         whole: Dataset with the same batches in the same order on every worker.
-        place: This worker's place in the run: its number and the rules of division.
-        rest: Number of rows in a short last batch; 0 without a short batch, None if unknown. Only
+        place: This worker's number in the run, and the rules by which workers divide data.
+        rest: Number of rows in a short last batch; 0 if all batches are full, None if unknown. Only
             the last batch of an epoch may have fewer rows than the run has workers; a worker
             without rows then has one step fewer.
         is_repeated: True if an epoch of `fit` may continue into the next pass over the data.
-        unfilled: Counter of batches in which this worker gets no row; None: do not count.
+        unfilled: Counter of batches in which this worker gets no row; None: do not count such
+            batches.
     """
-    short: dict[int, int] = {}  # epoch -> rows of its short batch, which must be the last batch
+    # maps an epoch to the number of rows in its short batch, which must be the last batch
+    short: dict[int, int] = {}
 
     def positions(epoch: Any, number: Any, num_rows: Any) -> Any:
         if int(epoch) in short:
@@ -144,7 +147,7 @@ def _short(place: WorkerPlace, number: Any, num_rows: Any) -> Exception:
 
 
 def _epoch_of_each() -> _Dataset:
-    """Return a dataset that repeats the number of the current pass over it without end."""
+    """Return a dataset that repeats, without end, how often it has been iterated before."""
 
     def repeat(epoch: Any) -> _Dataset:
         return tf.data.Dataset.from_tensors(epoch).repeat()
@@ -153,7 +156,7 @@ def _epoch_of_each() -> _Dataset:
 
 
 def as_traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function marked so that TensorFlow traces it without AutoGraph."""
+    """Return a function, marked so that TensorFlow traces it without AutoGraph."""
     converted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
     return converted
 
@@ -185,7 +188,7 @@ def _without_none(dataset: _Dataset) -> _Dataset:
 
 
 def _with_none(dataset: _Dataset, spec: Any) -> _Dataset:
-    """Return the elements of a `_without_none` dataset with their None components restored."""
+    """Return a dataset's elements with the None components that `_without_none` has removed."""
     leaves = tf.nest.flatten(spec)
     if not any(isinstance(leaf, tf.NoneTensorSpec) for leaf in leaves):
         return dataset
@@ -206,7 +209,7 @@ def rows_in(batch: Any, of_rows: Sequence[bool] | None = None) -> Any:
 
     Args:
         batch: Tensors, ragged tensors and sparse tensors, in any nesting.
-        of_rows: For each array of the batch, True if it has one row for each example, as
+        of_rows: For each array of the batch, True if it has one row per example, as
             `arrays_of_rows` returns; None: computed from `batch`.
     """
     kinds = of_rows or arrays_of_rows(batch)
@@ -223,8 +226,8 @@ def take_rows_of(batch: Any, positions: Any, of_rows: Sequence[bool] | None = No
 
     Args:
         batch: Tensors, ragged tensors and sparse tensors, in any nesting.
-        positions: [n] int64 row numbers, ascending.
-        of_rows: For each array of the batch, True if it has one row for each example, as
+        positions: [n] int64 numbers of the rows to return, ascending.
+        of_rows: For each array of the batch, True if it has one row per example, as
             `arrays_of_rows` returns; None: computed from `batch`.
     """
     return map_rows(lambda rows: _take(rows, positions), batch, of_rows)
@@ -237,7 +240,7 @@ def _take(rows: Any, positions: Any) -> Any:
     num_taken = tf.size(positions, tf.int64)
     place_of = tf.scatter_nd(
         positions[:, None], tf.range(1, num_taken + 1), rows.dense_shape[:1]
-    )  # [rows] int64: for each row its new number + 1, or 0 if the row is not taken
+    )  # [rows] int64: for each row of the batch, its new number + 1, or 0 if the row is not taken
     new_row = tf.gather(place_of, rows.indices[:, 0]) - 1
     is_taken = new_row >= 0
     indices = tf.concat([new_row[:, None], rows.indices[:, 1:]], axis=1)

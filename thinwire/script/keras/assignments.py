@@ -1,9 +1,9 @@
-"""Sums up a script's own assignments to shared variables that optimizers on the worker step, too.
+"""Records a script's assignments to shared variables that optimizers on the worker also change.
 
-If optimizers step on the worker, the weights alone do not show whether a change came from a step
-or from the script. So calls of `keras.Variable.assign` are recorded, eagerly and within a graph:
-layers, callbacks and train_steps set weights with `assign`. Changes by Keras' optimizers and by
-Thinwire are not recorded, because neither of them calls `assign`.
+If optimizers step on the worker, the weights alone do not show whether an optimizer or the script
+changed them. So Thinwire records calls of `keras.Variable.assign`, eagerly and within a graph, by
+which layers, callbacks and train_steps set weights. Changes of variables by Keras' optimizers and
+by Thinwire are not recorded, because neither of them calls `assign`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 
 class Assignments:
-    """Sum of the changes that assignments made to each variable, until `take` returns the sum."""
+    """Sum of a script's assigned changes of each variable, since the last call of `take`."""
 
     def __init__(self) -> None:
-        self._sums: dict[int, Any] = {}  # id of a variable -> float32 sum of the script's changes
-        # Create the flag before any step is traced: TensorFlow traces a step a second time if the
-        # step creates a variable.
+        # maps the id of a variable to the float32 sum of the script's changes of it
+        self._sums: dict[int, Any] = {}
+        # Create the variable `flag` before any step is traced, because TensorFlow traces a step a
+        # second time if the step creates a variable.
         with tf.init_scope():
             self._flag = tf.Variable(False, trainable=False, name=f"{OWN_PREFIX}has_assigned")
 
@@ -39,23 +40,24 @@ class Assignments:
         """Add the change of one assignment to the variable's sum, eagerly or as part of a graph.
 
         Args:
-            variable: Keras variable that already has the assigned value.
-            before: Value of the variable before the assignment, a tensor.
+            variable: Keras variable that already has the newly assigned value.
+            before: Tensor with the value of the variable before the assignment.
         """
         if id(variable) not in self._sums:
             with tf.init_scope():
                 self._sums[id(variable)] = _new_sum(variable)
         change = tf.cast(variable.value, tf.float32) - tf.cast(before, tf.float32)
         total = self._sums[id(variable)].assign_add(change)
-        # Set the flag only after the sum has changed, so that a reader of the flag sees the sum.
+        # Set the flag of an assignment only after the sum has changed, so that a reader of the flag
+        # sees the new sum.
         with tf.control_dependencies([total]):
             self._flag.assign(True)
 
     def take(self, variables: Sequence[Any]) -> Float32 | None:
-        """Return the changes that were assigned since the last call of `take`, and clear the sums.
+        """Return the changes assigned to variables since the last `take`, and clear their sums.
 
         Args:
-            variables: Variables whose changes are returned, in this order.
+            variables: Keras variables whose assigned changes are returned, in this order.
 
         Returns:
             [n] float32 changes of the variables' n values, concatenated; None if all changes are
@@ -73,7 +75,7 @@ class Assignments:
         return flat if flat.any() else None
 
     def clear(self) -> None:
-        """Set the sums of the changes of all variables to zero."""
+        """Set the sums of the assigned changes of all variables to zero."""
         for total in self._sums.values():
             total.assign(tf.zeros_like(total))
         self._flag.assign(False)

@@ -1,8 +1,9 @@
 """Callbacks that log a run's traffic and staleness in `fit`; exported as `thinwire.callbacks`.
 
-Put these callbacks before callbacks that read the logs, for example CSVLogger and TensorBoard.
-Keras' History has the added keys even if it comes before these callbacks in the list. If the model
-trains alone, `Traffic` and `Staleness` log zeros.
+Put the callbacks `Traffic`, `Staleness` and `Version` before callbacks that read the logs, for
+example CSVLogger and TensorBoard. Keras' History contains the values of these callbacks, even if it
+precedes them in the list of callbacks. If the model trains outside of a run, the callbacks
+`Traffic` and `Staleness` log zeros.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from thinwire.script.keras.traffic import EpochTraffic
 
 
 class Traffic(keras.callbacks.Callback):
-    """Logs ``bytes_up`` and ``bytes_down``: bytes this worker sent and received in the epoch."""
+    """Logs ``bytes_up`` and ``bytes_down``: bytes that a worker sent and received in an epoch."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add ``bytes_up`` and ``bytes_down`` to the logs of the epoch."""
@@ -27,12 +28,13 @@ class Traffic(keras.callbacks.Callback):
 class Staleness(keras.callbacks.Callback):
     """Logs the staleness of this worker's updates: how many updates the PS merged since its pull.
 
-    ``staleness`` is the mean over the epoch's exchanges, ``staleness_max`` the maximum. The unit
-    is updates. Staleness is 0 if all workers exchange in the same round.
+    The log ``staleness`` is the mean over the epoch's exchanges with the PS, ``staleness_max`` the
+    maximum. The unit of staleness is the number of updates. Staleness is 0 if all workers exchange
+    in the same synchronous round.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the mean and the maximum staleness of the epoch to its logs."""
+        """Add the mean and the maximum staleness of the worker's updates to the epoch's logs."""
         if logs is not None:
             traffic = _traffic(self.model)
             mean = traffic.staleness / max(1, traffic.num_exchanges)
@@ -42,11 +44,11 @@ class Staleness(keras.callbacks.Callback):
 class Version(keras.callbacks.Callback):
     """Logs ``version``: the number of updates of all workers that the model contains.
 
-    If the model trains alone, ``version`` is the number of the optimizer's steps.
+    If the model trains outside of a run, ``version`` is the number of the optimizer's steps.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the model's version to the logs of the epoch."""
+        """Add the model's version (the number of updates in it) to the logs of the epoch."""
         session = getattr(self.model, "thinwire", None)
         if logs is None:
             return

@@ -1,8 +1,8 @@
-"""Catching up after a restart: a restarted script skips the fits that the run has completed.
+"""Lets a restarted script catch up: it skips the calls of `fit` that the run has completed.
 
-A phase is a part of the run in which the model and its optimizers stay the same. The shards keep
-the final weights of each completed phase. For a skipped fit the script loads the final weights of
-the fit's model from the shards.
+A phase is a part of the run in which the model and its optimizers stay the same. The shards
+(parameter servers) keep the final weights of each completed phase of the run. When a script skips a
+call of `fit`, it loads the final weights of that `fit` from the shards.
 """
 
 from __future__ import annotations
@@ -20,49 +20,52 @@ from thinwire.script.session import Session
 from thinwire.supervisor.evaluation_requests import CentralModel
 from thinwire.worker.script import LeftBehind
 
-#: Number of variables of an optimizer that has no slots (moments of the variables that it steps).
-#: These two variables are the step count and the learning rate.
+#: Number of variables of a Keras optimizer without slots (moments of the variables that it
+#: updates): the step count and the learning rate.
 _WITHOUT_STATE = 2
 
 
 class CatchUp:
-    """The fits that a restarted script has skipped; all models of the script share one object.
+    """The calls of `fit` that a restarted script has skipped, over all models of the script.
 
     Attributes:
-        is_behind: True if the run is in a later phase than this script.
+        is_behind: True if the run is in a later phase (trains a later model or optimizer) than this
+            script.
     """
 
     def __init__(self) -> None:
         self.is_behind = False
-        # Paths of the current model's variables that a skipped fit trained. This process does not
-        # have the trained values of these variables.
+        # Paths of the current model's variables that a skipped call of `fit` trained. This process
+        # does not have the trained values of these variables.
         self._passed_over: set[str] = set()
-        # id -> variable of an earlier model of the script that a skipped fit trained. This process
-        # does not have the variable's trained value.
+        # Maps the id of a variable of an earlier model of the script to the variable, if a skipped
+        # call of `fit` trained it. This process does not have the trained value.
         self._lost: dict[int, Any] = {}
-        # Session and phase of the last call that loaded final weights; None before the first load.
+        # Session and phase of the last call that loaded final weights of a skipped `fit`; None
+        # before.
         self._taken: tuple[Session, int] | None = None
-        # (id of an optimizer, id of a variable) -> the optimizer, if a skipped fit trained the
-        # optimizer's slots of the variable. This process does not have these slots.
+        # Maps (id of an optimizer, id of a variable) to the optimizer, if a skipped call of `fit`
+        # trained the optimizer's slots of the variable. This process does not have these slots.
         self._stateless: dict[tuple[int, int], Any] = {}
 
     def open(self, session: Session, phase: int | None) -> bool:
-        """Join the run, unless the run is in a later phase than this script.
+        """Join the run, unless it is in a later phase (trains a later model) than this script.
 
         Args:
             session: This script's session with the servers.
-            phase: Number of the newest phase that this script may be in; None if the script has
-                not been in any phase.
+            phase: Number of the newest phase of the run that this script may be in; None if the
+                script has not been in any phase.
 
         Returns:
             The result of `Session.open`; False if the run is in a later phase than this script.
 
         Raises:
-            ConfigurationError: A skipped fit trained variables that the workers of the run do not
-                share any more.
-            LeftBehind: A skipped fit trained variables that the workers of the run do not share any
-                more, and the launcher has restarted this worker.
-            RequestRejected: A shard rejected the worker for a reason other than its phase.
+            ConfigurationError: A skipped call of `fit` trained variables that the workers of the
+                run do not share any more.
+            LeftBehind: A skipped call of `fit` trained variables that the workers of the run do not
+                share any more, and the launcher has restarted this worker.
+            RequestRejected: A shard rejected the worker for a reason other than the phase of the
+                run that the worker is in.
         """
         try:
             return self._open(session)
@@ -74,11 +77,11 @@ class CatchUp:
             session.go_to_phase(newest)
             return self._open(session)
         if not self.is_behind:
-            logging.warning("skipping this fit: the run has completed it already")
+            logging.warning("skipping this call of fit, which the run has already completed")
         self.is_behind = True
-        # Phase 2n begins at the start of the n-th fit and phase 2n + 1 at its end (see
-        # `FitBarriers.phase`). The final weights of a fit are in its odd phase, because callbacks
-        # at the end of the fit may have set weights.
+        # Phase 2n of a run begins at the start of the n-th `fit`, and phase 2n + 1 at its end (see
+        # `FitBarriers.phase`). The final weights of a `fit` are in its odd phase, because callbacks
+        # at the end of the `fit` may have set weights.
         if self._take_ended(session, (phase or 2) | 1):
             self._passed_over -= {variable.path for variable in session.shared.variables}
             for variable in session.shared.variables:
@@ -89,11 +92,12 @@ class CatchUp:
         return False
 
     def _take_ended(self, session: Session, phase: int) -> bool:
-        """Load the final weights and moving statistics of a completed phase into the model.
+        """Load the final weights and moving statistics of a phase of the run into the model.
 
         Args:
-            session: This script's session. Its phase is earlier than the run's phase.
-            phase: Number of the completed phase.
+            session: This script's session with the servers, in an earlier phase of the run than the
+                servers.
+            phase: Number of the phase of the run whose final weights are loaded.
 
         Returns:
             True if the shards still had the final weights of the completed phase.
@@ -118,7 +122,7 @@ class CatchUp:
         return True
 
     def forget_states(self, optimizers: Iterable[Any]) -> None:
-        """Mark the slots (moments) of some optimizers as unknown, because their fit was skipped."""
+        """Mark the slots (moments) of some optimizers as unknown after a skipped call of `fit`."""
         self._stateless |= {
             (id(optimizer), id(variable)): optimizer
             for optimizer in optimizers
@@ -127,22 +131,23 @@ class CatchUp:
         }
 
     def remember_states(self, optimizers: Iterable[Any]) -> None:
-        """Mark the slots of some optimizers as known, because this process joins their phase."""
+        """Mark the slots (moments) of some optimizers as known, since this process steps them."""
         for optimizer in optimizers if self._stateless else ():
             for variable in optimizer._trainable_variables:
                 self._stateless.pop((id(optimizer), id(variable)), None)
 
     def check_states(self, session: Session, optimizers: Iterable[Any]) -> None:
-        """Reject optimizers if this process lacks their slots (moments), before an offer to the PS.
+        """Reject optimizers whose slots (moments) this process lacks, before an offer to the PS.
 
         Args:
-            session: Session of the phase that is about to begin.
-            optimizers: Optimizers that step in the phase.
+            session: Session with the servers for the phase of the run that is about to begin.
+            optimizers: Optimizers that step in the phase of the run that is about to begin.
 
         Raises:
-            ConfigurationError: A skipped fit trained slots of one of the optimizers.
-            LeftBehind: A skipped fit trained slots of one of the optimizers, and the launcher has
-                restarted this worker.
+            ConfigurationError: A skipped call of `fit` trained slots (moments) of one of the
+                optimizers.
+            LeftBehind: A skipped call of `fit` trained slots (moments) of one of the optimizers,
+                and the launcher has restarted this worker.
         """
         for optimizer in optimizers if self._stateless else ():
             for variable in optimizer._trainable_variables:
@@ -154,17 +159,18 @@ class CatchUp:
                     )
 
     def go_to_next_model(self, variables: Iterable[Any]) -> None:
-        """Note that the script now trains another model.
+        """Note that the script now trains its next model in the run.
 
         Args:
-            variables: Shared variables of the model that the script trained before.
+            variables: Shared variables of the model that the script trained before its present
+                model.
         """
         if self._passed_over:
             self._lost |= {id(variable): variable for variable in variables}
         self._passed_over.clear()
 
     def _open(self, session: Session) -> bool:
-        """Join the run; reject the script if the run has dropped variables of skipped fits."""
+        """Join the run; reject the script if the run dropped variables of skipped fits."""
         opened, self.is_behind = session.open(), False
         shared = {variable.path for variable in session.shared.variables}
         missing = sorted(self._passed_over - shared)
@@ -186,6 +192,6 @@ class CatchUp:
         if session.own.num_restarts:
             raise LeftBehind(f"{text}; the other workers continue without this worker.")
         raise ConfigurationError(
-            f"{text}; expected a run whose shards have all trained values. Start a new run with "
-            "--overwrite."
+            f"{text}; expected a run whose PS shards have the trained values of all variables. "
+            "Start a new run with --overwrite."
         )

@@ -24,8 +24,8 @@ class CentralAccess:
     """Loads weights and optimizer state from the shards into a script's model and optimizers.
 
     Args:
-        member: Settings, session and barriers of the model in its run.
-        optimizers: Optimizers of the script that step in the run.
+        member: Membership of the model in a run: settings, session with the servers and barriers.
+        optimizers: Optimizers of the script that train in the run.
     """
 
     def __init__(self, member: RunMember, optimizers: ScriptOptimizers) -> None:
@@ -41,7 +41,7 @@ class CentralAccess:
 
     @contextlib.contextmanager
     def saving(self, is_own: bool) -> Iterator[bool]:
-        """Load the shards' state into the model for saving; implements `SavingWorker.saving`."""
+        """Load the shards' weights and optimizer state into the model for the time of saving."""
         member, writes = self._member, self.writes_files
         with self.lent() if writes or is_own else contextlib.nullcontext():
             yield writes or is_own
@@ -52,11 +52,12 @@ class CentralAccess:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Give the model the shards' weights and optimizer state for the duration of the context.
+        """Give the model the shards' weights and optimizer state within the context.
 
-        Within a `fit`, the model holds the shards' weights, moving statistics and optimizer state
-        in the context. After the context the model has this worker's weights and statistics again.
-        If a callback has set weights before the context, nothing is loaded from the shards.
+        Within a `fit`, the model in the context has the shards' weights, moving statistics and
+        optimizer state. After the context, the model has this worker's own weights and statistics
+        again. If a callback has set the model's weights before the context, nothing is loaded from
+        the shards.
         """
         session = self._member.present
         if session is None or not self._member.in_fit:
@@ -76,7 +77,7 @@ class CentralAccess:
             session.assign(worker_values)
 
     def refresh_averages(self) -> None:
-        """Load the PS's moving averages of the weights into the script's optimizers, in a `fit`."""
+        """Load the PS's moving averages of weights into the script's optimizers during a `fit`."""
         session = self._member.present
         if session is None:
             return
@@ -96,7 +97,7 @@ class CentralAccess:
     def take_final(self, session: Session) -> bool:
         """Load the final weights and optimizer state of an ended run into the script's model.
 
-        The shards can still answer, because they wait at the end until all workers have left.
+        The shards still answer after the run's end, because they wait until all workers have left.
 
         Returns:
             True if the PS had a final optimizer state and the script's optimizers have loaded it.
@@ -111,7 +112,7 @@ class CentralAccess:
         return self._fill_slots(session, state)
 
     def _fetch(self, session: Session, weights: bool = False) -> CentralState | None:
-        """Fetch the shards' optimizer state, and their weights if `weights` is true.
+        """Fetch the shards' optimizer state, and also their weights if `weights` is true.
 
         Returns:
             The state; None if the PS has no optimizer state to send or does not answer.
@@ -122,7 +123,11 @@ class CentralAccess:
         try:
             return session.fetch(weights)
         except (StreamLost, Unreachable, RequestRejected) as error:
-            logging.warning("cannot fetch the shards' state, the model keeps its own: %s", error)
+            logging.warning(
+                "cannot fetch the model's state from the PS shards; the model keeps the state of "
+                "this worker: %s",
+                error,
+            )
             return None
 
     def _fill_slots(self, session: Session, state: CentralState) -> bool:
@@ -135,7 +140,8 @@ class CentralAccess:
                 session.fill_slots([step.inner for step in steps], state)
         except (ConfigurationError, ValueError) as error:
             logging.warning(
-                "cannot load the PS's optimizer state, the compiled optimizer keeps its own: %s",
+                "cannot load the PS's optimizer state; the compiled optimizer keeps the state of "
+                "this worker: %s",
                 error,
             )
             return False

@@ -1,9 +1,9 @@
-"""TensorFlow's own checkpoints: one worker writes the files, with the weights of the shards.
+"""Makes one worker write TensorFlow's own checkpoints, with the weights of the shards.
 
 `tf.train.Checkpoint` and `tf.train.CheckpointManager` belong to no model, so their classes are
-patched for the whole process. On workers that do not write, the patched classes return the usual
-paths and number checkpoints as usual, but change no file. All workers restore the files that the
-writing worker saved.
+patched for the whole process. On workers that write no checkpoints, the patched classes return
+paths and number checkpoints as usual, but change no file. All workers restore checkpoints from the
+files that the writing worker saved.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from thinwire.script.keras.saving import SavingWorker, is_own_file
 
 
 class CheckpointingWorker(Protocol):
-    """Interface of a worker that trains a model or an optimizer which a checkpoint may contain."""
+    """Interface of a worker whose model or optimizer a TensorFlow checkpoint may contain."""
 
     def holds(self, tracked: Collection[int]) -> bool:
-        """Return True if an id in `tracked` is the id of a model or an optimizer of this worker."""
+        """Return True if an id in `tracked` belongs to a model or an optimizer of this worker."""
 
     def checkpointing(self) -> SavingWorker:
-        """Load the shards' weights into the model of a loop; return the object that saves it."""
+        """Load the shards' weights into a loop's model; return the object that saves the model."""
 
 
-#: Per thread: `is_silent` is True while TensorFlow's functions must not change files.
+#: Per thread: `is_silent` is True while TensorFlow's checkpoint functions must not change files.
 _STATE = threading.local()
 #: TensorFlow functions by which a `CheckpointManager` lists its checkpoints in a file or removes
 #: old checkpoints.
@@ -41,12 +41,13 @@ _OF_MANAGERS = ("update_checkpoint_state_internal", "_delete_file_if_exists")
 def write_checkpoints_once(
     workers: Callable[[], Sequence[CheckpointingWorker]], writes: Callable[[], bool]
 ) -> None:
-    """Let only one worker of the run write TensorFlow's checkpoints.
+    """Let only one worker of the run write TensorFlow's own checkpoints.
 
     Args:
-        workers: Returns the workers of the models in this process, the newest last.
-        writes: Returns True if this process writes the checkpoints that contain neither a model
-            nor an optimizer of a worker.
+        workers: Function that returns the objects of all models in this process that train as
+            workers, the newest last.
+        writes: Function that returns True if this process writes those checkpoints that contain no
+            model and no optimizer of a worker.
     """
     _guard_classes()
     _WORKERS[:] = [(workers, writes)]
@@ -65,9 +66,9 @@ def _guard_classes() -> None:
 
 
 def _once(alone: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement for `Checkpoint._write` that writes on one worker only.
+    """Return a replacement for `Checkpoint._write` that writes files on one worker only.
 
-    All saving methods of `Checkpoint` call `_write`.
+    All methods of `tf.train.Checkpoint` that save call `_write`.
     """
 
     @functools.wraps(alone)
@@ -80,9 +81,9 @@ def _once(alone: Callable[..., Any]) -> Callable[..., Any]:
             callbacks = None if options is None else options.experimental_write_callbacks
             with _silent():
                 for callback in callbacks or ():
-                    # If no file is written, only the callback of a `CheckpointManager` is called,
-                    # because it counts the manager's checkpoints. A callback of the script is not
-                    # called, because it may read the file.
+                    # If no checkpoint file is written, only the callback of a `CheckpointManager`
+                    # is called, because it counts the manager's checkpoints. A callback of the
+                    # script is not called, because it may read the file.
                     if callback.__module__.startswith("tensorflow."):
                         callback(path)
             return path
@@ -92,7 +93,7 @@ def _once(alone: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _saving(checkpoint: Any, is_own: bool) -> Iterator[bool]:
-    """Load the shards' state into a checkpoint's objects; yield True if this worker writes it."""
+    """Load the shards' state into a checkpoint's objects; yield True if this worker writes them."""
     workers, writes = _WORKERS[0]
     tracked = {id(tracked) for tracked in tf.train.TrackableView(checkpoint).descendants()}
     worker = next((worker for worker in reversed(workers()) if worker.holds(tracked)), None)

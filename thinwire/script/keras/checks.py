@@ -18,7 +18,8 @@ from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.script.data.place import WorkerPlace
 from thinwire.script.keras.plan import named
 
-#: Setting of a Keras optimizer -> text that names the Thinwire setting with the same effect.
+#: Maps a setting of a Keras optimizer to a text that names the Thinwire setting with the same
+#: effect.
 _INSTEAD = {
     "momentum": "mode dgs or dgc, which apply the momentum; or `momentum` for all nodes",
     "weight_decay": "`worker_weight_decay` for the worker",
@@ -28,21 +29,23 @@ _INSTEAD = {
 #: Settings of a compiled Keras optimizer that may differ from the server optimizer's settings.
 _FREE = ("name", "learning_rate")
 
-#: Thinwire optimizers with steps proportional to the gradients, and "script" (the script sets the
-#: rate itself). Scaling the gradients of a worker then has the effect of another learning rate.
+#: Names of Thinwire optimizers with steps proportional to the gradients, and "script" (the script
+#: sets the rate itself). For these, scaling a worker's gradients has the effect of another learning
+#: rate.
 _IN_PROPORTION = ("sgd", "momentum", "script")
 
 
 def check_model(model: Any) -> None:
-    """Reject an object that is no Keras model, with a ConfigurationError."""
+    """Raise a ConfigurationError if an object is not a Keras model."""
     if not isinstance(model, keras.Model):
         raise ConfigurationError(
-            f"distribute() was given a {type(model).__name__}; expected a keras.Model."
+            f"distribute() received an object of type {type(model).__name__}; expected a "
+            "keras.Model."
         )
 
 
 def check_exchanges(model: Any) -> None:
-    """Reject a model that cannot be trained in a distributed run.
+    """Reject a Keras model that cannot be trained in a distributed run.
 
     Raises:
         ConfigurationError: Keras uses a backend other than TensorFlow, or a strategy of
@@ -50,7 +53,8 @@ def check_exchanges(model: Any) -> None:
     """
     if keras.backend.backend() != "tensorflow":
         raise ConfigurationError(
-            f"Keras runs on {keras.backend.backend()}; expected KERAS_BACKEND=tensorflow."
+            f"Keras runs with the backend {keras.backend.backend()}; expected "
+            "KERAS_BACKEND=tensorflow."
         )
     strategy = getattr(model, "_distribute_strategy", None)
     if strategy is not None:
@@ -66,11 +70,12 @@ def check_states(model: Any, place: WorkerPlace) -> None:
     """Reject a model with stateful layers if the workers divide the rows of a data set.
 
     Args:
-        model: Keras model.
-        place: How the data set is divided among the workers.
+        model: Keras model that the script trains.
+        place: This worker's number in the run, and the rules by which workers divide the data set.
 
     Raises:
-        ConfigurationError: The model has a stateful layer, and the workers divide the rows.
+        ConfigurationError: The model has a stateful layer, and the workers divide the rows of the
+            data set.
     """
     layers = model._flatten_layers() if place.is_shared else ()
     for layer in layers:
@@ -92,31 +97,32 @@ def momentum_of(optimizer: Any) -> float | None:
 
 
 def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> None:
-    """Reject a compiled optimizer with settings that have no effect, because the server steps.
+    """Reject a compiled optimizer with settings that have no effect, because the server updates.
 
-    Plain SGD is always accepted. Any optimizer other than plain SGD must equal the server's
-    optimizer.
+    A compiled optimizer that is plain SGD is always accepted. A compiled optimizer other than plain
+    SGD must equal the server's optimizer.
 
     Args:
-        optimizer: Optimizer that the script has compiled its model with.
+        optimizer: Optimizer with which the script has compiled its model.
         method: Training method of the run.
-        takes_momentum: True if the method applies the optimizer's momentum itself.
+        takes_momentum: True if the training method applies the momentum of the compiled optimizer
+            itself.
 
     Raises:
-        ConfigurationError: A setting of the compiled optimizer would have no effect.
+        ConfigurationError: A setting of the compiled optimizer would have no effect in the run.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ConfigurationError(
-            "the model scales its loss, as with mixed_float16, but a server that has its model "
-            "from flags does not support loss scaling; expected float32 or mixed_bfloat16. Or "
-            "start the script with `thinwire run`, whose server supports loss scaling."
+            "the model scales its loss, as with mixed_float16, but a parameter server whose flags "
+            "define the model does not support loss scaling; expected float32 or mixed_bfloat16. "
+            "Or start the script with `thinwire run`, whose server supports loss scaling."
         )
     compiled = optimizer.get_config()
     if not isinstance(compiled["learning_rate"], float):
         raise ConfigurationError(
-            "the optimizer has a learning-rate schedule, which would count the steps of this "
-            "worker alone; expected a number. Start the script with `thinwire run`, give the "
-            "server --lr_schedule, or fit the callback LearningRateScheduler."
+            "the optimizer has a learning-rate schedule, which would count only the steps of this "
+            "worker; expected a number as the learning rate. Start the script with `thinwire "
+            "run`, give the server --lr_schedule, or fit the callback LearningRateScheduler."
         )
     if takes_momentum:
         compiled["momentum"] = 0.0
@@ -131,30 +137,30 @@ def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> Non
     like = server if type(server) is type(optimizer) else plain
     if type(like) is not type(optimizer):
         raise ConfigurationError(
-            f"the model is compiled with {type(optimizer).__name__}, but the server steps with "
-            f"{type(server).__name__}. Start the script with `thinwire run`, whose server uses "
-            "the compiled optimizer; or compile the model with SGD, or set `server_optimizer` on "
-            "all nodes."
+            f"the model is compiled with {type(optimizer).__name__}, but the parameter server "
+            f"applies updates with {type(server).__name__}. Start the script with `thinwire run`, "
+            "whose server uses the compiled optimizer; or compile the model with SGD, or set "
+            "`server_optimizer` on all nodes."
         )
     name = _differences(compiled, like.get_config())[0]
     instead = f"; to set it in the run, use {_INSTEAD[name]}" if name in _INSTEAD else ""
     raise ConfigurationError(
-        f"the optimizer's {name}={compiled[name]!r} would have no effect, because the server "
-        f"steps; expected {name}={like.get_config()[name]!r}{instead}. Or start the script with "
-        "`thinwire run`, whose server uses the compiled optimizer."
+        f"the optimizer's {name}={compiled[name]!r} would have no effect, because the parameter "
+        f"server applies the updates; expected {name}={like.get_config()[name]!r}{instead}. Or "
+        "start the script with `thinwire run`, whose server uses the compiled optimizer."
     )
 
 
 def check_rate_change(rate: float, method: Method) -> None:
-    """Reject a learning rate that this worker cannot realize by scaling its gradients.
+    """Reject a learning rate that this worker cannot achieve by scaling its gradients.
 
     Args:
-        rate: Learning rate that the script has set.
+        rate: Learning rate that the script has set on its optimizer.
         method: Training method of the run.
 
     Raises:
-        ConfigurationError: The rate is negative or not finite, or the method's steps are not
-            proportional to gradients.
+        ConfigurationError: The learning rate is negative or not finite, or the training method's
+            steps are not proportional to gradients.
     """
     if not 0 <= rate < math.inf:
         raise ConfigurationError(f"learning_rate={rate:g}: expected a finite number >= 0.")
@@ -180,10 +186,10 @@ def check_rate_change(rate: float, method: Method) -> None:
 
 
 def check_variables(variables: Iterable[Any]) -> None:
-    """Reject variables with a Keras constraint: a server with a model from flags ignores it.
+    """Reject variables with a Keras constraint, which a server with a model from flags ignores.
 
     Raises:
-        ConfigurationError: One of the variables has a constraint.
+        ConfigurationError: One of the variables has a Keras constraint.
     """
     for variable in variables:
         if variable.constraint is not None:
@@ -195,13 +201,14 @@ def check_variables(variables: Iterable[Any]) -> None:
 
 
 def check_same_variables(shared: Sequence[Any], stepped: Sequence[Any]) -> None:
-    """Reject trainable variables that the run does not share: only this worker would train them.
+    """Reject trainable variables that workers do not share: only this worker would train them.
 
-    If W_global is set, the script has chosen the shared variables itself, and nothing is rejected.
+    If the model's W_global is set, the script has chosen the shared variables itself, and no
+    variable is rejected.
 
     Args:
         shared: Variables that all workers of the run train.
-        stepped: Variables that the model's optimizers step.
+        stepped: Variables that the model's optimizers update.
 
     Raises:
         ConfigurationError: The script made variables trainable but did not compile the model again.
@@ -211,26 +218,27 @@ def check_same_variables(shared: Sequence[Any], stepped: Sequence[Any]) -> None:
     if new and not W_global:
         raise ConfigurationError(
             f"{new[0].path} and {len(new) - 1} more variables have become trainable since the "
-            "model was compiled; expected the variables that were trainable then, because the run "
-            "shares only these. Compile the model again after changing `trainable`, as Keras "
-            "requires too."
+            "model was compiled; expected the same trainable variables as when it was compiled, "
+            "because the run shares only these variables. Compile the model again after changing "
+            "`trainable`, as Keras requires too."
         )
 
 
 def refuse_step_alone(
     optimizer: Any, variables: Sequence[Any], shared: Iterable[Any], name: str
 ) -> None:
-    """Reject an optimizer that steps shared variables without an exchange with the PS.
+    """Reject an optimizer that updates shared variables without an exchange with the PS.
 
     Args:
-        optimizer: Optimizer that is not part of the run: it is not distributed, or Thinwire did not
-            find it in the first step.
-        variables: Variables that the optimizer steps.
-        shared: Shared variables of the model, which only exchanges may change.
-        name: Name of the model, for the error message.
+        optimizer: Optimizer that is not part of the run: the script has not distributed it, or
+            Thinwire did not find it in the first step.
+        variables: Variables that the optimizer is about to update.
+        shared: Variables of the model that all workers train, which only an exchange with the PS
+            may change.
+        name: Name of the model in the error message.
 
     Raises:
-        ConfigurationError: The optimizer steps a shared variable on this worker alone.
+        ConfigurationError: The optimizer updates a shared variable on this worker alone.
     """
     known = {id(variable) for variable in shared}
     touched = [variable for variable in variables if id(variable) in known]
@@ -238,29 +246,30 @@ def refuse_step_alone(
         return
     raise ConfigurationError(
         f"{named(optimizer)} steps {touched[0].path} and {len(touched) - 1} more variables of "
-        f"{name!r} on this worker alone; expected a distributed optimizer. In a train_step call "
-        "the optimizer in the first step already: Thinwire finds the optimizers of a train_step "
-        "there. In a custom loop write `optimizer = thinwire.distribute(optimizer, model=model)`."
+        f"{name!r} on this worker alone; expected a distributed optimizer. A train_step must call "
+        "the optimizer already in the first step, in which Thinwire finds the optimizers. In a "
+        "custom loop write `optimizer = thinwire.distribute(optimizer, model=model)`."
     )
 
 
 def check_offered_step(
     optimizer: Any, number: int, variables: Sequence[Any], shared: SharedModel, offer: Offer
 ) -> None:
-    """Reject a step if the PS knows other variables for the optimizer than the step has.
+    """Reject a step of an optimizer with other variables than those the PS knows for it.
 
-    The offer (the model's description that the PS has accepted) lists each optimizer's variables.
+    The offer (the description of the model that the PS has accepted) lists the variables of each
+    optimizer.
 
     Args:
-        optimizer: Optimizer that is about to step.
-        number: Position of the optimizer in the offer, from 0.
+        optimizer: Optimizer that is about to update variables.
+        number: Position of the optimizer in the offer (the model's description for the PS), from 0.
         variables: Variables that the optimizer is called with in this step.
-        shared: Shared variables of the model.
-        offer: Offer that the PS has accepted.
+        shared: Variables of the model that all workers train.
+        offer: Description of the model and its optimizers that the PS has accepted.
 
     Raises:
-        ConfigurationError: The step has a variable that the offer lists for another optimizer, or
-            lacks a variable that the offer lists for this optimizer.
+        ConfigurationError: The offer (the model's description for the PS) lists other variables for
+            this optimizer than the step has.
     """
     unused, stepped = set(offer.unused), {id(variable) for variable in variables}
     for owner, numbers in enumerate(offer.groups()):

@@ -1,11 +1,11 @@
-"""Lets learning-rate schedules follow the run's batch count instead of this worker's step count.
+"""Evaluates learning-rate schedules at the run's batch count instead of this worker's step count.
 
-Keras evaluates a schedule at its optimizer's step count. Callbacks, TensorBoard and scripts also
-evaluate schedules at this count, by `optimizer.learning_rate` or by calling the schedule with
-`optimizer.iterations`. In a run the optimizer counts only this worker's steps, but a schedule must
-follow the batches that all workers have consumed. So a schedule that is called with its optimizer's
-step count returns the rate at the run's batch count. The optimizer's own step count does not
-change, because bias corrections and scripts read it.
+Keras evaluates a learning-rate schedule at the step count of its optimizer. Callbacks, TensorBoard
+and scripts also evaluate schedules at the optimizer's step count, by `optimizer.learning_rate` or
+by calling the schedule with `optimizer.iterations`. In a run an optimizer counts only this worker's
+steps, but a schedule must follow the batches of all workers. So a learning-rate schedule that is
+called with its optimizer's step count returns the rate at the run's batch count. The optimizer's
+own step count stays unchanged, because bias corrections and scripts read it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _CLOCK = "_thinwire_clock"
 
 
 class RunClock:
-    """The run's batch count at which one optimizer's schedule is evaluated on this worker.
+    """The batch count of the whole run at which one optimizer's schedule is evaluated.
 
     Attributes:
-        variable: Keras variable with the run's batch count, for the graph of a step.
-        own: Keras variable with the optimizer's own step count at the last exchange. It is used
-            only if the optimizer steps on this worker.
-        count: The run's batch count as an int. `count` may be ahead of `variable`, because the
-            graph of a step assigns `variable` only after the exchange.
+        variable: Keras variable with the run's batch count, which the graph of a step reads.
+        own: Keras variable with the optimizer's own step count at the last exchange with the PS. It
+            is used only if the optimizer updates the weights on this worker.
+        count: Batch count of the run as an int. It may be ahead of `variable`, because the graph of
+            a step assigns `variable` only after the exchange with the PS.
 
     Args:
         optimizer: Keras optimizer with a schedule, without a loss-scaling wrapper.
@@ -40,13 +40,15 @@ class RunClock:
         self._optimizer = optimizer
         self.count = int(optimizer._iterations)
         self.variable, self.own = self._new_variable(), self._new_variable()
-        self._read_at = self._new_variable()  # only `read` assigns to this variable
+        # only the method `read` assigns to this schedule variable
+        self._read_at = self._new_variable()
 
     def _new_variable(self) -> keras.Variable:
-        """Create a variable in another thread, outside of the TensorFlow trace in progress.
+        """Create a variable in another thread, outside of the TensorFlow trace that is in progress.
 
         TensorFlow traces a step a second time if the step creates variables, even within
-        `tf.init_scope`. A trace belongs to one thread, so a new thread is outside of any trace.
+        `tf.init_scope`. A TensorFlow trace belongs to one thread, so code in a new thread is
+        outside of any trace.
         """
         with futures.ThreadPoolExecutor(1) as outside:
             return outside.submit(
@@ -59,7 +61,7 @@ class RunClock:
             ).result()
 
     def go_on(self, count: int) -> None:
-        """Set the run's batch count for the schedule; must be called outside of any train_step."""
+        """Set the batch count of the schedule; the caller must be outside of any train_step."""
         self.count = count
         self.variable.assign(count)
         self.own.assign(int(self._optimizer._iterations))
@@ -75,7 +77,7 @@ class RunClock:
         """Return a schedule's learning rate at the run's batch count `count`.
 
         The attribute `variable` may still have an older batch count: the graph may assign the new
-        count only after the next exchange has read the rate.
+        count only after the next exchange with the PS has read the rate.
         """
         self._read_at.assign(self.count)
         return float(schedule(self._read_at))
@@ -85,8 +87,8 @@ class RunClock:
 def _read_at_clocks(kind: Any) -> None:
     """Patch `__call__` of a schedule class to use the run's batch count, once per process.
 
-    The patch changes only calls with the `iterations` variable of an optimizer that has a
-    `RunClock`.
+    The patch of a schedule changes only calls with the `iterations` variable of an optimizer that
+    has a `RunClock`.
     """
     alone: Any = vars(kind).get("__call__", kind.__call__)
 

@@ -22,16 +22,17 @@ _OF_OFFER = ("constraints", "loss_scale", "num_examples", "statistics", "unused"
 def describe_compiled(
     model: Any, plan: StepPlan, offer: Offer, batch_size: int | None = None
 ) -> dict[str, str]:
-    """Return texts that describe a compiled model, by part: "optimizer", "loss", "model" and more.
+    """Return texts that describe a compiled model, by part ("optimizer", "loss", "model" and more).
 
-    The learning rate is part of the description only before the optimizer's first step. Training
-    may change the rate, and a script that loads its optimizer from a file has the changed rate.
+    The description contains the learning rate only before the optimizer's first step. Training may
+    change the learning rate, and a script that loads its optimizer from a file has the changed
+    rate.
 
     Args:
-        model: Keras model, or one of the models that a loop trains.
-        plan: Optimizers of the script and the variables that each optimizer steps.
+        model: Keras model, or one of the models that a training loop trains.
+        plan: Optimizers of the script, with the variables that each optimizer updates.
         offer: Description of the model that this worker sends to the PS.
-        batch_size: Batch size that the script gives to fit, in rows; None if unknown.
+        batch_size: Batch size that the script passes to `fit`, in rows; None if unknown.
     """
     description = {"optimizer": " + ".join(_optimizer(step.optimizer) for step in plan.steps)}
     for name, value in _losses(model):
@@ -72,7 +73,7 @@ def _optimizer(optimizer: Any) -> str:
 
 
 def _losses(model: Any) -> Iterable[tuple[str, str]]:
-    """Yield (name, description) of the compiled loss and of its loss weights, if there are any."""
+    """Yield pairs (name, description) of the compiled loss and of its weights, if there are any."""
     loss = getattr(model, "loss", None)
     if loss:
         yield "loss", _described(loss)
@@ -89,7 +90,7 @@ def _described(value: Any) -> str:
     if isinstance(value, bool | int | str) or value is None:
         return str(value)
     if isinstance(value, float):
-        return f"{value:.6g}"  # learning rates are float32
+        return f"{value:.6g}"  # round to float32, because Keras stores learning rates as float32
     if isinstance(value, Mapping):
         if "class_name" in value and isinstance(value.get("config"), Mapping):
             return f"{value['class_name']}({_arguments(value['config'])})"
@@ -106,7 +107,7 @@ def _described(value: Any) -> str:
 
 
 def _arguments(config: Mapping[str, Any]) -> str:
-    """Return the arguments that are set as ``key=value``, without names and dtypes of objects."""
+    """Return an object's constructor arguments as ``key=value``, without names and dtypes."""
     shown = (
         f"{name}={_described(value)}"
         for name, value in config.items()

@@ -1,8 +1,8 @@
-"""Replaces data errors of Keras and TensorFlow by messages that name the data and the fix.
+"""Replaces errors of Keras and TensorFlow about data by messages that name the data and the fix.
 
-The errors are recognized by their text, after a step has failed. So the check takes no time in
-successful steps, and data that Keras accepts is never rejected. The data may have any form that
-`fit` accepts: arrays, dicts, tf.data or generators.
+Errors about data are recognized by their text, after a step has failed. So successful steps take no
+extra time, and data that Keras accepts is never rejected. The data passed to `fit` may be arrays,
+dicts, tf.data or generators.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import tensorflow as tf
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.place import WorkerPlace
 
-#: Words in the text of an error that a model with a required number of rows may have caused.
+#: Words in an error's text which suggest that the model requires a certain number of rows.
 _OF_ROWS = re.compile(r"shape|rank|dimension|size|batch", re.IGNORECASE)
-#: Matches a ConfigurationError of Thinwire that was raised while TensorFlow was reading the data.
+#: Matches the text of a ConfigurationError of Thinwire that was raised while TensorFlow was reading
+#: data.
 _REFUSED = re.compile(rf"{ConfigurationError.__name__}: ([^\n]*)")
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
-#: Matches Keras' errors about a missing input or an input with a wrong width or rank.
+#: Matches Keras' errors about a missing input, or an input with a wrong width or rank. The function
 #: `explain_batch` handles an input with a wrong number of rows.
 _INPUTS = re.compile(
     r"Input \d+ [^\n]*is incompatible with the layer: expected (?!shape=\(\d)[^\n\x1b]*"
@@ -41,10 +42,10 @@ def refusing_unfit(model: Any) -> Iterator[None]:
     """Replace an error of Keras or TensorFlow by a clear error if the data does not fit a model.
 
     Args:
-        model: Keras model.
+        model: Keras model that the script trains.
 
     Raises:
-        ConfigurationError: The data does not fit the model. Errors with other causes pass
+        ConfigurationError: The data does not fit the model. An error with another cause is raised
             unchanged.
     """
     try:
@@ -60,8 +61,8 @@ def _mismatch(text: str, model: Any) -> str | None:
     """Return a message about data that does not fit a model; None if the error has another cause.
 
     Args:
-        text: Text of the error of Keras or TensorFlow.
-        model: Keras model.
+        text: Text of the error that Keras or TensorFlow raised.
+        model: Keras model that the script trains.
     """
     if match := _REFUSED.search(text):
         return match[1]
@@ -90,14 +91,15 @@ def _mismatch(text: str, model: Any) -> str | None:
 
 
 def explain_batch(error: BaseException, place: WorkerPlace | None, batch_size: int | None) -> None:
-    """Add a note to an error of a first step, if the division of batches may have caused the error.
+    """Add a note to the error of a first step if the division of batches may be its cause.
 
     The workers divide the rows of each batch, so a model may get fewer rows than it requires.
 
     Args:
-        error: Error of the first step; changed in place.
-        place: How the data is divided among the workers; None if the script divides its data.
-        batch_size: Batch size that the script gives to fit, in rows; None if unknown.
+        error: Error of the first step, to which the note is added.
+        place: This worker's number in the run, and the rules by which workers divide data; None if
+            the script divides its data.
+        batch_size: Batch size that the script passes to `fit`, in rows; None if unknown.
     """
     is_foreign = isinstance(error, ValueError | tf.errors.InvalidArgumentError)
     if not (is_foreign and _OF_ROWS.search(str(error))) or place is None or not place.divides_batch:

@@ -1,4 +1,4 @@
-"""`distribute`: makes a Keras model, or the optimizers of a loop, train in a distributed run."""
+"""Defines `distribute`, which makes a Keras model or the optimizers of a loop train in a run."""
 
 from __future__ import annotations
 
@@ -43,24 +43,27 @@ def distribute(
     num_train: int | None = None,
     **settings: Any,
 ) -> Any:
-    """Make a model's `fit`, or an optimizer of a training loop, train with the other workers.
+    """Make a model's `fit`, or an optimizer of a training loop, train together with other workers.
 
-    A model joins the run at the first step of `fit` or `train_on_batch`, and then gets the
-    server's weights. `fit` ends after its epochs or when the run ends; the next `fit` joins again.
-    If no setting names a run, the model trains alone, exactly as without `distribute`.
+    A distributed model joins the run at the first step of `fit` or `train_on_batch`, and then gets
+    the server's weights. The `fit` of a distributed model ends after its epochs or when the run
+    ends, and the next `fit` joins again. If no setting names a run, a distributed model trains
+    alone, exactly as without `distribute`.
 
-    A distributed optimizer exchanges gradients or weights wherever the script calls its `apply` or
-    `apply_gradients`, eagerly or within a `tf.function`. A loop with several optimizers, for
-    example of a GAN, distributes each optimizer, with the models it steps, before the first step.
-    Thinwire does not divide the data of a loop among the workers.
+    A distributed optimizer exchanges gradients or weights with the PS wherever the script calls its
+    `apply` or `apply_gradients`, eagerly or within a `tf.function`. In a loop with several
+    optimizers, for example of a GAN, the script distributes each optimizer, with the models that it
+    updates, before the first step. Thinwire does not divide the data of a script's own training
+    loop among the workers.
 
     Args:
-        trained: Keras model, compiled before or after this call, built or not; or an optimizer.
+        trained: Keras model, compiled before or after this call, built or not; or a Keras
+            optimizer.
         args: Settings of the worker; `thinwire.script.settings` lists the accepted types.
-        model: Built model or models that the optimizer `trained` steps; None if `trained` is a
+        model: Built model or models that the optimizer `trained` updates; None if `trained` is a
             model.
-        num_train: Number of rows of the whole training set, which dgc's warm-up needs; None if
-            unknown.
+        num_train: Number of rows of the whole training set, which the warm-up of the method dgc
+            needs; None if unknown.
         **settings: Flags of the worker by name, for example ``id_worker=2``, in addition to `args`.
 
     Returns:
@@ -80,8 +83,9 @@ def distribute(
         _distribute_optimizer(trained, models_of(trained, model), args, num_train, settings)
     elif model is not None:
         raise ConfigurationError(
-            f"distribute() was given model= with a {type(trained).__name__}; expected a Keras "
-            "optimizer: optimizer = thinwire.distribute(optimizer, model=model)."
+            "distribute() received the argument model= together with an object of type "
+            f"{type(trained).__name__}; expected a Keras optimizer: optimizer = "
+            "thinwire.distribute(optimizer, model=model)."
         )
     else:
         _distribute_model(trained, args, num_train, settings)
@@ -91,7 +95,7 @@ def distribute(
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """Arguments of one call of `distribute`, to compare a second call for the same object."""
+    """Arguments of a call of `distribute`, compared with a second call for the same object."""
 
     args: Any
     model: Any
@@ -99,17 +103,17 @@ class _Call:
     settings: Mapping[str, Any]
 
     def check_repeats(self, trained: Any, session: ModelSession) -> None:
-        """Reject a second call of `distribute` for an object if its arguments have changed.
+        """Reject a second call of `distribute` for the same object with other arguments.
 
         Raises:
-            ConfigurationError: The object was distributed with other arguments; or it is a model,
-                and an optimizer that steps this model is distributed.
+            ConfigurationError: The object was distributed with other arguments. Or the object is a
+                model, and an optimizer that updates this model is distributed.
         """
         before = session.calls.get(id(trained))
         name = named(trained) if hasattr(trained, "apply_gradients") else f"{trained.name!r}"
         if before is None:
             raise ConfigurationError(
-                f"distribute() was given {name}, but an optimizer that steps this model is "
+                f"distribute() received {name}, but an optimizer that trains this model is "
                 "distributed already; expected either the model or the optimizer. Distribute the "
                 "model for fit and train_on_batch, or the optimizer for a custom loop."
             )
@@ -120,16 +124,17 @@ class _Call:
         ]
         if changed:
             raise ConfigurationError(
-                f"distribute() was given {name} a second time with another {changed[0]}: "
-                f"{getattr(self, changed[0])!r:.200}, and before "
-                f"{getattr(before, changed[0])!r:.200}; expected one call, or the same arguments."
+                f"distribute() received {name} a second time with another {changed[0]}: "
+                f"{getattr(self, changed[0])!r:.200} now, but "
+                f"{getattr(before, changed[0])!r:.200} in the first call; expected one call, or "
+                "the same arguments."
             )
 
 
 def _distribute_model(
     model: Any, args: Any, num_train: int | None, settings: Mapping[str, Any]
 ) -> None:
-    """Give a model its session, and patch its `fit` to train, to evaluate or to measure."""
+    """Give a model its session with the servers; patch its `fit` to train, evaluate or measure."""
     check_model(model)
     launched = read_settings_file(os.environ)
     is_alone = source_of(args, settings) is None
@@ -160,7 +165,7 @@ def _distribute_optimizer(
     num_train: int | None,
     settings: Mapping[str, Any],
 ) -> None:
-    """Give a loop's optimizer the session of its models, so that its steps exchange with the PS."""
+    """Give a loop's optimizer its models' session, so that its steps exchange with the PS."""
     launched = read_settings_file(os.environ)
     if _never_trains(launched) or source_of(args, settings) is None:
         sessions = [model.thinwire for model in models if getattr(model, "thinwire", None)]
@@ -184,13 +189,13 @@ def _distribute_optimizer(
 
 
 def _check_optimizer(optimizer: Any, args: Any, settings: Mapping[str, Any]) -> None:
-    """Reject an optimizer that the PS must step with but cannot build.
+    """Reject an optimizer whose steps the PS must take but whose class the PS cannot build.
 
-    The optimizer's first step would also reject it, but possibly after the script has trained
+    The optimizer's first step would also be rejected, but possibly after the script has trained
     another model for a long time.
 
     Raises:
-        ConfigurationError: The PS must step with the optimizer but cannot build it.
+        ConfigurationError: The PS must take the optimizer's steps but cannot build the optimizer.
     """
     run = read_settings(args, settings, type_node="Worker").run
     if run.model_is_offered and not run.method.steps_on_workers:
@@ -198,10 +203,11 @@ def _check_optimizer(optimizer: Any, args: Any, settings: Mapping[str, Any]) -> 
 
 
 def _never_trains(launched: LaunchedScript | None) -> bool:
-    """Return True if this process is an evaluator, whose loop must not train.
+    """Return True if this process is an evaluator, which must not run the script's training loop.
 
     Args:
-        launched: How the launcher started this process; None if no launcher started it.
+        launched: Settings from the launcher that started this process; None if no launcher started
+            it.
 
     Raises:
         ConfigurationError: This process measures steps for `thinwire advise`, which supports only
@@ -219,9 +225,10 @@ def _never_trains(launched: LaunchedScript | None) -> bool:
 def _session_of(
     models: Sequence[keras.Model], args: Any, num_train: int | None, settings: Mapping[str, Any]
 ) -> ModelSession:
-    """Return the session of one of the models, else this worker's session, else a new session.
+    """Return the session of one of the models, else the session of this worker, else a new one.
 
-    A run trains one (combined) model at a time, so all optimizers of a script share one session.
+    A run trains one (combined) model at a time, so all optimizers of a script share one session
+    with the servers.
     """
     for model in models:
         if isinstance(known := getattr(model, "thinwire", None), ModelSession):
@@ -237,10 +244,12 @@ def _session_of(
 def _new_session(
     model: keras.Model, args: Any, num_train: int | None, settings: Mapping[str, Any]
 ) -> ModelSession:
-    """Create this worker's session of a model, attach it to the model, and return it."""
+    """Create this worker's session with the servers for a model, and attach it to the model."""
     chosen: ScriptSettings = read_settings(args, settings, type_node="Worker")
     if chosen.local:
-        raise ConfigurationError("mode msgd trains without a server; remove distribute().")
+        raise ConfigurationError(
+            "mode msgd trains without a parameter server; remove the call of distribute()."
+        )
     if not (chosen.is_launched or RECORD.is_distributed):
         exit_with_reason()
     session = model.thinwire = ModelSession(model, chosen, args, settings, num_train)

@@ -1,8 +1,8 @@
-"""Creates a model's compiled metrics before the first step is traced.
+"""Creates a model's compiled metrics before TensorFlow traces the first step.
 
-`compile` may receive metrics by name; Keras creates these metrics only within the first step.
-TensorFlow discards a trace that creates variables and traces the step again, which doubles the
-tracing time.
+A script may pass metrics to `compile` by name; Keras creates these metrics only within the first
+step. TensorFlow discards a trace that creates variables and traces the step again, which doubles
+the tracing time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from thinwire.script.keras.plan import before_first_step
 
 
 def create_before_trace(model: Any) -> None:
-    """Create a model's metrics before its next step, if Keras' choice of classes is predictable.
+    """Create a model's metrics before its next step, if their classes can be predicted.
 
     Args:
         model: Compiled Keras model with Keras' own train_step.
@@ -41,7 +41,7 @@ def _is_usual(model: Any) -> bool:
 
 
 def _create(model: Any, metrics: Any, data_spec: Any) -> None:
-    """Create compiled metrics with classes for the shapes of the labels and of the output."""
+    """Create compiled metrics with classes that fit the shapes of the labels and the output."""
     _, labels, _ = keras.utils.unpack_x_y_sample_weight(data_spec)
     if not metrics.built and isinstance(labels, tf.TensorSpec) and labels.shape.rank:
         metrics.build(labels, model.outputs[0])

@@ -1,4 +1,4 @@
-"""Early end of a `fit`: if one script stops early, all scripts stop after the same epoch."""
+"""Ends `fit` early on all workers: if one script stops early, all stop after the same epoch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from thinwire.script.keras.run_member import RunMember
 
 
 class EarlyStop:
-    """Agrees with the other scripts on an early end of a `fit`, and ends this script's `fit`.
+    """Agrees with the other workers' scripts on an early end of a `fit`, and ends this `fit`.
 
     Attributes:
         epoch: Number of the current epoch. The first epoch of a `fit` has the number
@@ -17,16 +17,16 @@ class EarlyStop:
     def __init__(self, member: RunMember) -> None:
         self._member = member
         self.epoch = 0
-        # Number of epochs after which this `fit` ends; 0 if it ends immediately; None if it has no
-        # early end.
+        # Number of epochs after which this `fit` ends early; 0 if it ends immediately; None if it
+        # does not end early.
         self._after: int | None = None
 
     def begin_fit(self) -> None:
-        """Reset the epoch and the early end of the previous `fit`."""
+        """Forget the current epoch and the early end of the previous `fit`."""
         self.epoch, self._after = 0, None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Set the current epoch; end `fit` if the scripts have agreed to end it before this epoch.
+        """Set the current epoch; end `fit` if the workers' scripts have agreed to end it before.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
@@ -36,10 +36,11 @@ class EarlyStop:
             self._stop_training()
 
     def end_epoch(self) -> None:
-        """Agree with the other scripts, after all callbacks of an epoch, on an early end of `fit`.
+        """Agree with the other workers' scripts, after an epoch's callbacks, on an early end.
 
-        A callback may set stop_training in this script while another script is already in a later
-        epoch. Then this script trains until it has completed as many epochs as the other script.
+        A callback may set stop_training in this script while the script of another worker is
+        already in a later epoch. A script that stops early trains until it has completed as many
+        epochs as the scripts of the other workers.
         """
         member = self._member
         if not member.meets_others:
@@ -55,10 +56,10 @@ class EarlyStop:
             member.model.stop_training = self.epoch + 1 >= self._after
 
     def stop_now(self) -> None:
-        """End the current `fit` in the other scripts, because this script stopped within an epoch.
+        """End the current `fit` in the other workers' scripts, as this one stopped within an epoch.
 
-        The other scripts stop after their batch in progress and do not wait for updates of this
-        worker.
+        The scripts of the other workers finish their current batch and do not wait for updates of
+        this worker.
         """
         member = self._member
         if self._after is None and not member.stopped:
@@ -67,16 +68,16 @@ class EarlyStop:
                 member.barriers.stop_fit(0)
 
     def stop(self, after: int) -> None:
-        """End this `fit` after `after` epochs, because another script stopped its `fit`.
+        """End this `fit` after `after` epochs, because another worker's script stopped its `fit`.
 
-        Any thread may call this method.
+        The method `stop` of `EarlyStop` may be called from any thread.
         """
         self._after = after
         if self._member.in_fit and self.epoch >= after:
             self._stop_training()
 
     def pass_over(self) -> None:
-        """End this `fit` immediately, because the run completed it before this script's restart."""
+        """End this `fit` immediately: the run had completed it before this script's restart."""
         self._after = 0
         self._stop_training()
 

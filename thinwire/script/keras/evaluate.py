@@ -1,10 +1,10 @@
-"""A script in the evaluator's role: `fit` does not train, but evaluates the weights of the shards.
+"""Runs a script as the evaluator: `fit` does not train, but evaluates the shards' weights.
 
-The evaluator runs the same script as the workers, so it has their validation data and compiled
+The evaluator runs the same script as the workers, so it has the same validation data and compiled
 metrics. Within a `fit` the evaluator answers the workers' requests at the ends of epochs, and also
-evaluates between requests. The evaluator's `fit` returns when the workers begin their next `fit`.
-The evaluator's process ends with the run, so it never executes the script's code after the last
-`fit`.
+evaluates weights between requests. The evaluator's `fit` returns when the workers begin their next
+call of `fit`. The evaluator's process ends with the run, so it never executes the script's code
+after the last `fit`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 #: Fraction of one processor's time that evaluations without a worker's request may use.
 _SHARE = 0.05
-#: Pause after the first evaluation, in seconds. Tracing takes most of the first evaluation's time,
-#: so the time of the first evaluation does not predict the time of the next evaluation.
+#: Pause after an evaluator's first evaluation, in seconds. Tracing takes most of the first
+#: evaluation's time, so this time does not predict the time of the next evaluation.
 _FIRST_PAUSE_SECONDS = 5.0
-#: Longest wait for messages of shard 0, in seconds. After this wait the evaluator checks whether an
-#: unrequested evaluation is due.
+#: Longest wait for messages of shard 0, in seconds, before the evaluator checks whether an
+#: evaluation without a worker's request is due.
 _LOOK_SECONDS = 0.5
 #: Methods of a Keras model that write files.
 _WRITERS = ("save", "save_weights", "export")
@@ -56,7 +56,7 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
 
     Args:
         model: Keras model, compiled before or after this call.
-        run: Settings of the run.
+        run: Settings of the training run.
     """
     report_arrival(run)
     evaluator = FitEvaluator(model, run, _requests_of, _end_process, _SCRIPT)
@@ -73,20 +73,20 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
 
 
 def report_arrival(run: Run) -> None:
-    """Open the evaluator's stream to shard 0, as a report that the script called `distribute`.
+    """Open the evaluator's stream to shard 0, which reports that the script called `distribute`.
 
-    No worker trains before the first evaluator's report; `thinwire.ps.scripts.first_evaluator`
-    implements this wait.
+    No worker trains before an evaluator has reported; the function
+    `thinwire.ps.scripts.first_evaluator` implements this wait.
     """
     _requests_of(run)
 
 
 def skip_steps(optimizer: Any, run: Run) -> None:
-    """Patch the optimizer of a training loop in the evaluator: its steps only wait.
+    """Patch the optimizer of a training loop in the evaluator so that its steps only wait.
 
-    A step waits until a worker has begun a `fit` with validation data. Without the wait the
-    evaluator would run through the loop at the start of the run, and then execute the rest of the
-    script with an untrained model.
+    In the evaluator, an optimizer's step waits until a worker has begun a `fit` with validation
+    data. If the optimizer's steps did not wait, the evaluator would run through the loop, and then
+    execute the rest of the script, with an untrained model.
     """
     optimizer.apply = _after_waiting(lambda *given, **named: None, run)
 
@@ -109,7 +109,7 @@ def _after_waiting(alone: Callable[..., Any], run: Run) -> Callable[..., Any]:
 
 
 def _own_only(alone: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a saving method that writes only to temporary paths, which no worker writes to."""
+    """Return a method that saves only to temporary paths, which no worker writes to."""
 
     @functools.wraps(alone)
     def write(filepath: Any, *args: Any, **keywords: Any) -> Any:
@@ -119,18 +119,19 @@ def _own_only(alone: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ValidationSet:
-    """Validation data of one `fit`, from `validation_data` or split off by `validation_split`.
+    """Validation data of a `fit`, from the argument `validation_data` or `validation_split`.
 
     Attributes:
-        is_repeatable: True if each evaluation reads the same rows. If False, an unrequested
-            evaluation would consume rows that the evaluations for workers need.
+        is_repeatable: True if each evaluation reads the same validation rows. If False, an
+            evaluation without a worker's request would consume rows that the requested evaluations
+            need.
     """
 
     def __init__(self, model: keras.Model, arguments: dict[str, Any]) -> None:
-        """Prepare an iterator over the validation data.
+        """Prepare an iterator over the validation data of one call of `fit`.
 
         Args:
-            model: Built Keras model.
+            model: Built Keras model that is evaluated.
             arguments: Arguments of Keras' fit, by name.
         """
         x, y, sample_weight = unpack_x_y_sample_weight(arguments["validation_data"])
@@ -150,7 +151,7 @@ class ValidationSet:
         )
 
     def evaluate(self) -> list[pb.Metric]:
-        """Return the metrics of the validation data at the model's current weights."""
+        """Return the metrics of the model's current weights on the validation data."""
         self._model._eval_epoch_iterator = self._iterator
         logs = self._model.evaluate(
             **self._keywords, verbose=0, return_dict=True, _use_cached_eval_dataset=True
@@ -158,7 +159,7 @@ class ValidationSet:
         return encode_metrics(logs)
 
 
-#: The process's only stream of evaluation requests; the list is empty before the stream is opened.
+#: List with this process's only stream of evaluation requests; empty before the stream is opened.
 _REQUESTS: list[EvaluationRequests] = []
 
 
@@ -169,7 +170,7 @@ def _requests_of(run: Run) -> EvaluationRequests:
 
 
 def _end_process() -> NoReturn:
-    """End the process without the script's exit handlers, which are meant for the workers."""
+    """End the process without the script's exit handlers, which only the workers should run."""
     remove_temporary()
     logging.flush()
     sys.stdout.flush()
@@ -178,13 +179,13 @@ def _end_process() -> NoReturn:
 
 
 class ScriptFits:
-    """State that the evaluators of all models of a script share.
+    """Values that the evaluators of all models of a script share.
 
     Attributes:
-        num_fits: Number of calls of `fit` so far, over all models of the script.
+        num_fits: Number of the script's calls of `fit` so far, over all its models.
         newest: Evaluator of the model whose `fit` was called last; None before the first `fit`.
-        missing: id -> variable that an earlier `fit` trained, if this process does not have the
-            variable's trained value.
+        missing: Maps the id of a variable to the variable, if an earlier `fit` trained it and this
+            process does not have the trained value.
     """
 
     def __init__(self) -> None:
@@ -201,10 +202,11 @@ class FitEvaluator:
 
     Args:
         model: Keras model, compiled before its first `fit`.
-        run: Settings of the run.
-        requests: Returns the stream of evaluation requests of a run; opens it at the first call.
-        end_process: Ends this process; called at the end of the run.
-        script: State that all models of the script share.
+        run: Settings of the training run.
+        requests: Function that returns the stream of evaluation requests of a run, and opens the
+            stream at the first call.
+        end_process: Function that ends this process, called at the end of the run.
+        script: Values that the evaluators of all models of the script share.
     """
 
     def __init__(
@@ -217,26 +219,28 @@ class FitEvaluator:
     ) -> None:
         self.model, self._run, self._script = model, run, script
         self._requests_of, self._end_process = requests, end_process
-        # Number of this model's newest `fit`, counted over all models of the script.
+        # Number of this model's newest call of `fit`, counted over all models of the script.
         self._num_fits = 0
-        # Fetches the weights of the newest `fit`; None before the first `fit`.
+        # Object that fetches the weights of the newest `fit`; None before the first `fit`.
         self._weights: EvaluatedWeights | None = None
-        # Data of the newest `fit` with validation data; None before that `fit`.
+        # Validation data of the newest `fit` that has any; None before such a `fit`.
         self._validation: ValidationSet | None = None
-        self._fit_of_validation = 0  # number of the `fit` that `_validation` belongs to
+        self._fit_of_validation = 0  # number of the `fit` to which the data `_validation` belongs
         # Newest evaluation of this model; None before the first evaluation of a `fit`.
         self._last: pb.Evaluated | None = None
-        self._last_values: tuple[int, ...] = ()  # checksums of the weights that `_last` evaluated
+        # checksums of the weights of the evaluation `_last`
+        self._last_values: tuple[int, ...] = ()
         self._swaps_averages = False  # True if the script's callbacks include SwapEMAWeights
-        self._free_at = 0.0  # monotonic time at which the next unrequested evaluation is due
+        # time of time.monotonic() at which the next evaluation without a request is due
+        self._free_at = 0.0
 
     @property
     def requests(self) -> EvaluationRequests:
-        """The stream from shard 0 that carries the workers' evaluation requests."""
+        """The stream from shard 0 on which the workers' evaluation requests arrive."""
         return self._requests_of(self._run)
 
     def fit(self, arguments: dict[str, Any]) -> keras.callbacks.History:
-        """Evaluate until the workers begin another `fit`; end the process at the end of the run.
+        """Evaluate until the workers begin another `fit`; end this process at the end of the run.
 
         Args:
             arguments: Arguments of Keras' fit, by name.
@@ -245,8 +249,8 @@ class FitEvaluator:
             Keras History of the first worker's fit; empty if that worker has not reported one.
 
         Raises:
-            Unreachable: The PS cannot be reached.
-            RequestRejected: The PS rejects this evaluator.
+            Unreachable: The parameter server (PS) cannot be reached.
+            RequestRejected: The PS rejects the request of this evaluator.
             ConfigurationError: The evaluator's model differs from the workers' model.
         """
         script, before = self._script, self._script.newest
@@ -278,7 +282,7 @@ class FitEvaluator:
         return self._history(number)
 
     def close(self) -> None:
-        """Close the streams that fetch weights from the shards."""
+        """Close the streams by which the evaluator fetches weights from the shards."""
         if self._weights is not None:
             self._weights.close()
 
@@ -297,7 +301,7 @@ class FitEvaluator:
 
         Args:
             arguments: Arguments of Keras' fit, by name.
-            begun: Report of the workers that the `fit` has begun.
+            begun: Message from the workers which reports that the `fit` has begun.
         """
         options = dict(arguments)
         if are_arrays((options.get("x"), options.get("y"), options.get("sample_weight"))):
@@ -330,7 +334,7 @@ class FitEvaluator:
             self._evaluate(answer)
 
     def _is_due(self) -> bool:
-        """Return True if an unrequested evaluation is due: weights are new, the pause is over."""
+        """Return True if weights are new and the pause after the last evaluation has passed."""
         if self._validation is None or self._fit_of_validation != self._num_fits:
             return False
         if not self._validation.is_repeatable or self.requests.is_by_script(self._num_fits):
@@ -342,7 +346,8 @@ class FitEvaluator:
         """Evaluate the shards' current weights, and report the metrics to shard 0.
 
         Args:
-            evaluated: Report to send; the method adds versions and metrics.
+            evaluated: Report to send, to which the method adds the weights' versions and the
+                metrics.
         """
         began, spent = time.monotonic(), time.process_time()
         missing = self._script.missing
@@ -372,7 +377,7 @@ class FitEvaluator:
             self._free_at = now + (_FIRST_PAUSE_SECONDS if last is None else cost / _SHARE)
 
     def _has_averages(self, callbacks: Any) -> bool:
-        """Return True if a callback is SwapEMAWeights and the PS has moving averages of weights."""
+        """Return True if a callback is SwapEMAWeights and the PS keeps averages of the weights."""
         inner = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
         flat = keras.tree.flatten(callbacks or []) if inner is None else inner
         if not any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in flat):
@@ -380,8 +385,8 @@ class FitEvaluator:
         if not self._run.method.steps_on_workers:
             return True
         logging.warning(
-            "SwapEMAWeights: with --method=%s each worker has its own moving averages; evaluating "
-            "the central weights instead of averages",
+            "SwapEMAWeights: with --method=%s each worker has its own moving averages of the "
+            "weights; this evaluation uses the PS's weights instead of averages",
             self._run.method.name,
         )
         return False
@@ -421,7 +426,7 @@ def _build(model: Any, arguments: dict[str, Any]) -> None:
     """Build an unbuilt model by tracing its train_step with the shapes of the training data.
 
     Args:
-        model: Keras model.
+        model: Keras model that the script trains.
         arguments: Arguments of Keras' fit, by name.
     """
     if is_built(model):

@@ -1,4 +1,4 @@
-"""Loads the weights that the shards of a run hold into the evaluator's model, during one `fit`."""
+"""Loads a run's weights from the shards into the evaluator's model, during one call of `fit`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
     from thinwire.runtime.run.settings import Run
 
-#: `_AVERAGE` is Keras' name of the optimizer slot with the moving average of a weight.
+#: The constant `_AVERAGE` is Keras' name of the optimizer slot with the moving average of a weight.
 #: `_WITH_ONE_OPTIMIZER` is the number of states that a shard with one optimizer sends: the
 #: optimizer's state, and a last state for all values without an optimizer.
 _AVERAGE, _WITH_ONE_OPTIMIZER = "average", 2
 
 
 class EvaluatedWeights:
-    """Fetches the variables that the workers of a `fit` train together; writes them into a model.
+    """Fetches the variables that the workers train together, and writes them into a model.
 
     Attributes:
-        shared: Variables of the model that all workers train, in the order of the shards' layouts.
+        shared: Variables of the model that all workers train, in the order in which the shards
+            store them.
 
     Args:
         model: Built Keras model of the evaluator; it must equal the workers' model.
-        run: Settings of the run.
-        run_id: Identifier of the run, from the stream of evaluation requests.
-        begun: Report of the workers that the `fit` has begun.
+        run: Settings of the training run.
+        run_id: Identifier of the run, which the stream of evaluation requests delivers.
+        begun: Message from the workers which reports that the `fit` has begun.
 
     Raises:
         ConfigurationError: The evaluator's model differs from the workers' model.
@@ -62,11 +63,13 @@ class EvaluatedWeights:
             The version of each shard, and checksums of the loaded weights and statistics.
 
         Raises:
-            Unreachable: The PS cannot be reached.
-            RequestRejected: The PS rejects the request, because it is in a later phase.
+            Unreachable: The parameter server (PS) cannot be reached.
+            RequestRejected: The PS rejects the request, because the run trains a later model or
+                optimizer (a later phase).
         """
         view = self._central.fetch()
-        if averages and any(view.versions):  # the PS has no averages before the first update
+        # the PS has no moving averages of weights before the first update
+        if averages and any(view.versions):
             self._put_averages(view.weights)
         self._flat.assign(view.weights)
         if view.statistics is not None:
@@ -75,14 +78,14 @@ class EvaluatedWeights:
         return list(view.versions), tuple(zlib.crc32(values.data) for values in loaded)
 
     def close(self) -> None:
-        """Close the streams to the shards."""
+        """Close the streams on which weights are fetched from the shards."""
         self._central.close()
 
     def _put_averages(self, weights: Float32) -> None:
         """Replace weights by their moving averages, if the PS's optimizer keeps moving averages.
 
         Args:
-            weights: [num_parameters] float32 weights, changed in place.
+            weights: [num_parameters] float32 weights, which are overwritten by their averages.
         """
         offsets = self._spec.offsets
         shards = fetch_slots(self._run, 0, self._run_id, self._layouts, role=pb.ROLE_EVALUATOR)

@@ -1,4 +1,4 @@
-"""Evaluations in a distributed `fit`: the Supervisor's evaluator or one worker evaluates."""
+"""Evaluates validation data in a distributed `fit`, in the Supervisor's evaluator or one worker."""
 
 from __future__ import annotations
 
@@ -18,33 +18,35 @@ from thinwire.script.keras.own_states import OwnStates, reads_optimizer
 from thinwire.script.keras.reports import describe_fit, describe_history
 from thinwire.script.keras.run_member import RunMember
 
-#: Packages of known callbacks. Among the values that an evaluation reads, callbacks of these
+#: Packages of known callbacks. Of the values that an evaluation reads, callbacks from these
 #: packages change only weights that all workers share.
 _KNOWN_CALLBACKS = ("keras.", "thinwire.")
 
 
 def _is_of_script(callback: Any) -> bool:
-    """Return True if a callback is the script's own, so it may change values an evaluation reads.
+    """Return True if a callback is the script's own and may change values that evaluations read.
 
     For example, a script's callback may set a variable or an attribute of the loss, or put other
     weights into the model.
     """
     is_known = type(callback).__module__.startswith(_KNOWN_CALLBACKS)
-    # A LambdaCallback has the script's functions as attributes of the instance.
+    # A LambdaCallback stores the script's functions as attributes of the instance.
     has_own = any(name.startswith("on_") for name in vars(callback))
     return not is_known or has_own
 
 
 class FitEvaluations:
-    """Evaluations of the validation data within a model's calls of `fit`.
+    """Evaluates the validation data within a model's calls of `fit`.
 
     Args:
-        member: Settings, session and barriers of the model in its run.
-        central: Loads the shards' weights into the model.
+        member: Membership of the model in a run: its settings, its session with the servers, its
+            barriers.
+        central: Object that loads the shards' weights into the model.
 
     Attributes:
-        validates: True if the current `fit` has validation data (given, or split off).
-        is_evaluating: True while Keras' evaluate is running.
+        validates: True if the current `fit` has validation data, from the argument
+            `validation_data` or `validation_split`.
+        is_evaluating: True while Keras' `evaluate` is running.
     """
 
     def __init__(self, member: RunMember, central: CentralAccess) -> None:
@@ -52,17 +54,19 @@ class FitEvaluations:
         self._member = member
         self._central = central
         self._states = OwnStates()
-        self._by_script = False  # True if only a worker has the state that an evaluation reads
+        # True if only a worker, not the evaluator, has values that an evaluation reads
+        self._by_script = False
 
     def begin_fit(self, arguments: dict[str, Any]) -> None:
-        """Find out whether a `fit` evaluates, and whether a worker must evaluate.
+        """Find out whether a `fit` has validation data, and whether a worker must evaluate it.
 
         Args:
             arguments: Arguments of Keras' fit, by name.
         """
         is_given = arguments.get("validation_data") is not None
         self.validates = is_given or bool(arguments.get("validation_split"))
-        self._by_script = (  # stays True: changes by callbacks persist in later fits
+        # this flag remains True in later calls of `fit`, because changes by callbacks persist
+        self._by_script = (
             self._by_script
             or any(map(_is_of_script, listed(arguments.get("callbacks"))))
             or reads_optimizer(self._member.model)
@@ -70,7 +74,7 @@ class FitEvaluations:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Mark that Keras' evaluate runs: its metrics must not be merged over the workers."""
+        """Mark that Keras' `evaluate` runs, so that its metrics are not merged over the workers."""
         before, self.is_evaluating = self.is_evaluating, True
         try:
             yield
@@ -79,7 +83,7 @@ class FitEvaluations:
 
     @property
     def is_elsewhere(self) -> bool:
-        """True if `fit` receives validation metrics from the run and does not compute them."""
+        """True if `fit` receives validation metrics from the run instead of computing them."""
         member = self._member
         is_launched = member.settings is not None and member.settings.is_launched
         return is_launched and member.in_fit and member.takes_part
@@ -92,16 +96,18 @@ class FitEvaluations:
     def evaluate(self, epoch: int, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
         """Return the metrics of the validation data at the end of an epoch.
 
-        One process evaluates the run's weights, and all workers wait for its metrics. Usually the
-        Supervisor's evaluator evaluates. The evaluator runs no callbacks and does not train, so of
-        all changes it gets only the run's weights. If callbacks or training may change values other
-        than the run's weights, a worker evaluates, with its callbacks. If no process can evaluate,
-        no metrics are returned. If the run has ended, this worker evaluates its own weights.
+        One process evaluates the run's weights on validation data, and all workers wait for its
+        metrics. Usually the evaluator process of the Supervisor evaluates the validation data. The
+        evaluator runs no callbacks and does not train, so the run's weights are all that it gets
+        from the workers. If callbacks or training may change values other than the run's weights, a
+        worker evaluates, with its callbacks. If no process can evaluate the validation data, no
+        metrics are returned. If the run has ended, this worker evaluates its own weights on the
+        validation data.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
-            alone: Keras' evaluate.
-            keywords: Keyword arguments that `fit` gives to evaluate.
+            alone: Keras' own `evaluate`, which runs on this worker only.
+            keywords: Keyword arguments that `fit` passes to `evaluate`.
         """
         member = self._member
         barriers = member.met_barriers
@@ -125,13 +131,13 @@ class FitEvaluations:
         return logs
 
     def _is_by_script(self) -> bool:
-        """Return True if an evaluation depends on state that only a worker's process has."""
+        """Return True if an evaluation depends on values that only a worker's process has."""
         if not self._by_script and (changed := self._states.changed(self._shared())):
             self._by_script = True
             if self._member.is_chief:
                 logging.info(
-                    "training changes %s and %d more variables that the run does not share: the "
-                    "chief evaluates instead of the evaluator",
+                    "training changes %s and %d more variables that the workers do not share: the "
+                    "chief (first worker) evaluates the model instead of the evaluator process",
                     changed[0],
                     len(changed) - 1,
                 )
@@ -144,7 +150,7 @@ class FitEvaluations:
         return [*session.shared.variables, *averaged]
 
     def report_fit(self) -> None:
-        """Report the start of a `fit` to shard 0, for the Supervisor's evaluator."""
+        """Report to shard 0, for the Supervisor's evaluator, that a `fit` has begun."""
         member, session = self._member, self._member.session
         is_first = not self._states.has_begun
         has_to = (self.validates or is_first) and self.is_elsewhere and not self._by_script
@@ -158,9 +164,10 @@ class FitEvaluations:
             member.barriers.begin_fit(fit)
 
     def report_history(self, history: Any) -> None:
-        """Report the Keras History that `fit` has returned to shard 0, for the evaluator."""
+        """Report the Keras History that `fit` returns to shard 0, for the evaluator."""
         member = self._member
-        # If the script overrides `fit`, the result may be no History. It is not reported then.
+        # If the script overrides `fit`, its result may be no Keras History, and is then not
+        # reported.
         is_known = isinstance(history, keras.callbacks.History)
         if member.barriers is not None and not member.stopped and is_known:
             member.barriers.end_fit(describe_history(history))

@@ -1,7 +1,8 @@
-"""The exchange of a step: push gradients or weights to the servers, and pull the new weights.
+"""Pushes the gradients or weights of a step to the servers, and pulls the new weights.
 
-TensorFlow calls the exchange within the graph of a step, in one of TensorFlow's threads, where an
-exception would be lost. So an error is stored, and raised again in the script's thread.
+TensorFlow calls the exchange with the servers from the graph of a step, in a thread of TensorFlow,
+where an exception would be lost. So an error of the exchange with the servers is stored and raised
+again in the script's thread.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ class StepExchange:
     """Pushes gradients or weights of one model, and pulls new weights, in each training step.
 
     Attributes:
-        last: Result of the newest step; None before the first step.
-        traffic: Bytes and staleness of the current epoch's steps.
-        num_calls: Number of calls of `exchange` since the newest `fit` began. Calls after the end
-            of this `fit` are included.
+        last: Result of the newest exchange with the servers; None before the first step.
+        traffic: Bytes sent and received, and staleness, in the current epoch.
+        num_calls: Number of calls of `exchange` since the newest `fit` began, including calls after
+            the end of this `fit`.
 
     Args:
-        member: Settings, session and barriers of the model in its run.
-        optimizers: Optimizers of the script.
-        joining: Joins the run again for a training loop that follows a `fit`.
-        loop_steps: Optimizers of a custom training loop.
+        member: Membership of the model in a run: its settings, its session with the servers, its
+            barriers.
+        optimizers: Optimizers of the script that train in the run.
+        joining: Object that joins the run again for a training loop that follows a `fit`.
+        loop_steps: Steps of the optimizers in a training loop that the script writes itself.
     """
 
     def __init__(
@@ -61,12 +63,12 @@ class StepExchange:
         self._member, self._optimizers = member, optimizers
         self._joining, self._loop_steps = joining, loop_steps
         self._failure: Exception | None = None
-        self._num_batches = 0  # number of mini-batches of the current `fit`
+        self._num_batches = 0  # number of mini-batches in the current call of `fit`
         self._rate_factor = 1.0  # this worker's learning rate divided by the server's
-        self._has_reported_end = False  # True after the end of the run was logged in a loop
+        self._has_reported_end = False  # True once a training loop has logged the end of the run
 
     def begin_fit(self) -> None:
-        """Reset the stored error and the counts of the previous `fit`."""
+        """Delete the stored error of the previous `fit`, and set its counts to zero."""
         self._failure, self.num_calls, self._num_batches = None, 0, 0
 
     def begin_epoch(self) -> None:
@@ -74,11 +76,11 @@ class StepExchange:
         self.traffic = EpochTraffic()
 
     def _parts_of_batch(self, repeats: bool) -> int:
-        """Return the number of parts of the script's batch in a mini-batch, as in `BatchParts`.
+        """Return the parts (of the script's batch) that a mini-batch counts as; see `BatchParts`.
 
         Args:
-            repeats: True if the step uses the same mini-batch as the step before; False if the step
-                uses the next mini-batch.
+            repeats: True if the step uses the mini-batch of the step before; False if it uses the
+                next mini-batch.
         """
         member = self._member
         if not repeats:
@@ -92,11 +94,11 @@ class StepExchange:
 
     @property
     def has_failed(self) -> bool:
-        """True if an exchange failed and the error has not been raised yet."""
+        """True if an exchange with the servers failed and its error has not been raised yet."""
         return self._failure is not None
 
     def raise_failure(self) -> None:
-        """Raise the stored error of an exchange, which TensorFlow hides, if an error is stored."""
+        """Raise the error of an exchange, if one is stored, which TensorFlow would hide."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -118,28 +120,29 @@ class StepExchange:
         sparse: Sequence[int],
         *touched: Any,
     ) -> tuple[Float32, Float32, np.float32, np.float32, Int64]:
-        """Push the values of one optimizer step and pull the new weights; TensorFlow calls this.
+        """Push a step's gradient (or weights) and pull new weights; TensorFlow calls this method.
 
         Args:
-            step: The object that replaces the optimizer's `apply`.
-            repeats: True if an earlier step already counted the examples of the mini-batch.
-            in_turn: True if other optimizers of a loop may step before weights are exchanged.
-            values: [num_parameters] float32 gradient, or weights if the optimizer steps on this
-                worker; a view of TensorFlow's memory.
-            rows: Number of examples in the mini-batch.
-            has_stepped: False if an optimizer that steps on this worker skipped the step, because
-                its scaled gradients overflowed.
+            step: Object that replaces the optimizer's method `apply`.
+            repeats: True if an earlier step has already counted the examples of the mini-batch.
+            in_turn: True if other optimizers of a training loop may step before the weights are
+                exchanged.
+            values: [num_parameters] float32 gradient, or weights if the optimizer updates them on
+                this worker; a view of TensorFlow's memory.
+            rows: Number of examples in the mini-batch of the step.
+            has_stepped: False if an optimizer on this worker skipped the step, because its scaled
+                gradients overflowed.
             loss: [1] float32 mean loss of the mini-batch; an empty array if the loss is unknown.
             held: [num_parameters] float32 weights of the model if `values` is a gradient; an empty
-                array if `values` are weights.
+                array if `values` are the weights.
             has_assigned: True if the script has set weights itself and `values` are weights.
             statistics: [m] float32 moving statistics (of BatchNormalization) after the step.
             rate: Learning rate of the optimizer, which a callback may have changed.
-            scale: Loss scale, the factor of the loss; 0 if the loss is not scaled, or the optimizer
-                unscales the gradients itself.
-            sparse: Indices of the shared variables that have sparse gradients.
-            touched: Row numbers of the sparse gradients, one array for each index in `sparse`;
-                unordered, with duplicates.
+            scale: Loss scale by which the loss was multiplied; 0 if the loss is not scaled, or the
+                optimizer unscales the gradients itself.
+            sparse: Indices of the shared variables with sparse gradients (IndexedSlices).
+            touched: Row numbers of the sparse gradients: one array for each index in `sparse`,
+                unordered and with duplicates.
 
         Returns:
             Weights [num_parameters], moving statistics [m], learning rate, loss scale and the
@@ -154,10 +157,10 @@ class StepExchange:
         with member.lock:
             if in_turn and not self._loop_steps.is_due(step):
                 return self._unchanged(session, values, statistics, rate, scale)
-            # With steps_per_execution > 1 the graph executes more steps after a failed step. The
-            # steps after the failure must not be pushed. Steps of a skipped fit (which the run
-            # completed before a restart) are not pushed either. But a step after `stop_training` is
-            # pushed, because Keras also finishes the batch in progress.
+            # With steps_per_execution > 1, the graph executes more steps after a failed step, which
+            # must not be pushed. Steps of a skipped `fit` (which the run completed before a
+            # restart) are not pushed either. But a step after `stop_training` is pushed, because
+            # Keras also finishes the batch in progress.
             if not (member.in_fit and (self.has_failed or member.catch_up.is_behind)):
                 parts = self._parts_of_batch(repeats)
                 figures = ScriptFigures(
@@ -172,7 +175,7 @@ class StepExchange:
                         for number, row_numbers in zip(sparse, touched, strict=True)
                     },
                 )
-                # `values` is a view of TensorFlow's memory, and TensorFlow may reuse this memory
+                # The array `values` is a view of TensorFlow's memory, which TensorFlow may reuse
                 # when the call returns. So a session that uses the values later needs a copy.
                 pushed = np.array(values) if session.keeps_values else values
                 rows = int(rows)
@@ -192,12 +195,12 @@ class StepExchange:
     def sit_out(self, session: Session, batch_parts: int) -> None:
         """Push an empty update in a round in which this worker has no training rows.
 
-        The empty update has 0 rows, so it does not change the mean of the other workers' updates.
+        An empty update has 0 rows, so it does not change the mean of the other workers' updates.
 
         Args:
             session: This worker's session with the servers.
             batch_parts: Number of parts of the script's batch that the workers with rows in this
-                round do not count.
+                round do not count, so that learning-rate schedules advance as without Thinwire.
         """
         optimizers, takes_weights = self._optimizers, session.takes_weights
         with self._member.lock:
@@ -216,7 +219,7 @@ class StepExchange:
                 session.assign()
 
     def end_round(self, session: Session) -> None:
-        """End a round of local steps: push the changes of the weights, and pull the new weights."""
+        """End a round of local steps: push the weights' changes to the PS, pull new weights."""
         self._member.finish_rounds(session)
         with self._member.lock:
             if not session.stopped:
@@ -226,15 +229,16 @@ class StepExchange:
     def _unchanged(
         self, session: Session, values: Float32, statistics: Float32, rate: float, scale: float
     ) -> tuple[Float32, Float32, np.float32, np.float32, Int64]:
-        """Return the values of a local step unchanged, because this step exchanges nothing."""
+        """Return the values of a local step unchanged, because it exchanges nothing."""
         copies = np.array(values), np.array(statistics)
         counts = self._optimizers.advance(session)
         return (*copies, np.float32(rate), np.float32(scale), counts)
 
     def _set_rate(self, step: ExchangeStep, rate: float) -> float | None:
-        """Return the learning rate that the PS must step with; None if the PS needs no new rate.
+        """Return the learning rate that the PS must use from now on; None if it is unchanged.
 
-        A new rate comes from the script, or from a schedule of a class that no PS can build.
+        A new learning rate comes from the script, or from a schedule of a class that no PS can
+        build.
         """
         member = self._member
         if not member.is_offered or member.takes_weights:
@@ -259,21 +263,23 @@ class StepExchange:
         rate: float,
         figures: ScriptFigures,
     ) -> None:
-        """Push a step and pull the new weights; store an error for `raise_failure`.
+        """Push a step to the servers and pull new weights; store an error for `raise_failure`.
 
-        If the script has set weights itself, the change of the weights is sent with the step.
+        If the script has set weights itself, this change of the weights is sent with the step.
 
         Args:
-            step: The object that replaces the optimizer's `apply`.
+            step: Object that replaces the optimizer's method `apply`.
             held: [num_parameters] float32 weights of the model; an empty array if `values` are
                 weights.
             has_assigned: True if the script has set weights itself and `values` are weights.
-            values: [num_parameters] float32 gradient, or weights if optimizers step on this worker.
-            rows: Number of examples in the mini-batch.
+            values: [num_parameters] float32 gradient, or weights if the optimizers update them on
+                this worker.
+            rows: Number of examples in the mini-batch of the step.
             loss: Mean loss of the mini-batch; None if unknown.
-            statistics: [m] float32 moving statistics (of BatchNormalization).
-            rate: Learning rate of the optimizer.
-            figures: Scalars of the step, for example its loss scale, that are sent with `values`.
+            statistics: [m] float32 moving statistics (of BatchNormalization) after the step.
+            rate: Learning rate of the optimizer in this step.
+            figures: Numbers about the step, for example its loss scale, that are sent with
+                `values`.
         """
         member, session = self._member, self._member.joined
         try:
@@ -323,25 +329,25 @@ class StepExchange:
             raise
 
     def keep(self, error: Exception) -> None:
-        """Store the first error of an exchange; `fit` raises it before its next batch."""
+        """Store the first error of an exchange; `fit` raises the error before its next batch."""
         self._failure = self._failure or error
         if not self._member.in_fit:
             RECORD.fail(error)
 
     def _report_end(self) -> None:
-        """Log once that the run has ended, so later steps of a training loop have no effect."""
+        """Log once that the run has ended, so that later steps of a loop have no effect."""
         member = self._member
         if member.in_loop and not member.in_fit and not self._has_reported_end:
             self._has_reported_end = True
             logging.warning(
-                "the run has ended (%s): further steps of %r change nothing; a loop can check "
-                "optimizer.thinwire.stopped",
+                "the run has ended (%s): further steps of optimizer %r change nothing; a training "
+                "loop can check optimizer.thinwire.stopped",
                 member.stop_reason or "interrupted",
                 member.model.name,
             )
 
     def _scale_to_rate(self, session: Session, rate: float) -> None:
-        """Scale this worker's gradients so that the script's rate replaces the server's rate."""
+        """Scale this worker's gradients to give them the effect of the script's learning rate."""
         factor = rate / session.part.core.learning_rate
         if abs(factor - 1) <= RATE_TOLERANCE:
             factor = 1.0

@@ -1,4 +1,4 @@
-"""Keras callbacks that write files: they run on all workers, but only one worker writes files."""
+"""Makes Keras callbacks write files on one worker only, while they run on all workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Restore = Callable[[], object]
 
 
 def listed(callbacks: Any) -> list[Any]:
-    """Return the callbacks that were given to `fit` as a flat list.
+    """Return the callbacks that the script passes to `fit` as a flat list.
 
     Args:
         callbacks: One callback, a nested structure of callbacks, a CallbackList or None.
@@ -31,14 +31,14 @@ def listed(callbacks: Any) -> list[Any]:
 def writing_once(callbacks: Sequence[Any], writes: Callable[[], bool]) -> Iterator[None]:
     """Let Keras' callbacks write their files during one `fit` only on the worker that `writes`.
 
-    On the workers that do not write, the files of a callback are discarded, and the callback does
-    everything else as usual. Every worker writes files in temporary folders. ModelCheckpoint saves
-    by the model's methods, which `thinwire.script.keras.saving` patches.
+    On workers that do not write, a callback does everything as usual, but its files are discarded.
+    A file in a temporary folder is written by every worker. ModelCheckpoint saves by methods of the
+    model, which `thinwire.script.keras.saving` patches.
 
     Args:
-        callbacks: Callbacks of the fit. Only CSVLogger, TensorBoard, BackupAndRestore,
-            RemoteMonitor and their subclasses are changed, until the `fit` ends.
-        writes: Returns True if this worker writes the files of the run.
+        callbacks: Callbacks of the `fit`. Only CSVLogger, TensorBoard, BackupAndRestore,
+            RemoteMonitor and their subclasses are patched, until the `fit` ends.
+        writes: Function that returns True if this worker writes the files of the run.
     """
     with contextlib.ExitStack() as stack:
         for callback in callbacks:
@@ -55,8 +55,8 @@ def _silence_log(
     if not (writes() or is_own_file(callback.filename)):
         yield _replace(callback, "filename", os.devnull)
     elif was_kept(callback.filename):
-        # This process replaces the chief worker, and the previous chief began the log file in the
-        # same `fit`. Without `append` CSVLogger would truncate the log file.
+        # This process replaces the chief worker, and the previous chief began the log file in this
+        # `fit`. Without `append`, CSVLogger would truncate the log file.
         yield _replace(callback, "append", True)
 
 
@@ -71,7 +71,7 @@ def _silence_board(
 def _silence_backup(
     callback: Any, writes: Callable[[], bool], stack: contextlib.ExitStack
 ) -> Iterator[_Restore]:
-    """Let BackupAndRestore read its backup on all workers, but save and delete it only on one."""
+    """Let BackupAndRestore read its backup on all workers, but save and delete it on one only."""
     if is_own_file(callback.backup_dir):
         return
     save = callback._save_model

@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 
 
 class FitCallback(keras.callbacks.Callback):
-    """First callback of a `fit`: joins the run and leaves it before the script's callbacks run.
+    """First callback of a `fit`, which joins and leaves the run before the script's callbacks run.
 
-    The class does not override `on_train_batch_end`. So Keras may still call the
-    `on_train_batch_end` of the script's callbacks in another thread.
+    The callback `FitCallback` does not override `on_train_batch_end`. Without an
+    `on_train_batch_end` of Thinwire, Keras may still call the method of the script's callbacks in
+    another thread.
     """
 
     def __init__(self, session: ModelSession, others: Sequence[Any] = ()) -> None:
-        """Store the session, and look for SwapEMAWeights among the script's callbacks.
+        """Store the model's session, and look for SwapEMAWeights among the script's callbacks.
 
         Args:
-            session: Session of the model (``model.thinwire``).
-            others: Callbacks that the script has given to `fit`.
+            session: Session of the model with the servers (``model.thinwire``).
+            others: Callbacks that the script passes to `fit`.
         """
         super().__init__()
         self._session = session
@@ -41,15 +42,15 @@ class FitCallback(keras.callbacks.Callback):
         self._session.fits.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin an epoch of the session's `fit`."""
+        """Begin an epoch of the `fit` in the model's session with the servers."""
         self._session.fits.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Count the batch; raise a stored error of the previous batch, which ends `fit`."""
+        """Count the batch; raise the error of the previous batch, if any, which ends `fit`."""
         self._session.fits.begin_batch()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Load the moving averages that SwapEMAWeights swaps in, if this process evaluates."""
+        """Load the weights' averages, which SwapEMAWeights uses, if this process evaluates."""
         if self._swaps and self._session.evaluations.takes_averages:
             self._session.central.refresh_averages()
 
@@ -65,10 +66,10 @@ class FitCallback(keras.callbacks.Callback):
 
 
 class EpochEnd(keras.callbacks.Callback):
-    """Last callback of a `fit`: agrees with the other workers' scripts on an early end of `fit`."""
+    """Last callback of a `fit`, which agrees with the other workers' scripts on an early end."""
 
     def __init__(self, session: ModelSession) -> None:
-        """Store the session of the model (``model.thinwire``)."""
+        """Store the model's session with the servers (``model.thinwire``)."""
         super().__init__()
         self._session = session
 
@@ -78,13 +79,14 @@ class EpochEnd(keras.callbacks.Callback):
 
 
 def surround_fit(model: keras.Model, session: ModelSession) -> None:
-    """Patch `fit`, `evaluate`, `train_step` and `train_on_batch` of a model to use its session.
+    """Patch a model's `fit`, `evaluate`, `train_step` and `train_on_batch` to train in a run.
 
-    The patches are attributes of the model; the model's class and configuration do not change.
+    The patched methods are attributes of the model object; the model's class and configuration do
+    not change.
 
     Args:
-        model: Keras model.
-        session: Session of the model (``model.thinwire``).
+        model: Keras model that the script trains.
+        session: Session of the model with the servers (``model.thinwire``).
     """
     alone, evaluate_alone, train_step = model.fit, model.evaluate, model.train_step
     signature = _signature(alone)
@@ -104,10 +106,10 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
         return history
 
     def fit_without_weights(*args: Any, **keywords: Any) -> Any:
-        """Call Keras' own fit for a model without trainable weights, which exchanges nothing."""
+        """Call Keras' own fit for a model without trainable weights, which needs no exchange."""
         logging.warning(
-            "%r has no trainable weights: its fit exchanges nothing, and runs on each worker with "
-            "all of the data",
+            "model %r has no trainable weights: its fit exchanges no updates with the PS and runs "
+            "on each worker with all of the data",
             model.name,
         )
         patched = {name: vars(model)[name] for name in originals}
@@ -156,11 +158,12 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
 
     model.fit, model.evaluate, model.train_step = fit, evaluate, step
     model.train_on_batch, model._get_metrics_result_or_logs = train_on_batch, results_of_all
-    model.train_function = None  # a train_function of an earlier `fit` bypasses the patch
+    # a train_function from an earlier `fit` would bypass the patched train_step
+    model.train_function = None
 
 
 def _signature(alone: Any) -> inspect.Signature:
-    """Return the signature of a model's `fit`; the signature of Keras' fit if `alone` has *args."""
+    """Return the signature of a model's `fit`, or of Keras' fit if `alone` has *args."""
     signature = inspect.signature(alone)
     if any(item.kind is item.VAR_POSITIONAL for item in signature.parameters.values()):
         parameters = list(inspect.signature(keras.Model.fit).parameters.values())[1:]
@@ -177,12 +180,12 @@ def _named(bound: inspect.BoundArguments) -> dict[str, Any]:
 
 
 def _listed(callbacks: Any) -> list[Any]:
-    """Return the script's own callbacks as a list, without the callbacks of this module."""
+    """Return the callbacks of the script as a list, without Thinwire's own callbacks."""
     return [item for item in listed(callbacks) if not isinstance(item, FitCallback | EpochEnd)]
 
 
 def _between(first: FitCallback, others: Any, last: EpochEnd) -> Any:
-    """Return `first`, the script's callbacks and `last`, as a list or as a CallbackList."""
+    """Return `first`, the script's callbacks and `last` as one list or CallbackList."""
     if isinstance(others, keras.callbacks.CallbackList):
         others.callbacks[:] = [first, *_listed(others), last]
         for callback in (first, last):

@@ -1,4 +1,4 @@
-"""Barriers of all scripts of a run: around `fit`, for evaluations, early ends and saved files."""
+"""Barriers of all workers' scripts: around `fit`, for evaluations, early ends and saved files."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from thinwire.script import interrupts
 from thinwire.worker.client.control import Control, Opening, RunHalted
 from thinwire.worker.script import RECORD
 
-#: Longest wait of a training loop, in seconds: for the other scripts to begin a loop, or for the
-#: chief to save a file. The wait is limited, because another worker's script may have no loop, and
-#: the chief may never save.
+#: Longest wait of a script in a training loop, in seconds: for other scripts to begin a loop, or
+#: for the chief to save a file. The wait is limited, because another worker's script may have no
+#: loop, and the chief may never save.
 _IN_LOOP_SECONDS = 5.0
 
 
 class FitBarriers:
-    """Barriers of one script with the other scripts, over all calls of `fit` of all its models.
+    """Barriers of one script with the scripts of other workers, over all calls of `fit`.
 
-    Shard 0 of the PS implements the barriers. A phase is a part of the run in which the model and
-    its optimizers stay the same.
+    Shard 0 (the first parameter server) implements the barriers of the workers' scripts. A phase is
+    a part of the run in which the model and its optimizers stay the same.
 
     Attributes:
-        on_stop: Function that ends the `fit` of the model that the script trains now; at first the
-            argument `on_stop`.
-        where: Point of the current `fit` at which the next phase may begin: "begin" (before the
-            first step) or "left" (after the last callback).
+        on_stop: Function that ends the `fit` of the model that the script trains now.
+        where: Point of the current `fit` at which the next phase of the run may begin: "begin"
+            (before the first step) or "left" (after the last callback).
 
     Args:
-        run: Settings of the run.
-        id_worker: Number of this worker.
-        run_id: Identifier of the run, as the shards sent it to this worker.
-        on_stop: Called in the control stream's thread when another script ends the current `fit`,
-            with the number of epochs after which the `fit` ends; 0 if it ends immediately.
+        run: Settings of the training run.
+        id_worker: Id of this worker.
+        run_id: Identifier of the run, which the shards have sent to this worker.
+        on_stop: Function that ends the current `fit` when the script of another worker ends it,
+            called in the control stream's thread with the number of epochs after which the `fit`
+            ends (0: immediately).
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class FitBarriers:
         self._num_fits = self._num_saved = 0
         self._run = run
         self.where = "begin"
-        self._has_warned = False  # True after a warning about a missing evaluation
+        self._has_warned = False  # True once a missing evaluation was logged as a warning
         self._id_worker, self.on_stop = id_worker, on_stop
         self._control = Control.of(
             run, id_worker, run_id, on_stop=self._stopped, on_chief=self._named
         )
-        # The listener stays registered until the script has ended: if a signal ends the script, its
-        # barriers must not wait for an unreachable PS.
+        # The listener for Ctrl-C stays registered until the script has ended: if a signal ends the
+        # script, its barriers must not wait for an unreachable PS.
         interrupts.add_listener(self._control.interrupt)
         RECORD.on_evaluation(self._report)
         RECORD.at_end(self._finish)
@@ -67,21 +67,21 @@ class FitBarriers:
 
     @staticmethod
     def is_failure(cause: str) -> bool:
-        """Return True if the reason for a run's end is a script that failed or returned early."""
+        """Return True if a run ended because a script failed or returned early."""
         return cause in (SCRIPT_FAILED, RETURNED_EARLY)
 
     def count_fit(self) -> None:
-        """Count a `fit` that begins, and reset the counts of the previous `fit`."""
+        """Count a call of `fit` that begins, and reset the counts of the previous `fit`."""
         self._num_fits, self._num_saved, self.where = self._num_fits + 1, 0, "begin"
         self._control.resume()
 
     @property
     def phase(self) -> int:
-        """Number of the phase that may begin now: 2n before the n-th `fit`, 2n + 1 after it."""
+        """Number of the run's phase that may begin: 2n before the n-th `fit`, 2n + 1 after it."""
         return 2 * self._num_fits + (self.where == "left")
 
     def wait(self, where: str, changes: bool = False) -> Opening | RunHalted:
-        """Wait at a barrier until all scripts have reached the same point of the current `fit`.
+        """Wait at a barrier until the scripts of all workers have reached the same point of `fit`.
 
         Args:
             where: Name of the barrier: "begin", "end", "left" (after the callbacks), or one of the
@@ -89,13 +89,13 @@ class FitBarriers:
             changes: True if this script's model differs from the model that the run trains.
 
         Returns:
-            How the barrier opened: whether a phase begins, and whether this script offers its
-            model to the PS for that phase. A RunHalted if the run has ended.
+            How the barrier opened: whether a new phase of the run begins, and whether this script
+            offers its model to the PS for that phase. A RunHalted if the run has ended.
 
         Raises:
             Unreachable: Shard 0 cannot be reached.
-            RequestRejected: Shard 0 rejects this script.
-            InterruptedError: A signal interrupted this process.
+            RequestRejected: Shard 0 rejects the request of this script.
+            InterruptedError: A signal interrupted this process while it was waiting.
         """
         try:
             return self._control.barrier(f"fit-{self._num_fits}-{where}", changes)
@@ -105,8 +105,8 @@ class FitBarriers:
     def begin_run(self, has_supervisor: bool) -> RunHalted | None:
         """Wait until all workers and the first evaluator have called `distribute`.
 
-        A script may clear a folder before it calls `distribute`. After this barrier no script
-        clears a folder any more, so the files that the run writes are safe.
+        A script may clear a folder before it calls `distribute`. After all scripts have called
+        `distribute`, no script clears a folder any more, so the files that the run writes are safe.
 
         Args:
             has_supervisor: True if the run has a Supervisor, which starts an evaluator.
@@ -115,7 +115,8 @@ class FitBarriers:
             A RunHalted if the run has ended; None after the barrier has opened.
 
         Raises:
-            Unreachable, RequestRejected, InterruptedError: The barrier failed, as in `wait`.
+            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
+                rejects this script, or a signal interrupted the wait.
         """
         try:
             self._control.barrier("start-with-supervisor" if has_supervisor else "start")
@@ -127,8 +128,8 @@ class FitBarriers:
         """Report to shard 0 that the current `fit` begins.
 
         Args:
-            fit: Description of the `fit` for the evaluator; its field `fit` is set to the number of
-                the `fit`.
+            fit: Description of the `fit` for the evaluator; this method sets its field `fit` to the
+                number of the `fit`.
         """
         fit.fit = self._num_fits
         self._control.begin_fit(fit)
@@ -143,14 +144,15 @@ class FitBarriers:
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
             by_script: True if a worker's script must evaluate, because the Supervisor's evaluator
-                lacks state of the script.
+                lacks values of the script.
 
         Returns:
             The metrics; a RunHalted if the run has ended; None if this script must evaluate and
             pass the metrics to `answer`.
 
         Raises:
-            Unreachable, RequestRejected, InterruptedError: The wait failed, as in `wait`.
+            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
+                rejects this script, or a signal interrupted the wait.
         """
         try:
             evaluated = self._control.evaluate(self._num_fits, epoch, by_script)
@@ -159,8 +161,8 @@ class FitBarriers:
         if evaluated is not None and evaluated.nobody and not self._has_warned:
             self._has_warned = True
             logging.warning(
-                "epoch %d was not evaluated (%s): History and callbacks get no val_* metrics until "
-                "a Supervisor evaluates again",
+                "epoch %d was not evaluated (%s): History and callbacks get no val_* metrics "
+                "until a Supervisor evaluates the model again",
                 evaluated.epoch + 1,
                 evaluated.nobody,
             )
@@ -169,18 +171,19 @@ class FitBarriers:
     def answer(
         self, epoch: int, versions: Sequence[int], metrics: Mapping[str, Any]
     ) -> pb.Evaluated | RunHalted:
-        """Report metrics that shard 0 has requested from this script and sends to all scripts.
+        """Report metrics that shard 0 has requested from this script and then sends to all scripts.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
-            versions: Version of each shard in the evaluated model.
-            metrics: Metrics of the validation data, by name.
+            versions: For each shard, the version of its weights in the evaluated model.
+            metrics: Metrics of the model on the validation data, by name.
 
         Returns:
             The metrics that shard 0 sends to all scripts; a RunHalted if the run has ended.
 
         Raises:
-            Unreachable, RequestRejected, InterruptedError: The exchange failed, as in `wait`.
+            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
+                rejects this script, or a signal interrupted the wait.
         """
         evaluated = pb.Evaluated(
             fit=self._num_fits,
@@ -198,22 +201,24 @@ class FitBarriers:
     def end_steps(
         self, epoch: int, states: Sequence[pb.MetricState]
     ) -> pb.EpochMeeting | RunHalted:
-        """Send this script's metric states to shard 0 and receive the sums over all scripts.
+        """Send this script's training metric states to shard 0; receive the sums over all scripts.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
-            states: Amounts that the epoch has added to the training metrics of this script.
+            states: Amounts that the epoch has added to the states of this script's training
+                metrics.
 
         Returns:
             Answer of shard 0 with the sums over all scripts; a RunHalted if the run has ended.
 
         Raises:
-            Unreachable, RequestRejected, InterruptedError: The exchange failed, as in `wait`.
+            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
+                rejects this script, or a signal interrupted the wait.
         """
         return self._meet(pb.EpochMeeting(epoch=epoch, states=states))
 
     def end_epoch(self, epoch: int, stops: bool) -> pb.EpochMeeting | RunHalted:
-        """Agree with the other scripts, after the callbacks of an epoch, on an early end of `fit`.
+        """Agree with the other workers' scripts, after an epoch's callbacks, on an early end.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
@@ -224,7 +229,8 @@ class FitBarriers:
             the run has ended.
 
         Raises:
-            Unreachable, RequestRejected, InterruptedError: The exchange failed, as in `wait`.
+            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
+                rejects this script, or a signal interrupted the wait.
         """
         return self._meet(pb.EpochMeeting(epoch=epoch, after_callbacks=True, stops=stops))
 
@@ -238,19 +244,22 @@ class FitBarriers:
     def saved(self, has_written: bool, in_loop: bool = False) -> RunHalted | None:
         """Report that this script has written a file, or wait until the chief has written the file.
 
-        The n-th file that one script saves after a `fit` is assumed to be the n-th file of every
-        other script. No script waits for a script that has ended or is in a later `fit`.
+        The n-th file that a script saves after a `fit` is assumed to be the n-th file of every
+        other worker's script. A script does not wait at a barrier for a script that has ended or is
+        in a later `fit`.
 
         Args:
-            has_written: True if this script has written the file.
-            in_loop: True if this script is in a training loop. The wait is then limited, because
-                the script that writes may itself wait for this script's next step.
+            has_written: True if this script has written the saved file.
+            in_loop: True if this script is in a training loop of its own. It then waits a limited
+                time, because the script that writes the file may itself wait for this script's next
+                step.
 
         Returns:
             A RunHalted if the run has ended; else None, also after a timeout.
 
         Raises:
-            Unreachable, RequestRejected, InterruptedError: The barrier failed, as in `wait`.
+            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
+                rejects this script, or a signal interrupted the wait.
         """
         self._num_saved += 1
         name = f"fit-{self._num_fits}-saved-{self._num_saved}"
@@ -261,7 +270,7 @@ class FitBarriers:
             self._control.barrier(name, patience_seconds=_IN_LOOP_SECONDS if in_loop else math.inf)
         except TimeoutError:
             logging.warning(
-                "timeout: the chief, worker %d, has not saved the file that this worker saves; "
+                "timeout while this worker waited for a file that the chief, worker %d, saves; "
                 "only the chief writes files, so the file may not exist",
                 RECORD.chief,
             )
@@ -272,18 +281,23 @@ class FitBarriers:
     def begin_loop(self) -> RunHalted | None:
         """Wait a limited time until all scripts begin a training loop after the current `fit`.
 
-        The wait is limited because some scripts may have no training loop after the `fit`.
+        The wait for a training loop is limited, because some scripts may have no training loop
+        after the `fit`.
 
         Returns:
             A RunHalted if the run has ended; else None, also after a timeout.
 
         Raises:
-            Unreachable, RequestRejected, InterruptedError: The barrier failed, as in `wait`.
+            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
+                rejects this script, or a signal interrupted the wait.
         """
         try:
             self._control.barrier(f"fit-{self._num_fits}-loop", patience_seconds=_IN_LOOP_SECONDS)
         except TimeoutError:
-            logging.info("not all scripts begin a loop after the fit: starting without them")
+            logging.info(
+                "some workers' scripts begin no training loop after their fit: starting the loop "
+                "without these workers"
+            )
         except RunHalted as halted:
             return halted
         return None
@@ -305,12 +319,12 @@ class FitBarriers:
         )
 
     def _finish(self, failed: bool, message: str) -> None:
-        """Report the script's end to shard 0, once; the run ends when all scripts have ended."""
+        """Report this script's end to shard 0, once; the run ends when all scripts have ended."""
         atexit.unregister(self._finish_at_exit)
         self._control.finish(failed, message)
         interrupts.remove_listener(self._control.interrupt)
 
     def _finish_at_exit(self) -> None:
-        """Report the end of a script that was started without `thinwire run`, at process exit."""
+        """At process exit, report the end of a script that was started without `thinwire run`."""
         error = getattr(sys, "last_value", None)
         RECORD.end(error is not None, "" if error is None else f"{type(error).__name__}: {error}")

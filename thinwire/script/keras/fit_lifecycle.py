@@ -1,4 +1,4 @@
-"""Lifecycle of one call of `fit`: the worker joins the run, counts epochs and batches, leaves."""
+"""Handles one call of `fit`: the worker joins the run, counts epochs and batches, and leaves."""
 
 from __future__ import annotations
 
@@ -34,31 +34,33 @@ from thinwire.worker.script import RECORD
 
 
 class _EpochPart(enum.Enum):
-    """Parts of an epoch of `fit`, in their order."""
+    """Parts of an epoch of `fit`, in the order in which they run."""
 
     BEFORE_STEPS = enum.auto()
     IN_STEPS = enum.auto()
-    AFTER_STEPS = enum.auto()  # Keras has read the training metrics of the epoch's steps
+    # state of an epoch in which Keras has read the training metrics of all its steps
+    AFTER_STEPS = enum.auto()
 
 
 class FitLifecycle:
-    """State of a model's current `fit`; one object for all calls of the model's `fit`.
+    """State of a model's current `fit`, in one object for all calls of the model's `fit`.
 
     Attributes:
         shares_itself: True if the script has divided its data with `model.thinwire.shard`, so that
             `fit` must not divide the data.
 
     Args:
-        member: Settings, session and barriers of the model in its run.
-        succession: Relation of the model to the other models of the script.
-        phases: Begins a new phase of the run when the script's model has changed.
-        joining: Creates the sessions with the servers and joins the run.
-        exchange: Pushes and pulls in each step.
-        central: Loads the shards' weights and optimizer state.
-        evaluations: Evaluations of the validation data within a `fit`.
-        stop: Agrees with the other scripts on an early end of a `fit`.
-        metrics: Training metrics, merged over the workers.
-        row_sums: Scales losses that are sums over rows.
+        member: Membership of the model in a run: its settings, its session with the servers, its
+            barriers.
+        succession: Object that decides which of the script's models the run trains.
+        phases: Object that begins a new phase of the run when the script's model has changed.
+        joining: Object that creates the sessions with the servers and joins the run.
+        exchange: Object that pushes to the servers and pulls from them in each step.
+        central: Object that loads the shards' weights and optimizer state.
+        evaluations: Object that evaluates the validation data within a `fit`.
+        stop: Object that agrees with the other workers' scripts on an early end of a `fit`.
+        metrics: Object that merges the training metrics over the workers.
+        row_sums: Object that scales losses that are sums over rows.
     """
 
     def __init__(
@@ -81,11 +83,12 @@ class FitLifecycle:
         self._evaluations, self._stop, self._metrics = evaluations, stop, metrics
         self._row_sums = row_sums
         self._part = _EpochPart.AFTER_STEPS
-        self._to_sit_out = 0  # number of rounds of this epoch in which this worker has no rows
+        # number of rounds of this epoch in which this worker has no training rows
+        self._to_sit_out = 0
         # Number of epochs in the current round of local steps, including the current epoch.
         self._epochs_of_round = 0
-        self._num_batches = 0  # number of batches begun in this `fit`
-        self._came_late = False  # True if the run had ended before this `fit`
+        self._num_batches = 0  # number of batches that have begun in this `fit`
+        self._came_late = False  # True if the run had already ended before this `fit`
         self._has_slots = False  # True if the script's optimizers have the PS's state
         self._is_final = False  # True if the final state of the run has been requested
 
@@ -136,7 +139,7 @@ class FitLifecycle:
             self._row_sums.end_fit()
 
     def begin(self) -> None:
-        """Join the run before the first step of `fit`, or let the first step join the run."""
+        """Join the run before the first step of `fit`, or let the first step join it."""
         member = self._member
         if member.settings is not None and member.settings.run.nb_workers > 1:
             self._metrics.begin_fit()
@@ -144,13 +147,13 @@ class FitLifecycle:
         if member.stopped:
             member.model.stop_training = self._came_late = True
             logging.warning(
-                "the run has ended (%s) before this fit: %r is not trained",
+                "the run ended (%s) before this call of fit: model %r is not trained",
                 member.stop_reason or "interrupted",
                 member.model.name,
             )
 
     def begin_batch(self) -> None:
-        """Count a call of Keras' on_train_batch_begin; raise the error of an earlier batch."""
+        """Count a batch that Keras begins; raise the error of an earlier batch, if there is one."""
         self._exchange.raise_failure()
         if self._part is _EpochPart.BEFORE_STEPS:
             self._begin_steps()
@@ -160,7 +163,7 @@ class FitLifecycle:
             self._member.session.begin_compute()
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch, and find out in how many of its rounds this worker has no training rows.
+        """Begin an epoch, and find out in how many of its steps this worker has no training rows.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
@@ -180,11 +183,11 @@ class FitLifecycle:
         self._metrics.begin_epoch()
 
     def end_steps(self) -> None:
-        """Push empty updates in the epoch's last rounds, in which only other workers have rows.
+        """Push empty updates in the last rounds of an epoch, in which only other workers have rows.
 
-        A second call in the same epoch does nothing. With --local_epochs, a round of local steps
-        may end after the epoch's steps. If this `fit` stops within the epoch, the worker leaves the
-        run, and no worker waits for its remaining updates.
+        A second call of `end_steps` in the same epoch does nothing. With --local_epochs, a round of
+        local steps may end only after the steps of the epoch. If this `fit` stops within the epoch,
+        the worker leaves the run, so that no worker waits for its remaining updates.
         """
         session = self._member.session
         self._exchange.raise_failure()
@@ -201,9 +204,9 @@ class FitLifecycle:
             return
         for _ in range(number):
             self._exchange.sit_out(session, 0)
-        # The workers with rows in these rounds did not know that this worker has no rows, so each
-        # of them counted only its own part of the script's batch. The empty update of this worker
-        # therefore counts this worker's part.
+        # If this worker has no rows in a round, the other workers do not know that, so each of them
+        # counts only its own part of the script's batch. The empty update of this worker therefore
+        # counts this worker's part.
         for _ in range(unfilled):
             self._exchange.sit_out(session, data.parts.each)
         self._exchange.raise_failure()
@@ -212,27 +215,28 @@ class FitLifecycle:
             self._exchange.end_round(session)
 
     def keep_metrics(self) -> None:
-        """Record the metric states after a script's own evaluation within an epoch's steps.
+        """Record the metrics' states after the script itself evaluates between an epoch's steps.
 
-        The epoch's later steps add to these states, so they are the start values of the merge.
+        The later steps of the epoch add to the recorded states, so the merge over the workers
+        starts from these states.
         """
         if self._part is _EpochPart.IN_STEPS and not self._evaluations.is_evaluating:
             self._metrics.begin_epoch()
 
     def merge_metrics(self, logs: Any) -> bool:
-        """End an epoch's steps, and merge its training metrics over all workers.
+        """End the steps of an epoch, and merge its training metrics over all workers.
 
-        A second call in the same epoch does nothing.
+        A second call of `merge_metrics` in the same epoch does nothing.
 
         Args:
-            logs: Return value of the epoch's last step.
+            logs: Return value of the last step of the epoch.
 
         Returns:
             True if the training metrics have been merged over all workers.
         """
         if self._part is _EpochPart.AFTER_STEPS or self._evaluations.is_evaluating:
             return False
-        if self._part is _EpochPart.BEFORE_STEPS:  # this worker has no rows in this epoch
+        if self._part is _EpochPart.BEFORE_STEPS:  # this worker has no training rows in this epoch
             self._begin_steps()
         self._part, member = _EpochPart.AFTER_STEPS, self._member
         self.end_steps()
@@ -247,33 +251,34 @@ class FitLifecycle:
         return True
 
     def complete_logs(self, logs: Any, are_results: bool) -> Any:
-        """Return an epoch's logs with the metrics merged over all workers.
+        """Return the logs of an epoch with the training metrics merged over all workers.
 
-        `TrainMetrics.complete` documents the arguments.
+        The arguments of `complete_logs` are documented in `TrainMetrics.complete`.
         """
         return self._metrics.complete(logs, are_results)
 
     def end_epoch(self) -> None:
-        """End an epoch after its callbacks; end this `fit` if the scripts agree to end it."""
+        """End an epoch after its callbacks; end this `fit` if the workers' scripts agree."""
         self._stop.end_epoch()
 
     def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
         """Return the validation metrics at the end of the current epoch.
 
-        `FitEvaluations.evaluate` documents the arguments.
+        The arguments of `evaluate` are documented in `FitEvaluations.evaluate`.
         """
         return self._evaluations.evaluate(self._stop.epoch, alone, keywords)
 
     def leave(self) -> bool:
         """Leave the run after the last step of `fit`, and load the run's weights into the model.
 
-        A second call for the same `fit` does not leave the run again.
+        A second call of `leave` for the same `fit` does not leave the run again.
 
         Returns:
             True if the script's optimizer has the moving averages of this run.
 
         Raises:
-            ConfigurationError: The `fit` had steps, but no step exchanged anything with the PS.
+            ConfigurationError: The `fit` had steps, but none of them exchanged anything with the
+                PS.
         """
         member = self._member
         if not member.has_left:
@@ -287,10 +292,10 @@ class FitLifecycle:
         is_passed_over = member.catch_up.is_behind or self._came_late
         if self._num_batches and not self._exchange.num_calls and not is_passed_over:
             raise ConfigurationError(
-                f"{self._num_batches} steps of {member.model.name!r} exchanged nothing: its "
-                "train_step does not step with any optimizer, so this worker trained alone. Call "
-                "self.optimizer.apply_gradients(...), or apply_gradients of another optimizer, in "
-                "each step."
+                f"{self._num_batches} steps of {member.model.name!r} exchanged no updates with "
+                "the PS: its train_step does not step with any optimizer, so this worker trained "
+                "alone. Call self.optimizer.apply_gradients(...), or apply_gradients of another "
+                "optimizer, in each step."
             )
         session = member.session if member.is_offered else None
         set_here = None
@@ -305,24 +310,26 @@ class FitLifecycle:
             self._joining.join()
             if not member.catch_up.is_behind:
                 self._has_slots = self._central.fill_slots(session)
-            # Leave the run a second time. Otherwise a worker that restarts would wait in its rounds
-            # for this worker, which takes no more steps.
+            # Leave the run a second time, because otherwise a worker that restarts would wait in
+            # its rounds for this worker, which takes no more steps.
             member.close("done")
         if session is not None and not member.catch_up.is_behind:
             self._phases.note_end()
         if session is not None and set_here is not None and not member.stopped:
             session.variables.assign(set_here)
         if member.stopped:
-            logging.info("fit ended with the run (%s)", member.stop_reason or "interrupted")
+            logging.info(
+                "fit ended because the run ended (%s)", member.stop_reason or "interrupted"
+            )
 
     def _take_final(self, session: Session) -> None:
-        """Load the final state of an ended run, while the shards still wait for this worker."""
+        """Load the final state of an ended run while the shards still wait for this worker."""
         if session.stopped and not self._is_final:
             self._is_final = True
             self._has_slots = self._central.take_final(session)
 
     def _place(self, fit: FitNumber) -> WorkerPlace | None:
-        """Return the rules by which this worker takes its part of the data; None without a run."""
+        """Return the rules by which workers divide the data of `fit`; None outside of a run."""
         settings = self._member.settings
         if settings is None or not self._member.is_offered:
             return None

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
     from thinwire.runtime.run.settings import Run
 
-#: Allowed rounding error of a weight, relative to the largest weight. SwapEMAWeights adds and
-#: subtracts weights of equal size, which changes a float32 weight by less than this fraction.
+#: Rounding error of a weight, relative to the largest weight, that does not count as a change.
+#: SwapEMAWeights adds and subtracts weights of equal size, which changes a float32 weight by less
+#: than this fraction.
 _ROUNDING = 1e-6
 
 
@@ -24,13 +25,13 @@ def is_like(mine: Float32, theirs: Float32) -> bool:
     if np.array_equal(mine, theirs):
         return True
     scale = float(np.abs(theirs).max(initial=0.0))
-    # `not >` instead of `<=`: if a weight is NaN, the result is True, so the weights of a diverged
-    # model do not count as weights that the script has set.
+    # Use `not >` instead of `<=`: if a weight is NaN, the result is True, so the weights of a
+    # diverged model do not count as weights that the script has set.
     return not np.abs(mine - theirs).max(initial=0.0) > _ROUNDING * scale
 
 
 def set_by_script(session: Session) -> Float32 | None:
-    """Return the model's weights [n] if the script set them after the last step; else None.
+    """Return the model's weights [n] if the script has set them since the last step, else None.
 
     Args:
         session: This worker's session with the servers.
@@ -40,19 +41,20 @@ def set_by_script(session: Session) -> Float32 | None:
 
 
 def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | None:
-    """Return by how much the script itself has changed weights since the newest step.
+    """Return by how much the script itself has changed weights since its last step.
 
     Args:
         session: This worker's session with the servers.
         held: [num_parameters] float32 weights that the model has now.
-        name: Name of the model, for the error message.
+        name: Name of the model in the error message.
 
     Returns:
         [num_parameters] float32 changes to send with the next step; None if the script has changed
         no weights.
 
     Raises:
-        ConfigurationError: The script has changed weights, and the PS accepts only updates.
+        ConfigurationError: The script has changed weights itself, but the PS accepts only updates
+            from optimizers.
     """
     known = session.sent_weights
     if is_like(held, known):
@@ -68,12 +70,12 @@ def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | N
 
 
 def assigned_by_script(session: Session, change: Float32 | None) -> Float32 | None:
-    """Return the script's changes of weights for the next step, if optimizers step on the worker.
+    """Return the script's own changes of weights for the next step, if optimizers step here.
 
     Args:
         session: This worker's session with the servers.
-        change: [num_parameters] float32 sum of the changes that the script has assigned since the
-            newest step; None if the script has assigned nothing.
+        change: [num_parameters] float32 sum of the changes that the script has assigned to weights
+            since the newest step; None without such a change.
 
     Returns:
         [num_parameters] float32 changes, including earlier changes that have not been sent; None

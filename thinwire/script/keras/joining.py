@@ -1,4 +1,4 @@
-"""Joins the run in each phase: offers (describes) the script's model, and creates the session."""
+"""Joins the run in each phase: offers (describes) the script's model, creates the session."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ if TYPE_CHECKING:
 
 
 class Joining:
-    """Creates a model's sessions with the servers, and joins the run.
+    """Creates a model's sessions with the servers and joins the run.
 
     Attributes:
-        data: This worker's training data for the current `fit`; empty for a custom training loop.
+        data: This worker's training data for the current `fit`; empty for the script's own training
+            loop.
 
     Args:
-        member: Settings, session and barriers of the model in its run.
-        optimizers: Optimizers of the script.
-        stop: Agrees with the other scripts on an early end of a `fit`.
-        num_train: Number of rows of the whole training set, as given to `distribute`; None if the
-            script has not given it.
+        member: Membership of the model in a run: its settings, its session with the servers, its
+            barriers.
+        optimizers: Optimizers of the script that train in the run.
+        stop: Object that agrees with the other workers' scripts on an early end of a `fit`.
+        num_train: Number of rows of the whole training set, from `distribute`; None if the script
+            has not given it.
     """
 
     def __init__(
@@ -51,11 +53,12 @@ class Joining:
         self._member, self._optimizers, self._stop = member, optimizers, stop
         self._num_train = num_train
         self._kept = None if member.settings is None else KeptState.of(member.settings)
-        # Step plan and shared variables of the model's newest offer; None before the first offer.
+        # Step plan and shared variables in the model's newest offer to the PS; None before the
+        # first offer.
         self._offered: tuple[StepPlan, SharedModel] | None = None
 
     def join(self) -> None:
-        """Join or rejoin the run; load the server's weights, schedule counts and loss scale."""
+        """Join or rejoin the run; load the server's weights, loss scale and schedule counts."""
         member = self._member
         member.join()
         session = member.joined
@@ -70,7 +73,7 @@ class Joining:
             lift_hold()
 
     def join_by_flags(self) -> None:
-        """Join or rejoin a run in which flags define the server's model and optimizer."""
+        """Join or rejoin a run whose server has a model and an optimizer from flags."""
         member, is_first = self._member, self._member.session is None
         if is_first:
             shared = SharedModel.of(member.model, is_offered=False)
@@ -82,10 +85,10 @@ class Joining:
             self._optimizers.adopt_rate(member.joined)
 
     def join_loop(self) -> Float32 | None:
-        """Rejoin the run for a training loop after a `fit`: the worker left at the end of `fit`.
+        """Rejoin the run for a training loop after a `fit`, at whose end the worker has left.
 
         If the script has set weights since the end of the `fit`, the model keeps the script's
-        changes, and the next step sends the changes to the PS.
+        weights, and the next step sends this change to the PS.
 
         Returns:
             [num_parameters] float32 change of the run's weights since the worker left; None if the
@@ -98,36 +101,37 @@ class Joining:
         if self._optimizers.are_set_by_script(in_step=True):
             raise ConfigurationError(
                 f"the script has set the state of an optimizer of {member.model.name!r} between a "
-                "fit and a loop that follows it, where no phase of the run begins; set the state "
-                "between two fits, or before the first step of the script."
+                "fit and a training loop that follows it, where the PS takes over no optimizer "
+                "state; set the state between two fits, or before the first step of the script."
             )
-        self._optimizers.forget_states()  # steps of the loop change the recorded states
+        # the steps of the training loop change the optimizer states, so forget them
+        self._optimizers.forget_states()
         before, set_here = session.weights.copy(), set_by_script(session)
         self.join()
         if member.barriers is not None:
             member.take_end(member.barriers.begin_loop())
         change = session.weights - before
         if set_here is not None:
-            # `shared.assign` counts as an assignment by the script, so the next step sends the
-            # script's change to the PS.
+            # The method `shared.assign` counts as an assignment by the script, so the next step
+            # sends the script's change to the PS.
             session.shared.assign(set_here + change)
         return change if change.any() else None
 
     def again(self) -> Session:
-        """Return a session for the run's next phase, with the variables of the last offer."""
+        """Return a session for the run's next phase, with the variables the PS accepted last."""
         if self._offered is None:
-            raise RuntimeError("the model has not joined a run yet")
+            raise RuntimeError("the model has not registered with a run of Thinwire yet")
         return self.offer(*self._offered)
 
     def offer(self, plan: StepPlan, shared: SharedModel) -> Session:
-        """Return a session for the first or the next phase, with an offer (model description).
+        """Return a session that offers (describes) the model to the PS for the first or next phase.
 
         Args:
-            plan: Optimizers of the script and the variables that each optimizer steps.
-            shared: Shared variables of the model.
+            plan: Optimizers of the script, with the variables that each optimizer updates.
+            shared: Variables of the model that all workers train.
 
         Raises:
-            ConfigurationError: The PS cannot take the steps that the script takes without Thinwire.
+            ConfigurationError: The PS cannot update the model as the script does without Thinwire.
         """
         member, data, optimizers = self._member, self.data, self._optimizers
         settings, before, barriers = member.own_settings, member.session, member.barriers
@@ -137,7 +141,8 @@ class Joining:
         num_train = self._num_train or data.num_examples
         firsts = optimizers.begin_clocks(method)
         offer = make_offer(shared, plan, method, firsts, num_train, data.batch_size)
-        if not RECORD.program:  # only the first offer describes the state before any training
+        # only the first offer to the PS describes the state before any training
+        if not RECORD.program:
             compiled = describe_compiled(member.model, plan, offer, data.batch_size)
             RECORD.program = program_here(compiled).rows()
         offer = dataclasses.replace(offer, succession=member.num_before)
@@ -158,22 +163,23 @@ class Joining:
         )
 
     def _check_states(self, session: Session) -> None:
-        """Reject an offer if this process does not have the optimizer state to be offered.
+        """Reject an offer of the model to the PS if this process lacks the optimizer state for it.
 
-        A shard accepts an offer only before the phase of the offer begins. After a restart the
-        barrier may select this worker to offer although the phase has begun. The worker then joins
-        without an offer, and this check is not called. `CatchUp.check_states` has the check itself.
+        A shard accepts a model's offer only before the phase of the run for which the offer is
+        made. After a restart, the barrier may select this worker to offer its model although the
+        phase of the run has begun. A worker selected too late then joins without an offer, and this
+        check is not called. The comparison of states itself is in `CatchUp.check_states`.
         """
         if not session.takes_weights:
             stepping = [step.inner for step in self._optimizers.stepping]
             self._member.catch_up.check_states(session, stepping)
 
     def keep_state(self, at_end: bool = False) -> None:
-        """Write a checkpoint of the optimizers that step on this worker, if a checkpoint is due.
+        """Write a checkpoint of the optimizers that step on this worker, if one is due.
 
         Args:
-            at_end: True at the end of a `fit`. A checkpoint is then due if there were steps since
-                the last checkpoint.
+            at_end: True at the end of a `fit`. A checkpoint is then due if any step has been taken
+                since the last checkpoint.
         """
         session = self._member.session
         if self._kept is not None and session is not None and not self._member.catch_up.is_behind:
@@ -188,5 +194,5 @@ class Joining:
 
     @property
     def _stepping(self) -> list[Any]:
-        """The optimizers that step in the run, with their loss-scaling wrappers."""
+        """The optimizers that train in the run, with their loss-scaling wrappers."""
         return [step.optimizer for step in self._optimizers.stepping]

@@ -1,9 +1,10 @@
-"""Checkpoints of optimizers that step on a worker, for a process that replaces the worker.
+"""Writes checkpoints of a worker's optimizers, for a process that replaces the worker.
 
-If workers take local steps, the script's own optimizers step on the worker, and only the worker's
-process has their moments, step counts and learning rates. A process that replaces the worker loads
-the optimizers from the checkpoint. If the checkpoint is from the last step that the shards applied,
-the process also loads the codec's residual (the part of the gradient that was not sent yet).
+If workers take local steps, the script's own optimizers update weights on the worker, and only the
+worker's process has their moments, step counts and learning rates. A process that replaces the
+worker loads the optimizers' state from the checkpoint. If the checkpoint of the optimizers is from
+the last step that the shards applied, the process also loads the codec's residual (the part of the
+gradient that was not sent yet).
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from thinwire.script.session import Session
 from thinwire.script.settings import ScriptSettings
 from thinwire.worker.script import RECORD
 
-#: NumPy dtype kinds that checkpoint files support. Other dtypes (bfloat16) are saved as float32.
+#: NumPy dtype kinds that checkpoint files support. Arrays of other dtypes (bfloat16) are saved as
+#: float32.
 _KINDS = "biuf"
-#: Index of the learning rate among a Keras optimizer's variables. The step count has index 0.
+#: Index of the learning rate among a Keras optimizer's variables; the step count has index 0.
 _RATE = 1
 _OPTIMIZER = f"{PREFIX}optimizer"
 
@@ -51,18 +53,19 @@ class KeptState:
 
     @classmethod
     def of(cls, settings: ScriptSettings) -> KeptState | None:
-        """Return a worker's checkpoints; None without local steps or without a run directory."""
+        """Return an object for a worker's checkpoints; None without local steps or run_dir."""
         method = settings.run.method
         is_local = method.takes_local_steps and method.steps_on_workers
         has_folder = settings.is_launched or "run_dir" in settings.given
         return cls(settings) if is_local and has_folder else None
 
     def save(self, session: Session, optimizers: Sequence[Any], at_end: bool = False) -> None:
-        """Write a checkpoint of the optimizers if it is due; a disk error is only logged.
+        """Write a checkpoint of the optimizers if one is due; log a disk error without raising it.
 
         Args:
-            session: Session of this worker, between two steps.
-            optimizers: Optimizers that step on this worker, in the order of the offer to the PS.
+            session: Session of this worker with the servers, between two steps.
+            optimizers: Optimizers that step on this worker, in the order in which the PS knows
+                them.
             at_end: True at the end of a `fit`. A checkpoint is then due if there were steps since
                 the last checkpoint.
         """
@@ -83,17 +86,20 @@ class KeptState:
         try:
             self._files.save(core.step, state)
         except OSError as error:
-            logging.error("cannot write the state of the local steps: %s", error)
+            logging.error(
+                "cannot write the optimizer state of this worker's local steps: %s", error
+            )
 
     def restore(self, session: Session, optimizers: Sequence[Any], last_step: int) -> State | None:
         """Load the optimizer state that an earlier process of this worker saved.
 
-        Only the first call loads a checkpoint; later calls return None.
+        Only the first call of `restore` loads a checkpoint; later calls return None.
 
         Args:
-            session: Session of this worker, which has just joined the run.
-            optimizers: Built optimizers, in the order of the offer to the PS.
-            last_step: Last step of this worker that the shards applied; 0 if they applied no step.
+            session: Session of this worker with the servers, which has just joined the run.
+            optimizers: Built optimizers, in the order in which the PS knows them.
+            last_step: Number of this worker's last step that the shards applied; 0 if they applied
+                none.
 
         Returns:
             Saved state of the worker's core (step count, codec's residual); None if there is no
@@ -107,7 +113,7 @@ class KeptState:
         if (state.get("run_id"), state.get("phase")) != (session.part.run_id, session.phase):
             if self._is_restart or last_step:
                 logging.warning(
-                    "this worker has restarted, and the state of its optimizer is not on this "
+                    "this worker has restarted, but the state of its optimizer is not on this "
                     "disk: resetting the optimizer's moments and counts"
                 )
             return None
@@ -122,7 +128,8 @@ class KeptState:
         is_other = state.get("classes", _classes(optimizers)) != _classes(optimizers)
         if is_other or [_shapes(values) for values in saved] != shapes:
             logging.warning(
-                "the checkpoint of this worker has other optimizers: resetting the optimizers"
+                "the checkpoint of this worker has other optimizers than the script: resetting "
+                "the state of the script's optimizers"
             )
             return None
         compiled = [rows for name, *rows in state.get("program", ()) if name == _OPTIMIZER]
@@ -135,13 +142,17 @@ class KeptState:
                 if is_edited:  # --resume with an edited script: use the script's rate
                     optimizer.variables[_RATE].assign(rate)
         step = state["core"]["step"]
-        logging.info("optimizer state loaded: from exchange %d of %d", step, last_step)
+        logging.info(
+            "loaded this worker's optimizer state, which was saved after exchange %d of %d",
+            step,
+            last_step,
+        )
         core: State = state["core"]
         return core
 
 
 def _values(optimizer: Any) -> State:
-    """Return copies of all variables of an optimizer, by position: "0" is the step count."""
+    """Return copies of all variables of an optimizer by position, where "0" is the step count."""
     arrays = (np.array(variable.numpy()) for variable in optimizer.variables)
     return {
         str(number): array if array.dtype.kind in _KINDS else array.astype(np.float32)

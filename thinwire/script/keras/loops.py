@@ -1,4 +1,4 @@
-"""Custom training loops, whose optimizers are given to `distribute(optimizer, model=model)`."""
+"""Training loops that a script writes itself and trains by `distribute(optimizer, model=model)`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from thinwire.script.keras.plan import Pairs, PlannedStep, StepPlan, named
 if TYPE_CHECKING:
     from thinwire.script.keras.step import ExchangeStep
 
-#: Number of local steps after which a loop exchanges weights even if one of its optimizers has not
-#: stepped. Without this limit a loop that rarely calls one of its optimizers would rarely exchange.
+#: Number of local steps after which a training loop exchanges weights even if one of its optimizers
+#: has not stepped. Without this limit, a loop that rarely calls one of its optimizers would rarely
+#: exchange.
 _MOST_PENDING = 8
-#: Method of a Keras model that reads all weights -> True if it also reads the optimizer's state.
+#: Maps the name of a Keras model's method that reads all weights to True if the method also reads
+#: the optimizer's state.
 _LOOKS = {
     "evaluate": False,
     "predict": False,
@@ -32,11 +34,11 @@ _LOOKS = {
 
 
 class Together:
-    """Several models that a script's loop trains together, with the attributes of one model.
+    """Several models that a script's training loop trains together, with the attributes of one.
 
     Attributes:
-        models: Models in the order in which the script gave them to `distribute`.
-        stop_training: True if training must stop, like this attribute of a Keras model.
+        models: Models in the order in which the script passed them to `distribute`.
+        stop_training: True if training must stop, like the attribute of this name of a Keras model.
     """
 
     run_eagerly = jit_compile = False
@@ -48,9 +50,9 @@ class Together:
 
     @staticmethod
     def of(model: Any, others: Iterable[keras.Model]) -> Any:
-        """Return a `Together` of a model and the models in `others` that are not its layers.
+        """Return a `Together` of a model and those of the models `others` that are not its layers.
 
-        If all models in `others` are layers of the model, the model itself is returned.
+        If all other models are layers of the model, the model itself is returned.
         """
         models = list(model.models) if isinstance(model, Together) else [model]
         layers = [layer for member in models for layer in member._flatten_layers()]
@@ -59,26 +61,26 @@ class Together:
 
     @property
     def name(self) -> str:
-        """Names of all models, joined by "+"."""
+        """Names of all models of the training loop, joined by "+"."""
         return "+".join(model.name for model in self.models)
 
     @property
     def variables(self) -> list[Any]:
-        """Variables of all models, without duplicates."""
+        """Variables of all models of the training loop, without duplicates."""
         return _once(variable for model in self.models for variable in model.variables)
 
     @property
     def trainable_variables(self) -> list[Any]:
-        """Trainable variables of all models, without duplicates."""
+        """Trainable variables of all models of the training loop, without duplicates."""
         return _once(v for model in self.models for v in model.trainable_variables)
 
     @property
     def non_trainable_variables(self) -> list[Any]:
-        """Non-trainable variables of all models, without duplicates."""
+        """Non-trainable variables of all models of the training loop, without duplicates."""
         return _once(v for model in self.models for v in model.non_trainable_variables)
 
     def train_step(self, data: Any) -> Any:
-        """Raise NotImplementedError: several models have no common train_step."""
+        """Raise NotImplementedError, because several models have no common train_step."""
         raise NotImplementedError(f"a train_step of {self.name} for {type(data).__name__}")
 
 
@@ -87,20 +89,21 @@ def _once(variables: Iterable[Any]) -> list[Any]:
 
 
 def models_of(optimizer: Any, model: Any) -> list[keras.Model]:
-    """Return the models that an optimizer steps as a list, and check their types.
+    """Return the models that an optimizer updates as a list, after a check of their types.
 
     Args:
-        optimizer: Optimizer to be distributed.
-        model: One model, or a list or tuple of models.
+        optimizer: Optimizer that the script passes to `distribute`.
+        model: One model, or a list or tuple of models, that the optimizer updates.
 
     Raises:
-        ConfigurationError: No model is given, or an object that is no Keras model.
+        ConfigurationError: No model is given, or one of the objects is no Keras model.
     """
     models = list(model) if isinstance(model, list | tuple) else [model]
     if model is None or not models:
         raise ConfigurationError(
-            f"distribute() was given {named(optimizer)} without a model; expected the model, or "
-            "the models, whose variables it steps: thinwire.distribute(optimizer, model=model)."
+            f"distribute() received {named(optimizer)} without a model; expected the model, or "
+            "the models, whose variables the optimizer trains: thinwire.distribute(optimizer, "
+            "model=model)."
         )
     for member in models:
         check_model(member)
@@ -108,51 +111,54 @@ def models_of(optimizer: Any, model: Any) -> list[keras.Model]:
 
 
 class LoopSteps:
-    """The optimizers of a custom training loop, and the steps at which they exchange weights.
+    """The optimizers of a script's training loop, and the steps at which they exchange weights.
 
-    A loop has no train_step that Thinwire could try before training. So the script gives each
-    optimizer with its models to `distribute` before the first step. At the first step Thinwire
-    finds out which optimizer steps which variables.
+    A training loop has no train_step that Thinwire could call before training. So a script with a
+    training loop passes each optimizer with its models to `distribute` before the first step. At
+    the first step of a training loop, Thinwire finds out which optimizer updates which variables.
     """
 
     def __init__(self) -> None:
         self._models: dict[ExchangeStep, list[keras.Model]] = {}
-        # Optimizers that have stepped, in the order of their first steps.
+        # Optimizers of the training loop that have stepped, in the order of their first steps.
         self._cycle: list[ExchangeStep] = []
-        self._num_pending = 0  # number of local steps since the last exchange of weights
-        self._others: dict[int, Any] = {}  # id -> optimizer of the loop that is not distributed
+        # number of local steps since the last exchange of weights with the PS
+        self._num_pending = 0
+        # maps an id to the optimizer of the training loop that is not distributed
+        self._others: dict[int, Any] = {}
 
     def add(self, step: ExchangeStep, models: Sequence[keras.Model]) -> None:
-        """Add an optimizer of the loop with the models that it steps."""
+        """Add an optimizer of the training loop, with the models that it updates."""
         self._models[step] = list(models)
 
     def name_other(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Log once that the loop steps an optimizer that is not distributed.
+        """Log once that the training loop calls an optimizer that is not distributed.
 
         Args:
-            optimizer: Optimizer that is not distributed.
-            variables: Variables that the optimizer steps on this worker only.
+            optimizer: Optimizer that the script has not passed to `distribute`.
+            variables: Variables that the optimizer updates on this worker only.
         """
         if not self._models or id(optimizer) in self._others:
             return
         self._others[id(optimizer)] = optimizer
         logging.warning(
-            "%s steps %s and %d more variables, which this worker trains alone; to train these "
-            "variables on all workers: optimizer = thinwire.distribute(optimizer, model=model)",
+            "%s trains the variable %s and %d more variables on this worker alone; to train these "
+            "variables on all workers, write: optimizer = thinwire.distribute(optimizer, "
+            "model=model)",
             named(optimizer),
             variables[0].path,
             len(variables) - 1,
         )
 
     def plan(self, step: ExchangeStep, pairs: Pairs) -> StepPlan:
-        """Return which variables each optimizer of the loop steps, at the loop's first step.
+        """Return which variables each optimizer of the training loop updates, at its first step.
 
         Args:
-            step: Replacement of the optimizer that steps first.
-            pairs: Gradients and variables that this optimizer is called with.
+            step: Replacement of the optimizer whose step is the first of the loop.
+            pairs: Pairs (gradient, variable) that this optimizer is called with.
 
         Raises:
-            ConfigurationError: The variables of an optimizer are unknown or ambiguous.
+            ConfigurationError: It is unknown or ambiguous which variables an optimizer updates.
         """
         self._models.setdefault(step, [])
         known = {step: PlannedStep.of(step.optimizer, pairs)}
@@ -172,23 +178,23 @@ class LoopSteps:
 
     @staticmethod
     def _check(step: ExchangeStep, known: dict[ExchangeStep, PlannedStep]) -> None:
-        """Reject an optimizer if its variables cannot be known before its first step."""
+        """Reject an optimizer if it is unknown before its first step which variables it updates."""
         variables = {id(v) for v in known[step].variables}
         unbuilt = [other for other in known if other is not step and not other.optimizer.built]
         shared = any(variables & {id(v) for v in known[other].variables} for other in unbuilt)
         if not variables or (shared and not step.optimizer.built):
             raise ConfigurationError(
-                f"the variables that {named(step.optimizer)} steps are not known before its first "
-                "step, and another optimizer steps first. Give each optimizer a different model, "
-                "as in thinwire.distribute(optimizer, model=generator); or build the optimizer "
-                "before the loop: optimizer.build(generator.trainable_variables)."
+                f"the variables that {named(step.optimizer)} trains are unknown before its first "
+                "step, but another optimizer takes a step earlier. Give each optimizer a "
+                "different model, as in thinwire.distribute(optimizer, model=generator); or build "
+                "the optimizer before the loop: optimizer.build(generator.trainable_variables)."
             )
 
     def is_due(self, step: ExchangeStep) -> bool:
-        """Return True if weights must be exchanged after a local step of an optimizer.
+        """Return True if a local step of an optimizer must be followed by an exchange of weights.
 
-        Weights are exchanged once per iteration of the loop: after a step of the optimizer that
-        took its first step after the first steps of all other optimizers.
+        A training loop exchanges weights once per iteration: after the step of the optimizer that
+        was the last one to take its first step.
         """
         if step not in self._cycle:
             self._cycle.append(step)
@@ -204,7 +210,7 @@ class Refreshed(Protocol):
     """Interface of an object that can load the shards' weights into a model."""
 
     def refresh(self, with_slots: bool) -> None:
-        """Load the shards' weights into the model.
+        """Load the shards' weights into the model of the training loop.
 
         Args:
             with_slots: True to load the PS's optimizer state into the script's optimizers, too.
@@ -212,10 +218,10 @@ class Refreshed(Protocol):
 
 
 def look_fresh(model: keras.Model, session: Refreshed) -> None:
-    """Patch the methods of a model that read all its weights: they first load the shards' weights.
+    """Patch a model's methods that read all its weights to load the shards' weights first.
 
     Args:
-        model: Keras model of a training loop.
+        model: Keras model that the script's training loop trains.
         session: Object that loads the shards' weights into the model.
     """
     for name, with_slots in _LOOKS.items():

@@ -1,8 +1,8 @@
-"""Measure a script for `thinwire advise`: its model, its first gradients, the time of its steps.
+"""Measures a script for `thinwire advise`: its model, its first gradients, its step times.
 
-The replaced `fit` trains for a few steps with the script's data and compiled optimizer, but without
-the script's callbacks and validation data. Then `fit` writes the measurement file and ends the
-process, so no later line of the script runs and the script leaves no files.
+The patched `fit` trains for a few steps with the script's data and compiled optimizer, but without
+the script's callbacks and validation data. Then the patched `fit` writes the measurement file and
+ends the process, so that no later line of the script runs and the script leaves no files.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ from thinwire.script.keras.step import flat_gradient
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Limits of the stored gradients: at most eight gradients, and at most 2 GiB of memory for a large
-#: model.
+#: Limits of the gradients that a measurement stores: at most eight gradients, and at most 2 GiB of
+#: memory for a large model.
 _MOST_GRADIENTS, _MOST_GRADIENT_BYTES = 8, 1 << 31
-#: Number of first steps that are not timed, because TensorFlow compiles the graph in them.
+#: Number of first steps that are not timed, because TensorFlow compiles the graph during these
+#: steps.
 _WARM_STEPS = 2
 #: A measurement ends after `_STEPS` steps, or after `_MOST_SECONDS` seconds if at least
 #: `_LEAST_STEPS` steps were taken.
 _STEPS, _MOST_SECONDS = 30, 10.0
 _LEAST_STEPS = _WARM_STEPS + 2
-#: Arguments of `fit` that are dropped while steps are measured.
+#: Arguments of `fit` that are dropped while its steps are measured.
 _LEFT_OUT = ("self", "validation_data", "validation_steps", "validation_batch_size")
 
 
 def measure_fit(model: keras.Model, path: pathlib.Path) -> None:
-    """Replace a model's `fit` by a function that measures steps, writes a file, ends the process.
+    """Patch a model's `fit` to measure a few steps, write the measurement and end the process.
 
     Args:
         model: Keras model. The script may compile the model before or after this call.
-        path: File that the measurement is written to.
+        path: Path of the file to which the measurement is written.
     """
     alone = model.fit
 
@@ -69,7 +70,7 @@ def measure_fit(model: keras.Model, path: pathlib.Path) -> None:
 
 
 class _Measurement:
-    """Recorder in front of an optimizer's `apply`: keeps gradients, times and rows of each step."""
+    """Replacement of an optimizer's `apply` that records each step's gradients, time and rows."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.optimizer = model, model.optimizer
@@ -77,8 +78,8 @@ class _Measurement:
         self.times: list[float] = []
         self.rows: list[int] = []
         self.embedding_share = 0.0
-        self._rows: Any = None  # number of rows of the mini-batch in the traced step
-        self._was_applied = False  # True once the step being traced has called the optimizer
+        self._rows: Any = None  # number of rows of the mini-batch in the step that is traced
+        self._was_applied = False  # True once the step that is traced has called the optimizer
         self._apply_alone, train_step = model.optimizer.apply, model.train_step
 
         def step(data: Any) -> Any:
@@ -87,9 +88,10 @@ class _Measurement:
             if not self._was_applied:
                 raise ConfigurationError(
                     f"the train_step of {model.name!r} does not step with the optimizer that the "
-                    "model is compiled with. thinwire advise measures the steps of that optimizer; "
-                    "expected self.optimizer.apply_gradients(...) in the train_step. Leave out "
-                    "advise: thinwire run trains with several optimizers, too."
+                    "model is compiled with. thinwire advise measures the steps of that "
+                    "optimizer; expected self.optimizer.apply_gradients(...) in the train_step. "
+                    "Or leave out thinwire advise: thinwire run also trains scripts with several "
+                    "optimizers."
                 )
             return logs
 
@@ -144,13 +146,13 @@ class _Stopper(keras.callbacks.Callback):
         self._measurement = measurement
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Set `model.stop_training` if enough steps have been measured."""
+        """Set `model.stop_training` once enough steps have been measured."""
         if self._measurement.is_done:
             self.model.stop_training = True
 
 
 def _measured(measurement: _Measurement) -> MeasuredModel:
-    """Return the recorded steps as the document that `thinwire advise` reads."""
+    """Return the recorded steps as a JSON document that `thinwire advise` reads."""
     shared, optimizer = SharedModel.of(measurement.model), measurement.optimizer
     seconds = measurement.step_seconds()
     return MeasuredModel(

@@ -1,4 +1,4 @@
-"""Make the offer: the description of a script's variables and optimizers for the servers."""
+"""Makes the offer: the description of a script's variables and optimizers for the servers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.script.keras.plan import StepPlan, named
 from thinwire.script.keras.step import inner
 
-#: Number of variables of a Keras optimizer that has no slots (moments): the count of its steps and
-#: its learning rate.
+#: Number of variables of a Keras optimizer without slots (moments): its step count and its learning
+#: rate.
 _WITHOUT_SLOTS = 2
 
 
@@ -36,19 +36,20 @@ def make_offer(
     num_examples: int | None,
     batch_size: int | None,
 ) -> Offer:
-    """Return the offer (description for the PS) of a model before its first step in a phase.
+    """Return the offer (the description for the PS) of a model before its first step in a phase.
 
     Args:
-        shared: Shared variables of the model, with their paths.
-        plan: Optimizers of one step of the script, and the variables that each optimizer steps.
+        shared: Variables of the model that all workers train, with their paths.
+        plan: Optimizers of one step of the script, with the variables that each optimizer updates.
         method: Training method of the run.
-        first_batches: For each optimizer, the batch count that its schedule begins with.
+        first_batches: For each optimizer, the batch count at which its learning-rate schedule
+            begins.
         num_examples: Number of examples in the whole training set; None if the size is unknown.
-        batch_size: Number of rows in one step of the script without Thinwire; None if unknown.
+        batch_size: Number of rows in one step of the script outside of a run; None if unknown.
 
     Raises:
-        ConfigurationError: The PS must step with the script's optimizers, but it cannot build an
-            optimizer or a constraint.
+        ConfigurationError: The PS must update the weights with the script's optimizers, but it
+            cannot build an optimizer or a Keras constraint.
     """
     paths = {id(v): t.path for v, t in zip(shared.variables, shared.spec.tensors, strict=True)}
     moved = {id(variable) for variable in plan.variables} - {
@@ -93,9 +94,9 @@ def _has_slots(optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) 
     """Return True if a script has set slots (moments) of an optimizer that has not stepped yet."""
     if not optimizer.built or len(optimizer.variables) <= _WITHOUT_SLOTS:
         return False
-    # OwnSlots creates variables, and TensorFlow traces a step a second time if the step creates
-    # variables. A trace belongs to one thread, so a second thread creates the variables of OwnSlots
-    # outside of the trace.
+    # The class OwnSlots creates variables, and TensorFlow traces a step a second time if the step
+    # creates variables. A trace belongs to one thread, so a second thread creates the variables of
+    # OwnSlots outside of the trace.
     with futures.ThreadPoolExecutor(1) as outside:
         return outside.submit(
             lambda: not OwnSlots(optimizer, offer, variables).are_initial
@@ -103,10 +104,11 @@ def _has_slots(optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) 
 
 
 def _owners(shared: SharedModel, plan: StepPlan) -> list[tuple[Any, list[Any]]]:
-    """Return each optimizer with the shared variables that it steps, in the plan's order.
+    """Return each optimizer with the shared variables that it updates, in the order of the step.
 
-    W_global may list shared variables that no optimizer steps. These variables are returned with
-    the first optimizer, and the offer lists them as unused.
+    The model's W_global may list shared variables that no optimizer updates. Shared variables that
+    no optimizer updates are returned with the first optimizer, and the offer to the PS lists them
+    as unused.
     """
     owner = {id(v): number for number, step in enumerate(plan.steps) for v in step.variables}
     owners: list[tuple[Any, list[Any]]] = [(step.optimizer, []) for step in plan.steps]
@@ -115,14 +117,15 @@ def _owners(shared: SharedModel, plan: StepPlan) -> list[tuple[Any, list[Any]]]:
     for optimizer, variables in owners:
         if not variables:
             raise ConfigurationError(
-                f"{named(optimizer)} steps none of the shared variables; expected at least one. "
-                "Put its variables into thinwire.W_global too, or leave W_global alone."
+                f"{named(optimizer)} trains none of the shared variables; expected at least one "
+                "shared variable. Put its variables into thinwire.W_global too, or leave W_global "
+                "alone."
             )
     return owners
 
 
 def _loss_scale(described: Sequence[DescribedOptimizer], plan: StepPlan) -> LossScale | None:
-    """Return the dynamic loss scale of a step's only optimizer; None if the loss is not scaled.
+    """Return the dynamic loss scale of a step's only optimizer; None without loss scaling.
 
     Raises:
         ConfigurationError: The step has several optimizers, and one of them scales its loss.
@@ -133,10 +136,10 @@ def _loss_scale(described: Sequence[DescribedOptimizer], plan: StepPlan) -> Loss
             next(s.optimizer for s, scale in zip(plan.steps, scales, strict=True) if scale)
         )
         raise ConfigurationError(
-            f"{name} is one of {len(scales)} optimizers, and a PS keeps one loss scale; expected "
-            "no loss scaling where a step has several optimizers. Train in float32 or "
-            "mixed_bfloat16, or take a method whose workers step themselves: --method=dgs, "
-            "--method=gd or --method=esync."
+            f"{name} is one of {len(scales)} optimizers, but a PS keeps only one loss scale; "
+            "expected no loss scaling in a training step with several optimizers. Train in "
+            "float32 or mixed_bfloat16, or take a method whose workers apply their optimizers "
+            "themselves: --method=dgs, --method=gd or --method=esync."
         )
     return scales[0]
 

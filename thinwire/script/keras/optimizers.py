@@ -1,4 +1,4 @@
-"""The optimizers of a script that step in the run, and the exchanges that replace their steps."""
+"""Optimizers of a script that train in a run, and the exchanges that replace their steps."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def settings_with_momentum(
 ) -> ScriptSettings:
     """Return a script's settings, with the momentum of its compiled optimizer.
 
-    The function is used only if flags define the server's model and optimizer.
+    A script's settings need the momentum only if flags define the server's model and optimizer.
 
     Args:
-        args: Arguments of the script; `thinwire.script.settings` documents the accepted forms.
-        keywords: Flags by name, in addition to `args`.
+        args: Arguments of the script, in a form that `thinwire.script.settings` documents.
+        keywords: Flags of the script by name, in addition to `args`.
         optimizer: Optimizer that the script has compiled its model with.
 
     Raises:
@@ -59,19 +59,21 @@ def settings_with_momentum(
 
 
 class ScriptOptimizers:
-    """The `ExchangeStep` objects that replace the steps of a script's optimizers.
+    """The objects (`ExchangeStep`) that replace the steps of a script's optimizers.
 
     Attributes:
-        compiled: Replacement of the model's compiled optimizer; None before `compile`.
-        stepping: Replacements of all optimizers that step in the run now, in the order of the offer
-            (the model's description for the PS).
+        compiled: Object that replaces the steps of the model's compiled optimizer; None before
+            `compile`.
+        stepping: Objects that replace the steps of all optimizers that train in the run now, in the
+            order of the offer (the model's description for the PS).
         sequence: Positions in `stepping`, in the order of the optimizers' calls in one train_step.
 
     Args:
-        member: Settings, session and barriers of the model in its run.
-        owner: The model's session, which exchanges with the PS.
-        settings_for: Takes the compiled optimizer and returns the script's settings; called if
-            flags define the server's optimizer.
+        member: Membership of the model in a run: its settings, its session with the servers, its
+            barriers.
+        owner: The model's session, which exchanges with the servers.
+        settings_for: Function of the compiled optimizer that returns the script's settings, called
+            if flags define the server's optimizer.
     """
 
     def __init__(
@@ -81,60 +83,65 @@ class ScriptOptimizers:
         self.stepping: list[ExchangeStep] = []
         self.sequence: list[int] = []
         self._member, self._owner, self._settings_for = member, owner, settings_for
-        # id of an optimizer that steps or has stepped in the run -> its replacement.
+        # Maps the id of an optimizer that trains or has trained in the run to the object that
+        # replaces its steps.
         self._stand_ins: dict[int, ExchangeStep] = {}
-        # Replacement of an optimizer with a schedule -> batch count that the schedule is read at.
+        # Maps the replacement of an optimizer with a schedule to the batch count at which the
+        # schedule is evaluated.
         self._clocks: dict[ExchangeStep, RunClock] = {}
         self._states = OptimizerStates()
         self._has_warned_of_flags = False
 
     def stand_in(self, optimizer: Any) -> ExchangeStep:
-        """Return the replacement of an optimizer's steps; create it if the optimizer has none."""
+        """Return the object that replaces an optimizer's steps; create it if there is none yet."""
         stand_in = self._stand_ins.get(id(optimizer))
         if stand_in is None:
             stand_in = self._stand_ins[id(optimizer)] = ExchangeStep(optimizer, self._owner)
         return stand_in
 
     def has(self, optimizer: Any) -> bool:
-        """Return True if exchanges replace the steps of an optimizer."""
+        """Return True if exchanges with the servers replace the steps of an optimizer."""
         return id(optimizer) in self._stand_ins
 
     def are_in(self, tracked: Collection[int]) -> bool:
-        """Return True if the ids `tracked` contain the id of an optimizer that steps in the run."""
+        """Return True if an id in `tracked` belongs to an optimizer that trains in the run."""
         steps = self._stand_ins.values()
         return any(
             id(optimizer) in tracked for step in steps for optimizer in (step.optimizer, step.inner)
         )
 
     def prepare(self) -> None:
-        """Replace the steps of the optimizer that the model is compiled with now."""
+        """Replace the steps of the optimizer with which the model is compiled now."""
         member, step = self._member, self.compiled
         optimizer = getattr(member.model, "optimizer", None)
         if optimizer is None:
             return
         if member.model.jit_compile:
-            logging.warning("jit_compile is switched off: XLA cannot compile an exchange")
+            logging.warning(
+                "the model's jit_compile is switched off: XLA cannot compile an exchange with the "
+                "PS"
+            )
         member.model.jit_compile = False
         if step is not None and step.optimizer is optimizer:
             return
         if not member.is_offered:
             member.settings = self._settings_for(optimizer)
         self.compiled = self.stand_in(optimizer)
-        # If flags define the server's model, `take` is never called to set `stepping`.
+        # If flags define the server's model, `stepping` is not set, because `take` is never called.
         if member.session is not None and not member.is_offered:
             self.stepping = [self.compiled]
 
     def build_compiled(self) -> None:
-        """Create the compiled optimizer's variables (moments), if the model's variables exist."""
+        """Create the compiled optimizer's variables (moments) if the model's variables exist."""
         model = self._member.model
-        if self.compiled is not None and is_built(model):  # an unbuilt model lacks variables
+        if self.compiled is not None and is_built(model):  # an unbuilt model has no variables yet
             self.compiled.build(model.trainable_variables)
 
     def take(self, plan: StepPlan) -> None:
-        """Let the planned optimizers step in the run, and create their variables.
+        """Let the planned optimizers train in the run, and create their variables.
 
         Args:
-            plan: Optimizers of one step, and the variables that each optimizer steps.
+            plan: Optimizers of one step, with the variables that each optimizer updates.
         """
         self.stepping = []
         for number, planned in enumerate(plan.steps):
@@ -144,33 +151,33 @@ class ScriptOptimizers:
             self.stepping.append(step)
 
     def take_compiled(self) -> None:
-        """Let only the model's compiled optimizer step in the run."""
+        """Let only the model's compiled optimizer train in the run."""
         if self.compiled is not None:
             self.stepping = [self.compiled]
 
     @property
     def takes_momentum(self) -> bool:
-        """True if the method applies the momentum of the compiled SGD instead of the optimizer."""
+        """True if the training method, not the optimizer, applies the compiled SGD's momentum."""
         session = self._member.joined
         return session.takes_weights and self.momentum_for(session.settings.run.method) > 0
 
     def momentum_for(self, method: Method) -> float:
-        """Return the compiled SGD's momentum if a method applies the momentum itself, else 0."""
+        """Return the compiled SGD's momentum if the training method applies it, else 0."""
         is_alone = len(self.stepping) == 1
         return sgd_momentum(self.stepping[0].inner) if method.takes_momentum and is_alone else 0.0
 
     # -- variables of each optimizer --------------------------------------------------------------
 
     def check_step(self, step: ExchangeStep, variables: Sequence[Any]) -> None:
-        """Reject a step if the PS expects other variables from the optimizer.
+        """Reject a step of an optimizer with variables other than those the PS expects.
 
         Args:
-            step: Replacement of the optimizer that is about to step.
-            variables: Variables that the optimizer is called with.
+            step: Object that replaces the optimizer that is about to step.
+            variables: Variables that the optimizer is called with in this step.
 
         Raises:
-            ConfigurationError: The variables differ from the variables that the PS knows for the
-                optimizer, or the optimizer is not part of the run.
+            ConfigurationError: The PS knows other variables for the optimizer, or the optimizer is
+                not part of the run.
         """
         session = self._member.joined
         check_same_variables(session.shared.variables, variables)
@@ -185,7 +192,7 @@ class ScriptOptimizers:
         """Reject an optimizer that would train shared variables on this worker alone.
 
         Raises:
-            ConfigurationError: The optimizer is not part of the run, but it steps a variable that
+            ConfigurationError: The optimizer is not part of the run, but it updates a variable that
                 all workers train.
         """
         member = self._member
@@ -193,7 +200,8 @@ class ScriptOptimizers:
             shared = member.session.shared.variables
             if not W_global:
                 shared = [*shared, *member.model.trainable_variables]
-        else:  # before the model joins, W_global may list variables of the script's other models
+        # before the model joins the run, W_global may list variables of the script's other models
+        else:
             trainable = {id(variable): variable for variable in member.model.trainable_variables}
             listed = [trainable[id(variable)] for variable in W_global if id(variable) in trainable]
             shared = listed or list(trainable.values())
@@ -206,20 +214,20 @@ class ScriptOptimizers:
         self._states.note(self._kept_by_run)
 
     def forget_states(self) -> None:
-        """Forget the recorded optimizer state, because training changes this state."""
+        """Forget the recorded optimizer state, because training changes the optimizers."""
         self._states.forget()
 
     def are_set_by_script(self, in_step: bool = False) -> bool:
-        """Return True if the script has set state of an optimizer since the end of the last `fit`.
+        """Return True if the script has set values of an optimizer since the end of the last `fit`.
 
-        Only state that the PS or a codec holds during training counts.
+        Changed optimizer state counts only if the PS or a codec holds it during training.
 
         Args:
-            in_step: True within a step. The graph of a step may advance the counter of steps before
-                it calls the exchange, so the counter may be one step ahead of the recorded value.
+            in_step: True within a step. The graph of a step may advance the optimizer's step count
+                before the exchange, so the count may be one ahead of the recorded value.
 
         Raises:
-            ConfigurationError: The run cannot take over the state that the script has set.
+            ConfigurationError: The run cannot use the optimizer state that the script has set.
         """
         run_variables = self._kept_by_run
         counts = {id(step.inner._iterations) for step in self.stepping}
@@ -229,17 +237,18 @@ class ScriptOptimizers:
         )
         if not self.takes_momentum:
             return has_changed
-        # The worker's codec applies the momentum, so the optimizer's momentum slots are always 0.
-        # The script can only assign zeros to these slots: the codec then restarts without momentum.
+        # The worker's codec applies the momentum, so the optimizer's own momentum slots are always
+        # 0. The script can only assign zeros to these slots, upon which the codec restarts without
+        # momentum.
         slots = [variable for variable in run_variables if id(variable) not in counts]
         assigned = [variable for variable in slots if self._states.was_assigned(variable)]
         for variable in assigned:
             if np.any(variable.numpy()):
                 raise ConfigurationError(
                     f"the script has set {variable.path} to values other than 0, but with this "
-                    "method the workers' codecs keep SGD's momentum; expected 0 in all places, "
+                    "method the workers' codecs keep SGD's momentum; expected 0 for all entries, "
                     "which restarts the codecs without momentum. Take --method=bsp or "
-                    "--method=asgd, whose PS takes over all slots."
+                    "--method=asgd, whose PS takes over all optimizer slots."
                 )
         return has_changed or bool(assigned)
 
@@ -265,12 +274,12 @@ class ScriptOptimizers:
         """Note that the script assigns to a variable, if the variable belongs to an optimizer.
 
         Args:
-            variable: Any Keras variable of the process.
-            is_training: True if the run trains this model at this moment.
+            variable: Any Keras variable of this process.
+            is_training: True if the run trains this model at the time of the assignment.
 
         Raises:
-            ConfigurationError: The PS holds the variable's value during training, so the assignment
-                would be lost.
+            ConfigurationError: The PS holds the value of the optimizer variable during training, so
+                the assignment would be lost.
         """
         for step in self.stepping:
             if not any(variable is owned for owned in step.state):
@@ -287,15 +296,16 @@ class ScriptOptimizers:
         if self._member.session is not None and not self._has_warned_of_flags:
             self._has_warned_of_flags = True
             logging.warning(
-                "setting %s has no effect: this server has its optimizer from flags. Start the "
-                "script with `thinwire run`, whose server steps with the script's optimizer",
+                "setting the optimizer's %s has no effect: flags define the optimizer of this "
+                "parameter server. Start the script with `thinwire run`, whose server steps with "
+                "the script's optimizer",
                 variable.path,
             )
 
     # -- rates, schedules and the loss scale ------------------------------------------------------
 
     def begin_clocks(self, method: Method) -> tuple[int, ...]:
-        """Let each learning-rate schedule be read at the run's batch count.
+        """Let each learning-rate schedule be evaluated at the run's batch count.
 
         Args:
             method: Training method of the run.
@@ -318,11 +328,11 @@ class ScriptOptimizers:
         return tuple(firsts)
 
     def clock_of(self, step: ExchangeStep) -> RunClock | None:
-        """Return the clock (the run's batch count) of an optimizer's schedule; None without one."""
+        """Return the run's batch count for an optimizer's schedule; None without a schedule."""
         return self._clocks.get(step)
 
     def advance(self, session: Session) -> Int64:
-        """Return the batch counts at which schedules are read, after an exchange.
+        """Return the batch counts at which schedules are evaluated after an exchange.
 
         Returns:
             [k] int64 counts of the k optimizers in `stepping`; 0 for an optimizer without a clock.
@@ -336,23 +346,23 @@ class ScriptOptimizers:
         return np.array(counts, np.int64)
 
     def start(self, session: Session) -> None:
-        """Take over the schedules' batch counts and the loss scale from a run after joining it."""
+        """Set the schedules' batch counts and the loss scale to the run's values after a join."""
         for step, count in zip(self.stepping, self.advance(session), strict=True):
             if (clock := self.clock_of(step)) is not None:
                 clock.go_on(int(count))
             step.assign_scale(session.loss_scale)
 
     def note_rates(self) -> None:
-        """Record the optimizers' present learning rates as the rates that the PS begins with."""
+        """Record the optimizers' present learning rates as the rates with which the PS begins."""
         for step in self.stepping:
             step.known_rate = 0.0 if step.rate is None else float(step.rate.numpy())
 
     def follow_rate(self, session: Session) -> None:
-        """Adopt the PS's learning rate when this worker joins a run that has taken steps already.
+        """Use the PS's learning rate if this worker joins a run that has already taken steps.
 
-        Another worker, or an earlier start of the run, may have set the PS's rate. If this script
-        has set a rate since `compile`, the PS's rate is not adopted, and the script's rate is sent
-        to the PS.
+        Another worker, or an earlier start of the run, may have set the learning rate of the PS. If
+        this script has set a learning rate since `compile`, the script's rate is sent to the PS
+        instead.
         """
         if session.takes_weights or len(self.stepping) > 1 or not session.part.core.versions[0]:
             return
@@ -361,7 +371,7 @@ class ScriptOptimizers:
             step.adopt_rate(session.part.core.learning_rate)
 
     def adopt_rate(self, session: Session) -> None:
-        """Adopt the server's rate (from flags), unless the script has set one since `compile`."""
+        """Use the server's learning rate (from flags) unless the script set one since `compile`."""
         step = self.compiled
         if step is None or step.rate is None:
             return

@@ -1,4 +1,4 @@
-"""A custom training loop of a script, or a loop of calls of train_on_batch, in a run."""
+"""Trains in a run by a training loop of the script's own, or by calls of train_on_batch."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from thinwire.script.keras.succession import Succession
 
 
 class OwnLoop:
-    """A custom training loop, which begins with its first step and ends with the script.
+    """Training loop of a script's own, which begins with its first step and ends with the script.
 
     Args:
-        member: Settings, session and barriers of the model in its run.
-        optimizers: Optimizers of the script.
-        succession: Relation of the model to the other models of the script.
-        joining: Joins the run again after a `fit`.
-        phases: Begins a new phase of the run when the script's model has changed.
-        exchange: Pushes and pulls in each step.
-        central: Loads the shards' weights and optimizer state.
+        member: Membership of the model in a run: its settings, its session with the servers, its
+            barriers.
+        optimizers: Optimizers of the script that train in the run.
+        succession: Object that decides which of the script's models the run trains.
+        joining: Object that joins the run again after a `fit`.
+        phases: Object that begins a new phase of the run when the script's model has changed.
+        exchange: Object that pushes to the servers and pulls from them in each step.
+        central: Object that loads the shards' weights and optimizer state.
     """
 
     def __init__(
@@ -50,16 +51,17 @@ class OwnLoop:
         self._exchange, self._central = exchange, central
 
     def begin(self) -> bool:
-        """Begin the training loop at its first step, and join the run again after a `fit`.
+        """Begin a training loop at its first step, and join the run again after a `fit`.
 
-        Within a `fit` the method does nothing, because the steps of a `fit` belong to no loop.
+        Within a `fit`, `begin` does nothing, because the steps of a `fit` belong to no training
+        loop.
 
         Returns:
             True if joining the run again has changed the model's weights.
 
         Raises:
             ConfigurationError: Flags define the server's model and optimizer, so the server
-                supports no loops.
+                supports no training loops.
         """
         if self._member.in_fit:
             return False
@@ -72,24 +74,24 @@ class OwnLoop:
         if not member.is_offered:
             raise ConfigurationError(
                 f"{member.model.name!r} is trained by train_on_batch or a loop of its own; "
-                "expected model.fit(...), because this server has its optimizer from flags. Start "
-                "the script with `thinwire run`, or replace the optimizer by thinwire.GradientSGD "
-                "and leave thinwire.distribute() out."
+                "expected model.fit(...), because flags define the optimizer of this parameter "
+                "server. Start the script with `thinwire run`, or replace the optimizer by "
+                "thinwire.GradientSGD and leave thinwire.distribute() out."
             )
         refuse_local_epochs(member.own_settings.run.method, "a loop of the script's own")
         self._succession.check_loop()
         member.in_loop = True
         self._optimizers.prepare()
         logging.info(
-            "%r is trained by a loop of the script's own, and the script must divide its data "
-            "among the workers: by thinwire.worker_id() and thinwire.num_workers(), or by "
+            "model %r is trained by a loop of the script's own, so the script must divide its "
+            "data among the workers, by thinwire.worker_id() and thinwire.num_workers(), or by "
             "model.thinwire.shard(...)",
             member.model.name,
         )
 
     @contextlib.contextmanager
     def on_batch(self) -> Iterator[None]:
-        """Prepare one call of Keras' train_on_batch, and raise the error of a failed exchange.
+        """Prepare a call of Keras' train_on_batch, and raise the error of a failed exchange.
 
         Raises:
             ConfigurationError: Flags define the server's model and optimizer, or the batch does not
@@ -108,7 +110,7 @@ class OwnLoop:
                 raise
 
     def refresh(self, with_slots: bool) -> None:
-        """Load the shards' present weights into the model, between two steps of a training loop.
+        """Load the shards' present weights into the model between two steps of a training loop.
 
         Args:
             with_slots: True to load the PS's optimizer state into the script's optimizers, too.
@@ -117,7 +119,8 @@ class OwnLoop:
         if session is None or member.in_fit or not member.in_loop or self._exchange.has_failed:
             return
         if not session.stopped and set_by_script(session) is not None:
-            return  # the model keeps the weights that the script set; the next step sends them
+            # the model keeps the weights that the script has set, and the next step sends them
+            return
         member.finish_rounds(session)
         with member.lock:
             if not session.stopped:

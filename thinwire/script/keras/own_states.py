@@ -1,10 +1,10 @@
-"""Detect variables that training changes although the workers do not share them.
+"""Detects variables that training changes although the workers do not share them.
 
 An evaluator runs the script from its start and trains nothing, so its unshared variables keep their
 first values. Examples of unshared variables are a loss weight that grows, a teacher that follows
 the model, and a codebook. Unshared variables may be anywhere in the script, so all variables of the
-process are compared. Variables that an evaluation does not read are left out: states of optimizers,
-metrics and random number generators, and Thinwire's own variables.
+process are compared. The comparison leaves out variables that an evaluation does not read: states
+of optimizers, metrics and random number generators, and Thinwire's own variables.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-#: Largest number of entries of a variable that are compared. A larger variable is compared at
-#: evenly spaced entries, because training that changes one entry changes most entries.
+#: Largest number of entries of a variable that are compared. Of a larger variable, evenly spaced
+#: entries are compared, because training that changes one entry changes most entries.
 _MOST_COMPARED = 1_000_000
 #: Keras' name of the variable with a random number generator's state, for example in Dropout.
 _RANDOM_STATE = "seed_generator_state"
-#: Names in the code of a loss or a metric that show that the code reads an optimizer.
+#: Names which, in the code of a loss or a metric, show that the code reads an optimizer.
 _OPTIMIZER_NAMES = frozenset({"optimizer", "opt", "learning_rate", "iterations"})
 #: Prefix of the names of Thinwire's own variables.
 OWN_PREFIX = "thinwire_"
@@ -34,7 +34,8 @@ class OwnStates:
     """Checksums of unshared variables at the first `fit`, to detect changes during training."""
 
     def __init__(self) -> None:
-        # id of a variable -> the variable, and the checksum of its value at the first `fit`.
+        # Maps the id of a variable to the variable and the checksum of its value at the first
+        # `fit`.
         self._first: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     @property
@@ -45,8 +46,8 @@ class OwnStates:
     def begin(self, model: keras.Model, shared: Iterable[Any]) -> None:
         """Record the present values of all unshared variables of the process.
 
-        A variable that is recorded already keeps its first recorded value, because the evaluator
-        has the first value, too.
+        A variable that is recorded already keeps its first recorded value, which the evaluator's
+        variable has, too.
 
         Args:
             model: Keras model that the `fit` trains.
@@ -110,9 +111,9 @@ def reads_optimizer(model: Any) -> bool:
     """Return True if a loss or a metric of a model may read an optimizer.
 
     For example, a metric may show the learning rate, or the weight of a loss may grow with
-    `iterations`. An evaluator has the wrong values, because optimizers step only on the workers and
-    the PS. The check looks for names like "optimizer" in the code of losses and metrics and does
-    not run the code.
+    `iterations`. An evaluator's optimizers have wrong values, because optimizers step only on the
+    workers and the PS. To find reads of an optimizer, the code of losses and metrics is searched
+    for names like "optimizer", but not run.
 
     Args:
         model: Keras model, compiled or not.
@@ -127,7 +128,7 @@ def reads_optimizer(model: Any) -> bool:
 
 
 def _names(given: Any) -> set[str]:
-    """Return the names in the code of a function, or of a script's loss or metric class."""
+    """Return the names in the code of a function, or of a script's loss class or metric class."""
     if isinstance(given, keras.losses.Loss | keras.Metric):
         methods = [] if type(given).__module__.startswith("keras.") else vars(type(given)).values()
         functions = [*methods, getattr(given, "fn", None), getattr(given, "_fn", None)]

@@ -1,8 +1,8 @@
-"""Phases of a script: a phase is a part of the run in which model and optimizers stay the same.
+"""Begins the phases of a run: in a phase, the model and its optimizers stay the same.
 
-A new phase begins whenever a script's model differs from the run's model: before the first step of
-a `fit`, or after the last callback of a `fit`. One script then offers its model to the servers (it
-sends them the model's description and weights), and all workers take over the offered model.
+A new phase of the run begins whenever a script's model differs from the run's model: before the
+first step of a `fit`, or after its last callback. One script then offers its model to the servers
+(sends its description and weights), and all workers continue with this model.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ class Phases:
     """Begins the phases of a run in which one model of a script is trained.
 
     Args:
-        member: Settings, session and barriers of the model in its run.
-        optimizers: Optimizers of the script.
-        trial: Trial of the model's train_step, which shows the optimizers before the first step.
-        joining: Creates the sessions with the servers and joins the run.
-        evaluations: Reports the start of each `fit` to the evaluator.
-        stop: Agrees with the other scripts on an early end of a `fit`.
+        member: Membership of the model in a run: its settings, its session with the servers, its
+            barriers.
+        optimizers: Optimizers of the script that train in the run.
+        trial: Object that calls or traces the model's train_step to find its optimizers before the
+            first step.
+        joining: Object that creates the sessions with the servers and joins the run.
+        evaluations: Object that reports the start of each `fit` to the evaluator.
+        stop: Object that agrees with the other workers' scripts on an early end of a `fit`.
     """
 
     def __init__(
@@ -53,18 +55,20 @@ class Phases:
         self._member, self._optimizers, self._trial = member, optimizers, trial
         self._joining, self._evaluations, self._stop = joining, evaluations, stop
         self._awaits_step = self._is_traced_anew = False
-        self._offers = False  # True if this script offers the model of the phase that begins
-        self._trained: list[int] = []  # ids of the trainable variables at the start of the phase
-        # id of a variable -> variable of a random layer that has this worker's seed already.
+        # True if this script offers its model for the phase of the run that begins
+        self._offers = False
+        # ids of the model's trainable variables at the start of the phase of the run
+        self._trained: list[int] = []
+        # Maps the id of a random layer's variable to the variable, once it has this worker's seed.
         self._seeded: dict[int, Any] = {}
 
     def prepare_fit(self) -> None:
-        """Replace the steps of an optimizer that was compiled since the previous `fit`."""
+        """Replace the steps of an optimizer that was compiled after the previous `fit`."""
         self._is_traced_anew = self._member.model.train_function is None
         self._optimizers.prepare()
 
     def begin(self) -> None:
-        """Join the run before the first step of a `fit` or a loop, or let the first step join."""
+        """Join the run before the first step of a `fit` or a loop, or let that step join it."""
         member = self._member
         if self._trial.is_standard:
             self._optimizers.build_compiled()
@@ -76,7 +80,7 @@ class Phases:
                 self._await_step()
             else:
                 self._go_on(self._joining.again())
-        elif member.succeeds:  # the run has ended: this model keeps its own weights
+        elif member.succeeds:  # the run has ended, and this model keeps its own weights
             self._await_step()
         elif not member.stopped:
             self._optimizers.forget_states()
@@ -84,8 +88,8 @@ class Phases:
                 self._joining.join()
             else:
                 self._joining.join_by_flags()
-            # Without this wait the workers that join first would take the first rounds of a `fit`
-            # without the workers that join later.
+            # If workers did not wait for each other after joining, those that join first would take
+            # the first rounds of a `fit` without those that join later.
             if member.in_fit:
                 member.wait_for_others("begin-joined")
             self._evaluations.report_fit()
@@ -95,32 +99,32 @@ class Phases:
         self._optimizers.note_states()
 
     def note_failure(self) -> None:
-        """Forget the recorded optimizer state after a failed `fit`, which has changed the state."""
+        """Forget the recorded optimizer state after a failed `fit`, which has changed it."""
         self._optimizers.forget_states()
 
     def end(self) -> None:
-        """Begin a phase if a callback has changed weights or the model at the end of a `fit`."""
+        """Begin a phase of the run if callbacks changed weights or model at the end of a `fit`."""
         member = self._member
         if not member.stopped and self._wait_for_change("left"):
             self._go_on(self._joining.again())
 
     @property
     def begins_with_step(self) -> bool:
-        """True if the next step begins a phase: only that step shows the variables to offer."""
+        """True if the next phase begins with a step, because only the step shows its variables."""
         return self._member.session is None or self._awaits_step
 
     def begin_with(self, plan: StepPlan) -> bool:
-        """Join the run, or begin a phase, with the optimizers of the first step.
+        """Join the run, or begin its next phase, with the optimizers of the first step.
 
         Args:
-            plan: Optimizers of one step, and the variables that each optimizer steps.
+            plan: Optimizers of one step, with the variables that each optimizer updates.
 
         Returns:
             True if joining the run has changed the model's weights.
 
         Raises:
-            ConfigurationError: The model cannot be trained in a run, or the PS cannot take the
-                steps that the script takes without Thinwire.
+            ConfigurationError: The model cannot be trained in a run, or the PS cannot update the
+                model as the script does without Thinwire.
         """
         member, model = self._member, self._member.model
         shared = SharedModel.of(model, member.is_offered, plan.variables)
@@ -128,9 +132,9 @@ class Phases:
         before = session.variables.read()
         if len(before) != session.variables.size:
             raise ConfigurationError(
-                f"{model.name!r} creates its variables within its first step, where they have "
-                "no values yet; expected a model that is built before. Call it on one mini-batch "
-                "before fit: model(x[:1])."
+                f"{model.name!r} creates its variables within its first training step, when they "
+                "have no initial values yet; expected a model that is built before this step. "
+                "Call the model on one mini-batch before fit: model(x[:1])."
             )
         check_same_variables(shared.variables, plan.variables)
         self._trained = [id(variable) for variable in model.trainable_variables]
@@ -153,7 +157,8 @@ class Phases:
             settings.run, session.own.id_worker, part.run_id, self._stop.stop
         )
         RECORD.at_end(member.leave_at_end)
-        # A custom training loop waits for the other scripts only if `thinwire run` started them.
+        # A training loop of the script's own waits for the other scripts only if `thinwire run`
+        # started them.
         if member.in_fit or settings.is_launched:
             member.take_end(member.barriers.begin_run(settings.is_launched))
         if not (member.stopped or member.catch_up.is_behind):
@@ -168,7 +173,8 @@ class Phases:
         """Wait until all scripts have begun or ended the current `fit`, and compare their models.
 
         Args:
-            where: "begin" before the first step of the `fit`, "left" after its last callback.
+            where: Point of the `fit`: "begin" before its first step, "left" after its last
+                callback.
 
         Returns:
             True if the model of a script differs from the run's model: the script has set weights,
@@ -189,12 +195,12 @@ class Phases:
         return opening is not None and opening.changes
 
     def _await_step(self) -> None:
-        """Let the first step of a `fit` begin the phase, because it shows the variables."""
+        """Let a `fit`'s first step begin the run's phase, because the step shows the variables."""
         self._awaits_step = True
         self._trial.before_first(self.begin_with)
 
     def _go_on(self, session: Session) -> None:
-        """Begin a phase: the script that offers its model joins first, then all other scripts."""
+        """Begin a phase of the run: the script that offers its model joins before all others."""
         member, self._awaits_step = self._member, False
         where = "" if member.barriers is None else member.barriers.where
         member.go_on_as(session)
@@ -210,14 +216,15 @@ class Phases:
             self._optimizers.forget_states()
             self._evaluations.report_fit()
         else:
-            self._optimizers.note_states()  # the phase began with this optimizer state
+            # record the optimizer state with which the phase of the run began
+            self._optimizers.note_states()
         self._seed_apart(session.own.id_worker)
 
     def _seed_apart(self, id_worker: int) -> None:
-        """Seed the model's random layers by worker, once for each layer.
+        """Give the model's random layers a seed that differs by worker, once for each layer.
 
-        The launcher gives all scripts the same seed. Without a seed by worker, Dropout would draw
-        the same noise on all workers.
+        The launcher gives the same seed to the scripts of all workers. Without a seed by worker,
+        Dropout would draw the same noise on all workers.
         """
         variables = self._member.model.non_trainable_variables
         seed_apart(

@@ -1,8 +1,8 @@
-"""Find out which optimizers of a script step which variables, before the first step is taken.
+"""Finds out, before the first step, which optimizers of a script update which variables.
 
-A PS gets all optimizers in one offer (the description of a script's model) before the first step,
-and a train_step may call several optimizers. So Thinwire traces or calls the train_step once in
-advance, while a recorder replaces the optimizers' steps.
+The PS must know all optimizers of a script before the first step, and a train_step may call several
+optimizers. So Thinwire traces or calls the train_step once before training, while a recorder
+replaces the optimizers' steps.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from absl import logging
 from thinwire.ops.methods.method import Method
 from thinwire.ops.types import ConfigurationError
 
-#: Arguments of an optimizer's call: pairs (gradient, variable). A gradient may be None.
+#: Arguments with which an optimizer is called: pairs (gradient, variable). A gradient may be None.
 Pairs = Sequence[tuple[Any, Any]]
 
-#: Guards TensorFlow's setting run_functions_eagerly, which all threads of the process share.
+#: Lock for TensorFlow's setting run_functions_eagerly, which all threads of the process share.
 _RUNS_EAGERLY = threading.RLock()
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedStep:
-    """One optimizer of a train_step, and the variables that the optimizer steps.
+    """An optimizer that a train_step calls, and the variables that it updates.
 
     Attributes:
         optimizer: Keras optimizer that the script calls.
-        variables: Variables that the optimizer steps, in the order of the optimizer's calls.
-        without_gradient: Variables of the optimizer that get no gradient in any of its calls.
-        is_uniform: True if every call of the optimizer gets the same variables.
+        variables: Variables that the optimizer updates, in the order in which the optimizer gets
+            them.
+        without_gradient: Variables of the optimizer that get no gradient in any of the optimizer's
+            calls.
+        is_uniform: True if every call of the optimizer in a step gets the same variables.
     """
 
     optimizer: Any
@@ -46,12 +48,12 @@ class PlannedStep:
 
     @staticmethod
     def of(optimizer: Any, pairs: Pairs) -> PlannedStep:
-        """Return the planned step of an optimizer, given the (gradient, variable) pairs it gets."""
+        """Return an optimizer's planned step, given the pairs (gradient, variable) that it gets."""
         missing = tuple(variable for gradient, variable in pairs if gradient is None)
         return PlannedStep(optimizer, tuple(variable for _, variable in pairs), missing)
 
     def merged(self, other: PlannedStep) -> PlannedStep:
-        """Return one planned step for two calls of the same optimizer in a train_step."""
+        """Return one planned step that merges two calls of the same optimizer in a train_step."""
         known_ids, missing_ids = _ids(self.variables), _ids(other.without_gradient)
         never_given = [
             variable for variable in self.without_gradient if id(variable) in missing_ids
@@ -69,18 +71,18 @@ class PlannedStep:
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """The optimizers of a train_step, in the order of their first calls."""
+    """The optimizers that a train_step calls, in the order of their first calls."""
 
     steps: tuple[PlannedStep, ...]
 
     @property
     def variables(self) -> list[Any]:
-        """All variables that the optimizers step, without duplicates."""
+        """All variables that the optimizers of the train_step update, without duplicates."""
         return list({id(v): v for step in self.steps for v in step.variables}.values())
 
     @property
     def without_gradient(self) -> list[Any]:
-        """The variables for which no optimizer gets a gradient."""
+        """The variables for which no optimizer of the train_step gets a gradient."""
         moved = {
             id(v)
             for step in self.steps
@@ -90,27 +92,29 @@ class StepPlan:
         return [v for v in self.variables if id(v) not in moved]
 
     def _warn_of_own_sums(self) -> None:
-        """Warn of an Ftrl optimizer: its steps on the workers let the workers' models diverge."""
+        """Warn of an Ftrl optimizer whose steps on the workers let the workers' models diverge."""
         for step in self.steps:
             optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
             if isinstance(optimizer, keras.optimizers.Ftrl):
                 logging.warning(
-                    "%s computes its weights from sums that it keeps itself, not from the weights "
-                    "that the server sends, so the models of workers that step themselves diverge; "
-                    "expected a method whose PS steps: --method=bsp or --method=asgd",
+                    "optimizer %s computes the weights from sums in its own state, not from the "
+                    "weights that the parameter server sends, so the models of workers that apply "
+                    "this optimizer locally diverge; expected a method whose PS applies the "
+                    "optimizer: --method=bsp or --method=asgd",
                     named(step.optimizer),
                 )
 
     def check(self, method: Method, name: str) -> None:
-        """Reject optimizers if a PS cannot take the same steps that they take without Thinwire.
+        """Reject optimizers if the PS cannot update the weights as they do without Thinwire.
 
         Args:
             method: Training method of the run.
-            name: Name of the model, for error messages.
+            name: Name of the model in error messages.
 
         Raises:
-            ConfigurationError: Two optimizers step the same variable, an optimizer gets different
-                variables from call to call, or the method cannot step several optimizers.
+            ConfigurationError: Two optimizers update the same variable, an optimizer gets different
+                variables from call to call, or the training method does not support several
+                optimizers.
         """
         if method.steps_on_workers:
             self._warn_of_own_sums()
@@ -122,9 +126,10 @@ class StepPlan:
         for step in self.steps:
             if not step.is_uniform:
                 raise ConfigurationError(
-                    f"the step of {name!r} gives {named(step.optimizer)} other variables from call "
-                    "to call, but the PS steps all variables of an optimizer together; expected "
-                    f"one optimizer for each set of variables. {remedy}"
+                    f"the training step of {name!r} passes different variables to "
+                    f"{named(step.optimizer)} in different calls, but the PS updates all "
+                    "variables of an optimizer together; expected one optimizer for each set of "
+                    f"variables. {remedy}"
                 )
         owners: dict[int, PlannedStep] = {}
         for step in self.steps:
@@ -132,16 +137,16 @@ class StepPlan:
                 owner = owners.setdefault(id(variable), step)
                 if owner is not step:
                     raise ConfigurationError(
-                        f"the step of {name!r} steps {variable.path} with both "
-                        f"{named(owner.optimizer)} and {named(step.optimizer)}, and a PS steps a "
-                        "variable with one optimizer; expected each optimizer to have variables of "
-                        f"its own. {remedy}"
+                        f"the training step of {name!r} updates the variable {variable.path} with "
+                        f"both {named(owner.optimizer)} and {named(step.optimizer)}, but a PS "
+                        "updates a variable with one optimizer; expected each optimizer to have "
+                        f"variables of its own. {remedy}"
                     )
         if len(self.steps) > 1 and method.router.channels:
             raise ConfigurationError(
-                f"the step of {name!r} has {len(self.steps)} optimizers, and --router="
-                f"{method.choices['router']} sends whole gradients by datagrams; expected one "
-                "optimizer. Take --router=reliable, or --method=bsp."
+                f"the training step of {name!r} has {len(self.steps)} optimizers, but "
+                f"--router={method.choices['router']} sends the gradient of one optimizer in "
+                "datagrams; expected one optimizer. Take --router=reliable, or --method=bsp."
             )
 
 
@@ -155,10 +160,10 @@ def named(optimizer: Any) -> str:
 
 
 class StepRecorder:
-    """Records the calls of all optimizers, which do not step while a train_step is tried.
+    """Records the calls of all optimizers, without their steps, while a train_step is tried.
 
     Attributes:
-        gradients: All gradients that the optimizers were called with, in order; empty if
+        gradients: All gradients with which optimizers were called, in order; empty if
             `keeps_gradients` is false.
     """
 
@@ -168,7 +173,7 @@ class StepRecorder:
         self._keeps_gradients = keeps_gradients
 
     def record(self, optimizer: Any, pairs: Pairs) -> None:
-        """Record the call of an optimizer with pairs (gradient, variable)."""
+        """Record a call of an optimizer with pairs (gradient, variable)."""
         step, known = PlannedStep.of(optimizer, pairs), self._steps.get(id(optimizer))
         self._steps[id(optimizer)] = step if known is None else known.merged(step)
         if self._keeps_gradients:
@@ -186,7 +191,7 @@ def is_built(model: Any) -> bool:
 
 @contextlib.contextmanager
 def running_eagerly() -> Iterator[None]:
-    """Run all `tf.function`s eagerly, so that none of their traces keeps variables of a trial."""
+    """Run every `tf.function` eagerly, so that no trace keeps variables of a trial."""
     with _RUNS_EAGERLY:
         before = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
@@ -197,14 +202,14 @@ def running_eagerly() -> Iterator[None]:
 
 
 def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
-    """Trace a train_step once; the trace creates the model's and optimizers' missing variables.
+    """Trace a train_step once, to create the missing variables of the model and optimizers.
 
-    The function must not be called within another trace, because gradients are unavailable within
-    `tf.init_scope`. TensorFlow functions that the train_step calls run inline: a separate trace of
-    a function would keep the variables that this trace creates.
+    The function `try_in_graph` must not be called within another trace, because gradients are
+    unavailable within `tf.init_scope`. Each `tf.function` that the train_step calls runs inline: a
+    separate trace of it would keep the variables that this trace creates.
 
     Args:
-        train_step: The model's train_step.
+        train_step: Method `train_step` of the model.
         data_spec: Tensor specs of a mini-batch: shapes and dtypes.
     """
     with running_eagerly():
@@ -214,13 +219,13 @@ def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
 def try_eagerly(
     train_step: Callable[[Any], Any], data: Any, variables: Callable[[], Iterable[Any]]
 ) -> None:
-    """Call a train_step with a mini-batch, then restore the variables that the call has changed.
+    """Call a train_step with a mini-batch, then restore the variables that the call changed.
 
     Args:
-        train_step: The model's train_step.
-        data: Mini-batch for the call.
-        variables: Returns all variables that exist before the call and that the train_step may
-            change. A variable that the train_step creates is not restored.
+        train_step: Method `train_step` of the model.
+        data: Mini-batch with which the train_step is called.
+        variables: Function that returns all variables that exist before the call and that the
+            train_step may change. A variable that the train_step creates is not restored.
     """
     before = [(variable, variable.numpy()) for variable in variables()]
     train_step(data)
@@ -229,11 +234,11 @@ def try_eagerly(
 
 
 def before_first_step(model: Any, call: Callable[[Any], object]) -> None:
-    """Let a model's train_function call the function `call` once, before its next step.
+    """Call the function `call` once, just before the next step of a model's train_function.
 
     Args:
         model: Keras model with a train_function.
-        call: Takes the tensor specs (shapes and dtypes) of the next mini-batch.
+        call: Function that takes the tensor specs (shapes and dtypes) of the next mini-batch.
     """
     alone = model.train_function
 

@@ -1,4 +1,4 @@
-"""Reports of a `fit` that a worker sends to the evaluator, which does not train in the `fit`."""
+"""Builds the reports of a `fit` that a worker sends to the evaluator."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from thinwire.ops.types import ConfigurationError, ShardLayout
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import encode_layouts
 
-#: Longest reported Keras History, in characters of JSON, because one message must hold the report.
+#: Longest Keras History that is reported, in characters of JSON, because one message must hold the
+#: report.
 _MOST_CHARACTERS = 900_000
 
 
 def describe_fit(
     model: keras.Model, variables: Sequence[Any], layouts: Sequence[ShardLayout]
 ) -> pb.FitBegun:
-    """Return which weights of a model all workers train, and which shard holds each weight.
+    """Return which weights of a model all workers train, and which shard stores each weight.
 
     Args:
         model: Built Keras model.
-        variables: Shared variables, in the order of the offer to the PS. Variables that are not
-            weights of the model are numbered after the model's weights.
-        layouts: Layouts of all shards: which parts of the variables each shard holds.
+        variables: Variables that all workers train, in the order in which the PS knows them.
+            Variables that are not weights of the model are numbered after the model's weights.
+        layouts: For each shard, the parts of the variables that the shard stores.
     """
     weights = model.weights
     numbers = {id(weight): number for number, weight in enumerate(weights)}
@@ -38,20 +39,22 @@ def describe_fit(
 
 
 def variables_of(fit: pb.FitBegun, model: keras.Model) -> list[Any]:
-    """Return the weights of a model that a worker's report of `describe_fit` lists, in its order.
+    """Return a model's weights that a worker's report of `describe_fit` lists, in its order.
 
-    If a listed variable is no weight of the model, a new variable of its size is returned, which no
-    evaluation reads.
+    For a listed variable that is no weight of the model, a new variable of its size is returned,
+    which no evaluation reads.
 
     Raises:
-        ConfigurationError: The workers' model and `model` differ in the number of weights.
+        ConfigurationError: The workers' model and the evaluator's `model` differ in the number of
+            weights.
     """
     weights = model.weights
     if len(weights) != fit.num_weights:
         raise ConfigurationError(
-            f"{model.name!r} has {len(weights)} weights in the evaluator, and {fit.num_weights} on "
-            "the workers; expected the same model in every process that runs the script. Build it "
-            "before fit, and alike everywhere: model(x[:1])."
+            f"{model.name!r} has {len(weights)} weights in the evaluator process, but "
+            f"{fit.num_weights} weights on the workers; expected the same model in every process "
+            "that runs the script. Build the model before fit, in the same way in every process: "
+            "model(x[:1])."
         )
     sizes = [0] * len(fit.variables)
     for shard in fit.shards:

@@ -1,11 +1,12 @@
-"""Find out whether a loss is a sum over the rows of a mini-batch or a mean over the rows.
+"""Finds out if a loss is a sum over the rows of a mini-batch or a mean over the rows.
 
-The loss is computed for the batch, and for the batch with each row twice. A mean stays equal, and a
-sum doubles. A loss that neither stays equal nor doubles is computed again with each row three
-times: if the loss is the total of a sum and a mean, it grows by equal amounts.
+To distinguish a sum from a mean, the loss is computed for a batch, and for the batch with each row
+twice. If each row occurs twice, a mean stays equal, and a sum doubles. A loss that neither stays
+equal nor doubles is computed again with each row three times. If the loss is the total of a sum and
+a mean, it grows by equal amounts.
 
-Dropout would draw different noise for the repeated rows. So Keras' random functions draw noise for
-the batch once, and repeat the drawn noise for the repeated rows.
+Dropout would draw different noise for the repeated rows of a batch. So Keras' random functions draw
+noise once for the original rows, and repeat it for the repeated rows.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 #: Allowed rounding error of a float32 sum over many rows, relative to the sum.
 _ROUNDING = 1e-3
-#: Names of Keras' random functions. The first argument of a function in `_BY_SHAPE` is a shape, and
-#: of a function in `_BY_ROWS` a tensor with one entry for each row.
+#: Names of Keras' random functions. The first argument of a function in `_BY_SHAPE` is a shape. The
+#: first argument of a function in `_BY_ROWS` is a tensor with one entry for each row.
 _BY_SHAPE = ("normal", "uniform", "truncated_normal", "randint", "gamma", "binomial", "beta")
 _BY_ROWS = ("dropout", "categorical")
 
@@ -42,11 +43,15 @@ _BY_ROWS = ("dropout", "categorical")
 class RowKind(enum.Enum):
     """How a loss or a gradient depends on the number of rows of a mini-batch."""
 
-    UNDECIDED = enum.auto()  # not known: the value was 0, infinite or NaN, or was not computed
-    FIXED = enum.auto()  # a mean over the rows, or a value that does not depend on the rows
-    SUM = enum.auto()  # a sum over the rows
-    MIXED = enum.auto()  # the total of a sum over the rows and a mean over the rows
-    OTHER = enum.auto()  # no sum and no mean, for example a loss that compares rows
+    # kind of a loss that is not known, because its value was 0, infinite or NaN, or was not
+    # computed
+    UNDECIDED = enum.auto()
+    # kind of a loss that is a mean over the rows, or does not depend on the rows
+    FIXED = enum.auto()
+    SUM = enum.auto()  # kind of a loss that is a sum over the rows
+    MIXED = enum.auto()  # kind of a loss that is the total of a sum and a mean over the rows
+    # kind of a loss that is no sum and no mean, for example one that compares rows
+    OTHER = enum.auto()
 
 
 def rows_of(data: Any) -> int | None:
@@ -67,13 +72,13 @@ def repeated(data: Any, repeats: int) -> Any:
 
 
 def kinds_of(evaluate: Callable[[Any, bool], Sequence[float]], data: Any) -> list[RowKind]:
-    """Return for several losses of a mini-batch whether each loss is a sum or a mean over rows.
+    """Return for each of several losses if it is a sum or a mean over a mini-batch's rows.
 
     Args:
-        evaluate: Takes a mini-batch and a bool, and returns the losses. If the bool is true, the
-            losses are computed at slightly moved predictions or weights, because a loss may be 0 by
-            chance.
-        data: Mini-batch; its rows are repeated for the trial.
+        evaluate: Function of a mini-batch and a bool that returns the losses. If the bool is True,
+            the losses are computed at slightly changed predictions or weights, because a loss may
+            be 0 by chance.
+        data: Mini-batch whose rows are repeated to compare the losses.
 
     Returns:
         A kind for each loss; an empty list if the losses cannot be computed for repeated rows.
@@ -85,7 +90,9 @@ def kinds_of(evaluate: Callable[[Any, bool], Sequence[float]], data: Any) -> lis
             pairs = zip(kinds, moved_kinds, strict=True)
             kinds = [other if kind is RowKind.UNDECIDED else kind for kind, other in pairs]
     except Exception as error:  # noqa: BLE001 - a script's loss may raise any error
-        logging.info("a loss cannot be computed for repeated rows: %r", error)
+        logging.info(
+            "a loss of the model cannot be computed for a batch of repeated rows: %r", error
+        )
         return []
     return [RowKind.OTHER if kind is RowKind.UNDECIDED else kind for kind in kinds]
 
@@ -105,7 +112,7 @@ def _kinds_at(evaluate: Callable[[Any], Sequence[float]], data: Any) -> list[Row
 
 
 def moved(values: Any) -> Any:
-    """Add small noise to a float tensor, equal in each call; return any other value unchanged."""
+    """Add small noise, equal in each call, to a float tensor; return other values unchanged."""
     if not (tf.is_tensor(values) and values.dtype.is_floating):
         return values
     seed = tf.constant([7, 1])
@@ -139,11 +146,11 @@ def _kind_of_vectors(once: Float64, twice: Float64, thrice: Float64) -> RowKind:
 
 
 def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None) -> RowKind:
-    """Return whether a step's gradients are sums or means over the rows of a mini-batch.
+    """Return if a step's gradients are sums or means over the rows of a mini-batch.
 
     Args:
-        evaluate: Takes a number n, and returns the gradients of a mini-batch in which each row
-            occurs n times.
+        evaluate: Function of a number n that returns the gradients of a mini-batch in which each
+            row occurs n times.
         rows: Number of rows in the mini-batch; None if unknown.
 
     Returns:
@@ -162,17 +169,18 @@ def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None
         if kind is RowKind.OTHER:
             kind = _kind_of_vectors(once, twice, joined(3))
     except Exception as error:  # noqa: BLE001 - a script's train_step may raise any error
-        logging.info("the train_step cannot be taken with repeated rows: %r", error)
+        logging.info("the model's train_step cannot run with a batch of repeated rows: %r", error)
         return RowKind.OTHER
     return RowKind.OTHER if kind is RowKind.UNDECIDED else kind
 
 
 class _Noise(threading.local):
-    """Size of the mini-batch that Keras' random functions draw noise for, in one thread.
+    """Sizes of the mini-batch for which Keras' random functions draw noise, in one thread.
 
     Attributes:
-        rows: Number of rows of the batch before the rows were repeated; None outside of a trial.
-        repeats: How many times each row occurs in the batch.
+        rows: Number of rows of the batch before its rows were repeated; None outside of a trial
+            with repeated rows.
+        repeats: Number of times that each row occurs in the batch.
     """
 
     rows: int | None = None
@@ -202,7 +210,8 @@ def _watch_noise() -> None:
 
 
 def _repeating(alone: Callable[..., Any], is_by_shape: bool) -> Callable[..., Any]:
-    first_name = next(iter(inspect.signature(alone).parameters))  # its name in a call by keyword
+    # name of this argument of Keras' random function in a call by keyword
+    first_name = next(iter(inspect.signature(alone).parameters))
 
     @functools.wraps(alone)
     def draw(*others: Any, **keywords: Any) -> Any:

@@ -1,23 +1,26 @@
-"""Scale losses that are sums over the rows of a batch, if a worker trains on a part of the batch.
+"""Scales losses that are sums over rows, if a worker trains on a part of each batch.
 
-A server takes the mean of the workers' gradients, weighted by the workers' numbers of rows. If each
-worker's loss is a mean over its rows, the server's mean is the mean over all rows, so most losses
-need no scaling. If each worker's loss is a sum over its rows, the server's mean is too small: with
-N workers it is 1/N of the sum. So a part of the loss that is a sum is multiplied by R / r. R is the
-number of rows of all workers in the step, and r the number of rows of this worker. A weight
-regularizer is equal on all workers and needs no scaling.
+A server averages the workers' gradients, weighted by the workers' numbers of rows. If each worker's
+loss is a mean over its rows, the server's average is the mean over all rows, so most losses need no
+scaling. If each worker's loss is a sum over its rows, the server's average is too small: with N
+workers it is 1/N of the sum. So a part of the loss that is a sum is multiplied by R / r, with R the
+number of rows of all workers in the step and r the number of rows of this worker. A weight
+regularizer is equal on all workers and needs no scaling by rows.
 
-A loss has three sources, and each source is watched where Keras adds up the loss:
+A model's loss has three sources, and each source is watched where Keras adds up the loss:
 
-- The losses that `compile` got. The `reduction` of a Keras loss shows whether the loss is a sum.
-- The values of `add_loss` and `activity_regularizer`, which Keras sums over the batch.
-- A loss that the script's own `train_step` or `compute_loss` adds up. Its parts are not visible, so
-  they cannot be scaled.
+- The first source is the losses that `compile` got. The `reduction` of a Keras loss shows whether
+  the loss is a sum over rows.
+- The second source is the values of `add_loss` and `activity_regularizer`, which Keras sums over
+  the batch.
+- The third source is a loss that the script's own `train_step` or `compute_loss` adds up. The parts
+  of such a loss are not visible, so they cannot be scaled.
 
-If the code does not show whether a loss is a sum, the loss is computed twice: for the batch, and
-for the batch with each row repeated. A mean stays equal, and a sum doubles. This trial runs once in
-each `fit`, in the first step, before the step's gradient is sent. TensorFlow calls this module
-within the graph of a step, one step after the other, so the state of a step is plain Python state.
+If the code does not show whether a loss is a sum over rows, the loss is computed twice: for the
+batch, and for the batch with each row repeated. If each row occurs twice, a mean stays equal, and a
+sum doubles. This computation with repeated rows runs once in each `fit`, in the first step, before
+the step's gradient is sent. TensorFlow calls this module within the graph of a step, one step after
+the other, so the state of a step may be stored in Python attributes.
 """
 
 from __future__ import annotations
@@ -65,9 +68,11 @@ class _Part:
     """One part of a model's loss, for example the loss of one output.
 
     Attributes:
-        name: Name of the part of the loss, for messages.
-        kind: Whether the part is a sum or a mean over rows; `UNDECIDED` before a trial.
-        usual: Kind that is assumed if `kind` is `UNDECIDED` or `OTHER` (no sum and no mean).
+        name: Name of this part of the model's loss, for messages.
+        kind: Kind of this part of the loss, a sum or a mean over rows; `UNDECIDED` before it is
+            known.
+        usual: Kind that is assumed for this part of the loss if `kind` is `UNDECIDED` or `OTHER`
+            (no sum and no mean).
     """
 
     def __init__(self, name: str, usual: RowKind) -> None:
@@ -80,23 +85,27 @@ class _Part:
 
 
 class RowSums:
-    """Scales the sums over rows in the loss of one model, while workers divide `fit`'s batches.
+    """Scales those parts of a model's loss that are sums over rows, if workers divide batches.
 
     Args:
-        member: Settings, session and barriers of the model in its run.
-        exchange: Exchange of the steps; stores errors that occur within a graph.
-        trial: Trial of the model's train_step.
+        member: Membership of the model in a run: its settings, its session with the servers, its
+            barriers.
+        exchange: Exchange with the servers, which stores errors that occur within a graph.
+        trial: Object that calls the model's train_step for a trial.
     """
 
     def __init__(self, member: RunMember, exchange: StepExchange, trial: StepTrial) -> None:
         self._member, self._exchange, self._trial = member, exchange, trial
         self._rounds: Rounds | None = None
         self._compiled: list[_CompiledLoss] = []
-        # Position among the losses that layers added with `add_loss` -> part of the loss.
+        # Maps the position among the losses that layers added with `add_loss` to the part of the
+        # model's loss.
         self._added: dict[int, _Part] = {}
         self._step = 0  # number of the step within the epoch, from 0
-        self._rows: int | None = None  # this worker's rows in the present step; None between steps
-        # Number of copies of each row while a train_step is tried; None outside of a trial.
+        # number of this worker's rows in the present step; None between steps
+        self._rows: int | None = None
+        # Number of copies of each row while a train_step is tried with repeated rows; None
+        # otherwise.
         self._repeats: int | None = None
         self._data: Any = None  # mini-batch of the train_step in progress; None between steps
         self._whole = _Part("train_step", RowKind.FIXED)  # loss of the script's own train_step
@@ -104,11 +113,11 @@ class RowSums:
     # -- position in the fit ----------------------------------------------------------------------
 
     def begin_fit(self, rounds: Rounds | None) -> None:
-        """Begin a `fit`, and forget which parts of the loss are sums.
+        """Begin a `fit`, and forget which parts of the model's loss are sums over rows.
 
         Args:
-            rounds: Number of rows of all workers in each step; None if the workers do not divide
-                the script's batches.
+            rounds: Number of rows of all workers in each step; None if workers do not divide the
+                script's batches.
         """
         self._rounds = rounds
         compiled = [loss.part for loss in self._compiled]
@@ -116,7 +125,7 @@ class RowSums:
             part.kind = RowKind.UNDECIDED
 
     def begin_epoch(self) -> None:
-        """Set the number of the epoch's current step to 0."""
+        """Set the number of the current step in the epoch to 0."""
         self._step = 0
 
     def end_fit(self) -> None:
@@ -127,11 +136,11 @@ class RowSums:
     def step(self, data: Any) -> Iterator[None]:
         """Scale losses that are sums over rows, within one call of the model's train_step.
 
-        A graph that is traced in a loop of train_on_batch may be executed in a later `fit`. So each
-        step checks at run time whether its losses must be scaled.
+        A graph that is traced in a loop of train_on_batch may run in a later `fit`. So each step
+        checks at run time if its losses must be scaled.
 
         Args:
-            data: Mini-batch that the train_step is called with.
+            data: Mini-batch with which the train_step is called.
         """
         settings = self._member.settings
         if settings is None or settings.run.nb_workers == 1:
@@ -172,7 +181,7 @@ class RowSums:
         self._watch(getattr(model, "_compile_loss", None))
 
     def _watch(self, compile_loss: Any) -> None:
-        """Wrap each loss that `compile` got, when Keras has built its losses."""
+        """Wrap each loss that `compile` got, once Keras has built the losses."""
         if compile_loss is None:
             return
         if compile_loss.built:
@@ -200,7 +209,8 @@ class RowSums:
 
         Args:
             loss: Loss object of Keras or of the script.
-            part: Part of the model's loss; None if the loss is known to be a mean.
+            part: Part of the model's loss to which the value belongs; None if the loss is known to
+                be a mean.
             value: Value of the loss: a scalar, or one value for each row.
             y: Targets that the loss was called with.
             y_pred: Predictions that the loss was called with.
@@ -216,7 +226,8 @@ class RowSums:
             y, y_pred, sample_weight = arguments
             if is_moved:
                 y_pred = tf.nest.map_structure(moved, y_pred)
-            with running_eagerly():  # a tf.function would need a second TensorFlow thread
+            # a tf.function would need a second TensorFlow thread to compute eagerly
+            with running_eagerly():
                 return [float(loss(y, y_pred, sample_weight))]
 
         def decide(arguments: Any) -> None:
@@ -235,13 +246,14 @@ class RowSums:
         )
 
     def _aggregate(self, alone: Callable[[Any], Any], loss: Any) -> Any:
-        """Return the total of a layer's added loss, scaled if the loss is a sum over the rows."""
+        """Return the total of a layer's added losses, scaled if they are sums over the rows."""
         total = alone(loss)
         if self._data is None:
             return total
         added = _added_losses(self._member.model)
         position = next((n for n, layer_loss in enumerate(added) if layer_loss is loss), None)
-        if position is None:  # a weight regularizer, which is equal on all workers
+        # a weight regularizer needs no scaling, because it is equal on all workers
+        if position is None:
             return total
         part = self._added.get(position)
         if part is None:
@@ -259,7 +271,7 @@ class RowSums:
         return self._scaled(part, total)
 
     def _decide_added(self, data: Any) -> None:
-        """Find out which losses that the model's layers add are sums over the rows."""
+        """Find out which losses added by the model's layers are sums over the rows."""
         model = self._member.model
         x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(data)
         training = {"training": True} if model._call_has_training_arg else {}
@@ -278,8 +290,8 @@ class RowSums:
         """Store which parts of the loss are sums or means; reject a part that cannot be scaled.
 
         Args:
-            parts: Parts of the loss; None for a part that is not watched.
-            kinds: Kind of each part, in the order of `parts`.
+            parts: Parts of the model's loss; None for a part that needs no check.
+            kinds: For each part of the loss, its kind: a sum or a mean over rows.
         """
         for part, kind in zip(parts, kinds, strict=False):
             if part is None:
@@ -293,7 +305,9 @@ class RowSums:
                     f"number of rows. {_REMEDY}"
                 )
             elif kind is RowKind.OTHER:
-                logging.info("the %s is neither a sum nor a mean over rows", part.name)
+                logging.info(
+                    "the %s is neither a sum nor a mean over the rows of the batch", part.name
+                )
 
     def _scaled(self, part: _Part, value: Any) -> Any:
         if tf.executing_eagerly():
@@ -302,7 +316,7 @@ class RowSums:
         return value * tf.cast(tf.ensure_shape(factor, []), value.dtype)
 
     def _factor(self, part: _Part) -> np.float32:
-        """Return the factor that a part of the loss is multiplied by in the present step."""
+        """Return the factor by which a part of the loss is multiplied in the present step."""
         if not part.is_sum:
             return np.float32(1)
         if self._repeats is not None:
@@ -324,12 +338,13 @@ class RowSums:
     # -- a train_step of the script's own ---------------------------------------------------------
 
     def _try_step(self, data: Any) -> None:
-        """Reject a train_step that itself sums its loss over the rows.
+        """Reject a train_step whose own code sums the loss over the rows.
 
-        The train_step is tried with repeated rows. `_factor` divides every part of the loss that
-        can be scaled by the number of repeats. So the gradients stay equal for repeated rows,
-        unless a part that cannot be scaled is a sum. During the trial no optimizer steps, and no
-        Keras variable changes.
+        To find a sum over rows in a train_step's own code, the train_step is called with repeated
+        rows. The method `_factor` divides every part of the loss that can be scaled by the number
+        of repeats. So repeated rows leave the gradients unchanged, unless a part of the loss that
+        cannot be scaled is a sum over rows. During the call with repeated rows, no optimizer steps
+        and no Keras variable changes.
         """
         trial, before = self._trial, self._data
 
@@ -361,13 +376,13 @@ class RowSums:
     # -- within a graph ---------------------------------------------------------------------------
 
     def _once(self, part: _Part, decide: Callable[[Any], None], value: Any) -> None:
-        """Find out once whether a part of the loss is a sum over the rows.
+        """Find out, only once, if a part of the loss is a sum over the rows.
 
         Args:
-            part: Part of the loss. Its kind is unknown before the first step of a `fit` in which
-                the workers divide the script's batches.
-            decide: Finds the kind of the part and stores it in `part`.
-            value: Any structure of tensors; `decide` gets the structure with the tensors' values.
+            part: Part of the model's loss. Its kind is unknown before the first step of a `fit` in
+                which the workers divide the script's batches.
+            decide: Function that finds the kind of the part of the loss and stores it in `part`.
+            value: Any structure of tensors; `decide` gets this structure with the tensors' values.
         """
         if tf.executing_eagerly():
             if not self._is_known(part):
@@ -389,12 +404,12 @@ class RowSums:
         return self._rounds is None or part.kind is not RowKind.UNDECIDED
 
     def _refuse(self, text: str) -> None:
-        """End the fit with a ConfigurationError, before the gradient of this step is sent."""
+        """End the `fit` with a ConfigurationError, before the gradient of this step is sent."""
         self._exchange.keep(ConfigurationError(text))
 
 
 class _CompiledLoss:
-    """Wrapper of a loss that `compile` got; scales the loss while workers divide the batches."""
+    """Wrapper of a loss that `compile` got; scales the loss if workers divide the batches."""
 
     def __init__(self, loss: Any, name: str, owner: RowSums) -> None:
         self._loss, self._owner, self.name = loss, owner, loss.name
@@ -421,7 +436,7 @@ def _is_of_keras(loss: Any) -> bool:
 
 
 def _added_losses(model: Any) -> list[Any]:
-    """Return the losses that layers added in the model's newest call; no weight regularizers."""
+    """Return the losses that layers added in the model's last call, without weight regularizers."""
     layers = model._flatten_layers(include_self=True)
     return [loss for layer in layers for loss in layer._get_own_losses()]
 

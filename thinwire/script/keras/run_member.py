@@ -1,4 +1,4 @@
-"""State of a worker's membership in a run, for one model of the worker's script."""
+"""Membership of a worker in a run, for one model of the worker's script."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ from thinwire.worker.script import RECORD
 
 
 class RunMember:
-    """Membership of one model in a run: the state that all mechanisms of the model share.
+    """Membership of one model in a run, which all modules that train the model share.
 
     A phase is a part of the run in which the model and its optimizers stay the same.
 
     Attributes:
-        model: The Keras model, or the several models that a loop trains together.
-        settings: Settings of the script; None if the model trains alone.
-        session: Session with the servers in the present phase; None before the first phase.
-        barriers: Barriers with the other workers' scripts; None before the first phase, and if
-            flags define the server's model.
-        catch_up: The fits that a restarted script skips because the run has completed them.
-        lock: Lock of the session, because a TensorFlow thread exchanges with the servers while the
+        model: The Keras model, or the several models that a training loop trains together.
+        settings: Settings of the script; None if the model trains outside of a run.
+        session: Session with the servers in the present phase of the run; None before the first
+            phase.
+        barriers: Barriers with the other workers' scripts; None before the first phase of the run,
+            and if flags define the server's model.
+        catch_up: The calls of `fit` that a restarted script skips because the run has completed
+            them.
+        lock: Lock of the session with the servers: a TensorFlow thread uses the session while the
             script's thread may join or leave the run.
-        in_fit: True while a `fit` of the model runs.
-        in_loop: True after a custom training loop of the script has begun.
-        assignments: The script's own assignments to shared variables; recorded only if optimizers
-            step on this worker.
+        in_fit: True while a call of the model's `fit` runs.
+        in_loop: True after a training loop of the script's own has begun.
+        assignments: Record of the script's own assignments to shared variables, only used if
+            optimizers step on this worker.
         has_left: True if this worker has left the run at the end of its last `fit`.
-        has_place: True if this is the model that the run trains now. Of several models of a
-            script, only the newest is trained in the run.
-        succeeds: True while `session` still belongs to the model that the script trained before.
-            The attribute becomes False when this model's phase begins.
-        fit_counts: Counters of the fits of all models of the script.
+        has_place: True if the run trains this model now. If a script has several models, the run
+            trains only the newest one.
+        succeeds: True while `session` still belongs to the model that the script trained before. It
+            becomes False when this model's phase of the run begins.
+        fit_counts: Counters of the calls of `fit` of all models of the script.
         num_before: Number of models that the script trained in the run before this model.
     """
 
@@ -59,9 +61,9 @@ class RunMember:
 
     @property
     def joined(self) -> Session:
-        """The session with the servers; an error if the model has not joined the run yet."""
+        """The session with the servers; raises an error if the model has not joined the run yet."""
         if self.session is None:
-            raise RuntimeError("the model has not joined a run yet")
+            raise RuntimeError("the model has not registered with a run of Thinwire yet")
         return self.session
 
     @property
@@ -73,44 +75,46 @@ class RunMember:
 
     @property
     def is_training(self) -> bool:
-        """True if the run trains this model now, by a `fit` or a custom training loop."""
+        """True if the run trains this model now, in a `fit` or in a training loop of the script."""
         is_present = self.present is not None and not self.catch_up.is_behind
         return is_present and (self.in_fit or self.in_loop)
 
     @property
     def own_settings(self) -> ScriptSettings:
-        """The settings of the script; an error if the model trains alone."""
+        """The settings of the script; raises an error if the model trains outside of a run."""
         if self.settings is None:
-            raise RuntimeError("the model trains alone")
+            raise RuntimeError("the model trains in this process alone, without a run of Thinwire")
         return self.settings
 
     @property
     def is_offered(self) -> bool:
-        """True if the server gets its model and its optimizer from the workers."""
+        """True if the server gets its model and its optimizer from the workers' scripts."""
         return self.settings is not None and self.settings.run.model_is_offered
 
     @property
     def place(self) -> tuple[Sequence[str], int] | None:
-        """The servers' addresses and this worker's number; None if the model trains alone."""
+        """The servers' addresses and this worker's number; None for a model outside of a run."""
         settings = self.settings
         return None if settings is None else (settings.run.addresses, settings.worker().id_worker)
 
     @property
     def takes_part(self) -> bool:
-        """True if the run continues and this script is in the same `fit` as the other scripts."""
+        """True if the run continues and this script is in the same `fit` as the other workers'."""
         return self.barriers is not None and not self.stopped and not self.catch_up.is_behind
 
     @property
     def meets_others(self) -> bool:
-        """True if this script waits for the scripts of other workers at the end of each epoch."""
+        """True if this script waits for the other workers' scripts at the end of each epoch."""
         settings = self.settings
         return settings is not None and settings.run.nb_workers > 1 and self.takes_part
 
     @property
     def met_barriers(self) -> FitBarriers:
-        """The barriers with the other scripts; an error before the first barrier."""
+        """The barriers with the other workers' scripts; an error before the first barrier."""
         if self.barriers is None:
-            raise RuntimeError("the model has not met the other scripts yet")
+            raise RuntimeError(
+                "the model's fit has not reached the barrier with the other workers' scripts yet"
+            )
         return self.barriers
 
     @property
@@ -121,29 +125,29 @@ class RunMember:
 
     @property
     def takes_weights(self) -> bool:
-        """True if optimizers step on this worker, so that it pushes weights and not gradients."""
+        """True if optimizers step on this worker, which pushes weights instead of gradients."""
         return self.joined.takes_weights
 
     @property
     def stopped(self) -> bool:
-        """True if the run has ended."""
+        """True if the training run has ended."""
         return self.session is not None and self.session.stopped
 
     @property
     def stop_reason(self) -> str:
-        """The reason for the end of the run; empty while the run continues."""
+        """The reason for the end of the run; an empty text while the run continues."""
         return "" if self.session is None else self.session.stop_reason
 
     @property
     def num_exchanges(self) -> int:
-        """Number of exchanges with the servers begun, over all calls of `fit`."""
+        """Number of exchanges with the servers that have begun, over all calls of `fit`."""
         count_before = self._exchanges_before
         return (
             count_before if self.session is None else max(count_before, self.session.part.core.step)
         )
 
     def go_on_as(self, session: Session) -> None:
-        """Replace the session by a session of the next phase, which has not joined the run yet."""
+        """Replace the session by a session of the run's next phase, which has not joined it yet."""
         before, self.succeeds = self.session, False
         if before is not None:
             self._exchanges_before = self.num_exchanges
@@ -157,7 +161,7 @@ class RunMember:
         """Let the run train this model instead of the script's previous model.
 
         Args:
-            other: Member of the model that the run trained before.
+            other: Membership of the model that the run trained before.
         """
         interrupts.remove_listener(other._interrupt)
         self.session, self.barriers, self.catch_up = other.session, other.barriers, other.catch_up
@@ -169,45 +173,46 @@ class RunMember:
         """Join the run, or join it again, and load the server's weights into the model."""
         with self.lock:
             session = self.joined
-            if session.part.closing.is_set():  # a signal interrupted `fit`
+            if session.part.closing.is_set():  # a signal such as Ctrl-C interrupted `fit`
                 session.close("interrupted")
                 session.renew()
             phase = None if self.barriers is None else self.barriers.phase
             if not session.stopped and self.catch_up.open(session, phase):
                 interrupts.add_listener(self._interrupt)
-            if session.part.run_id:  # empty if the run has ended: the model keeps its weights
+            # the run id is empty if the run has ended, and the model then keeps its weights
+            if session.part.run_id:
                 session.assign()
                 self.assignments.clear()
 
     def finish_rounds(self, session: Session) -> None:
-        """Push the results of local steps that no exchange has pushed yet."""
+        """Push the results of local steps that no exchange has sent to the servers yet."""
         with self.lock:
             if not session.stopped:
                 session.flush()
 
     def close(self, cause: str = "done") -> None:
-        """Leave the run; the model stays usable and may join again."""
+        """Leave the run; the model stays usable and may join the run again."""
         interrupts.remove_listener(self._interrupt)
         with self.lock:
             if self.session is not None:
                 self.session.close(cause)
 
     def leave_at_end(self, failed: bool, message: str) -> None:
-        """Leave the run at the end of the script; push local steps first unless it has failed."""
+        """Leave the run at the script's end; first push local steps if the script succeeded."""
         if self.session is not None and not failed:
             self.finish_rounds(self.session)
         self.close("error" if failed else "done")
 
     def wait_for_others(self, where: str, changes: bool = False) -> Opening | None:
-        """Wait at a barrier of the current `fit` until all scripts have reached it.
+        """Wait at a barrier of the current `fit` until all workers' scripts have reached it.
 
         Args:
-            where: Name of the barrier; `FitBarriers.wait` lists the names.
+            where: Name of the barrier, one of those that `FitBarriers.wait` lists.
             changes: True if this script's model differs from the model that the run trains.
 
         Returns:
-            How the barrier opened: whether a phase begins, and whether this script offers its
-            model. None if the run has ended.
+            How the barrier opened: whether a new phase of the run begins, and whether this script
+            offers its model for it. None if the run has ended.
         """
         if self.stopped:
             return None
@@ -220,10 +225,11 @@ class RunMember:
         return None
 
     def take_end(self, ended: RunHalted | None) -> None:
-        """Record the end of the run; raise RunOver if the failure of another script ended it.
+        """Record the end of the run; raise RunOver if another worker's script failed.
 
         Args:
-            ended: End of the run, as a barrier returned it; None if the run continues.
+            ended: Description of the run's end, as a barrier returned it; None if the run
+                continues.
         """
         if ended is not None and self.session is not None:
             self.session.part.core.stopped = True
@@ -231,7 +237,7 @@ class RunMember:
             self.raise_if_broken(ended.cause, ended.message)
 
     def raise_if_broken(self, cause: str, message: str = "") -> None:
-        """Raise RunOver if the failure of another script ended the run."""
+        """Raise RunOver if the failure of another worker's script ended the run."""
         if FitBarriers.is_failure(cause):
             text = f"the run has ended ({cause}){f': {message}' if message else ''}"
             raise RunOver(text, cause)

@@ -1,4 +1,4 @@
-"""Save a distributed model: only one worker writes the file, with the weights of the PS."""
+"""Saves a distributed model: only one worker writes the file, with the weights of the PS."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _OF_FOLDERS = ("export",)
 
 
 class SavingWorker(Protocol):
-    """Interface of the worker that saves a model."""
+    """Interface of the object that saves a worker's model."""
 
     def saving(self, is_own: bool) -> contextlib.AbstractContextManager[bool]:
         """Load the run's state into the model; yield True if this worker writes the file.
 
         Args:
-            is_own: True if no other worker can write to the same file; this worker then writes it
-                even if it does not write the run's files.
+            is_own: True if no other worker can write to the same file. This worker then writes it
+                even if another worker writes the run's files.
         """
 
 
 def save_once(model: keras.Model, session: SavingWorker) -> None:
     """Patch `save`, `save_weights` and `export` of a model so that only one worker writes files.
 
-    Every worker runs the whole script, so the scripts and callbacks of all workers call these three
-    methods. `save` and `save_weights` replace the file in one step, so that no reader gets half a
-    file.
+    Every worker runs the whole script, so the scripts and callbacks of all workers call the model's
+    saving methods. The methods `save` and `save_weights` replace the file in one step, so that no
+    reader gets half a file.
     """
     for name in _METHODS:
         setattr(model, name, _once(_whole(getattr(model, name)), session))
@@ -70,7 +70,8 @@ def _whole(alone: Callable[..., Any]) -> Callable[..., Any]:
         target = os.path.dirname(os.path.abspath(path))
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=target) as folder:
             result = alone(os.path.join(folder, os.path.basename(path)), True, *args, **keywords)
-            for file in sorted(os.listdir(folder)):  # Keras may save weights in several files
+            # Keras may save the weights of a large model in several files
+            for file in sorted(os.listdir(folder)):
                 os.replace(os.path.join(folder, file), os.path.join(target, file))
         return result
 

@@ -43,18 +43,21 @@ if TYPE_CHECKING:
 
 
 class ModelSession(LeavesOnExit):
-    """Worker of one model in a run, over all calls of `fit` or in a custom training loop.
+    """Trains one model as a worker in a run, in all calls of `fit` or in a loop of the script.
 
-    The session connects the modules of `thinwire.script.keras`. The steps within a TensorFlow graph
-    exchange with the servers through the session.
+    The session of a model connects the modules of `thinwire.script.keras`. The steps within a
+    TensorFlow graph exchange with the servers through this session of the model.
 
     Attributes:
-        calls: id of a distributed model or optimizer -> arguments of its `thinwire.distribute`.
-        call: Data of the train_step in progress, or of all steps of a loop: rows, loss, optimizers.
-        central: Loads the shards' weights and optimizer state, for callbacks and saved files.
-        evaluations: Evaluations of the validation data within the model's `fit`.
-        fits: Begin and end of the model's calls of `fit`.
-        loop: The script's custom training loop.
+        calls: Maps the id of a distributed model or optimizer to the arguments of its
+            `thinwire.distribute`.
+        call: Data of the train_step in progress, or of all steps of a loop: numbers of rows, loss,
+            optimizers.
+        central: Object that loads the shards' weights and optimizer state, for callbacks and saved
+            files.
+        evaluations: Object that evaluates the validation data within the model's `fit`.
+        fits: Object that begins and ends the model's calls of `fit`.
+        loop: Training loop that the script writes itself.
     """
 
     def __init__(
@@ -65,13 +68,14 @@ class ModelSession(LeavesOnExit):
         keywords: Mapping[str, Any] | None = None,
         num_train: int | None = None,
     ) -> None:
-        """Create the session of a model.
+        """Create the session of a model with the servers.
 
         Args:
-            model: Keras model, or one of the models that a loop trains together.
-            settings: Settings of the script; None if the model trains alone.
-            args: Argument `args` of `thinwire.distribute`.
-            keywords: Flags by name from `thinwire.distribute`; None if there were no flags.
+            model: Keras model, or one of the models that a training loop trains together.
+            settings: Settings of the script; None if the model trains outside of a run.
+            args: Argument `args` that the script passes to `thinwire.distribute`.
+            keywords: Flags by name that the script passes to `thinwire.distribute`; None without
+                flags.
             num_train: Number of rows of the whole training set; None if unknown.
         """
         self.calls: dict[int, Any] = {}
@@ -120,47 +124,48 @@ class ModelSession(LeavesOnExit):
 
     @property
     def active(self) -> bool:
-        """True if the model trains in a run; False if the model trains alone."""
+        """True if the model trains in a run; False if it trains outside of a run."""
         return self._member.settings is not None
 
     @property
     def place(self) -> tuple[Sequence[str], int] | None:
-        """The servers' addresses and this worker's number; None if the model trains alone."""
+        """The servers' addresses and this worker's number; None for a model outside of a run."""
         return self._member.place
 
     @property
     def stopped(self) -> bool:
-        """True if the run has ended."""
+        """True if the training run has ended."""
         return self._member.stopped
 
     @property
     def stop_reason(self) -> str:
-        """The reason for the end of the run; empty while the run continues."""
+        """The reason for the end of the run; an empty text while the run continues."""
         return self._member.stop_reason
 
     @property
     def num_exchanges(self) -> int:
-        """Number of exchanges with the servers begun, over all calls of `fit`."""
+        """Number of exchanges with the servers that have begun, over all calls of `fit`."""
         return self._member.num_exchanges
 
     @property
     def last(self) -> StepInfo | None:
-        """Result of the model's newest step; None before the first step."""
+        """Result of the model's newest exchange with the servers; None before the first step."""
         return self._exchange.last
 
     @property
     def traffic(self) -> EpochTraffic:
-        """Bytes sent and received, and staleness, of the present epoch's steps."""
+        """Bytes that this worker sent and received, and its staleness, in the present epoch."""
         return self._exchange.traffic
 
     def shard(self, *data: Any) -> Any:
-        """Return this worker's part of a training set; the whole set if the model trains alone.
+        """Return this worker's part of a training set; the whole set outside of a run.
 
-        After a call of `shard`, `fit` does not divide its data, because the data is already this
-        worker's part. `thinwire.script.session.part_of` divides the data.
+        After a call of `shard`, `fit` does not divide its data among workers, because the data is
+        already this worker's part. The function `thinwire.script.session.part_of` divides the
+        training set.
 
         Args:
-            data: Arrays or a data set, in any form that `part_of` accepts.
+            data: Arrays or a data set, in any form that `thinwire.script.session.part_of` accepts.
         """
         settings = self._member.settings
         if settings is None:
@@ -169,19 +174,19 @@ class ModelSession(LeavesOnExit):
         return part_of(settings, data, self._member.fit_counts.use(data[0]) if data else None)
 
     def close(self, cause: str = "done") -> None:
-        """Leave the run. The model stays usable, and its next `fit` joins the run again.
+        """Leave the run; the model stays usable, and its next `fit` joins the run again.
 
         Args:
-            cause: Reason that is reported to the servers.
+            cause: Reason for leaving the run that is reported to the servers.
         """
         self._member.close(cause)
 
     def add_optimizer(self, optimizer: Any, models: Sequence[keras.Model]) -> None:
-        """Let one more optimizer of a custom training loop exchange with the servers.
+        """Let one more optimizer of a script's training loop exchange with the servers.
 
         Args:
             optimizer: Keras optimizer, built or not.
-            models: Models whose variables the optimizer steps.
+            models: Models whose variables the optimizer updates.
 
         Raises:
             ConfigurationError: The training loop has taken its first step already.
@@ -189,12 +194,12 @@ class ModelSession(LeavesOnExit):
         member = self._member
         if member.session is not None and not self._optimizers.has(optimizer):
             raise ConfigurationError(
-                f"distribute() was given {named(optimizer)} after the first step of "
-                f"{member.model.name!r}; expected it before that step, which shows the PS all "
-                "optimizers and models of a script's loops. Distribute all of them before the "
-                "first loop begins: one = thinwire.distribute(one, model=first); other = "
-                "thinwire.distribute(other, model=second). Or train the second model in a run of "
-                "its own."
+                f"distribute() received {named(optimizer)} after the first step of "
+                f"{member.model.name!r}; expected the call before that step, when the PS receives "
+                "the descriptions of all optimizers and models of a script's loops. Distribute "
+                "all optimizers before the first loop begins: one = thinwire.distribute(one, "
+                "model=first); other = thinwire.distribute(other, model=second). Or train the "
+                "second model in a run of its own."
             )
         member.model = Together.of(member.model, models)
         self._loop_steps.add(self._optimizers.stand_in(optimizer), models)
@@ -207,7 +212,7 @@ class ModelSession(LeavesOnExit):
         return any(id(model) in tracked for model in models) or self._optimizers.are_in(tracked)
 
     def checkpointing(self) -> CentralAccess:
-        """Load the shards' weights into the model of a loop; return the object that saves them."""
+        """Load the shards' weights into a loop's model; return the object that saves the model."""
         if tf.executing_eagerly():
             self.loop.refresh(with_slots=True)
         return self.central
@@ -215,7 +220,7 @@ class ModelSession(LeavesOnExit):
     # -- other models of the script -------------------------------------------------------------
 
     def _others(self) -> list[RunMember]:
-        """Return the run members of the other models that this worker's script has distributed."""
+        """Return the memberships in the run of the other models that this script distributed."""
         return [
             other._member
             for other in RECORD.sessions
@@ -225,7 +230,7 @@ class ModelSession(LeavesOnExit):
     # -- a train_step ---------------------------------------------------------------------------
 
     def train_step(self, data: Any) -> Any:
-        """Call the model's own `train_step`, in which the optimizers' `apply` pushes and pulls."""
+        """Call the model's own `train_step`, whose optimizers push to the PS and pull from it."""
         refuse_compiling()
         self.loop.begin()
         member, step = self._member, self._optimizers.compiled
@@ -248,7 +253,7 @@ class ModelSession(LeavesOnExit):
             return self._call(data)
 
     def _call(self, data: Any) -> Any:
-        """Call the model's own `train_step`; exchange weights if its optimizers step on the worker.
+        """Call the model's own `train_step`; exchange weights if optimizers step on this worker.
 
         Raises:
             ConfigurationError: The `train_step` calls no optimizer.
@@ -281,7 +286,7 @@ class ModelSession(LeavesOnExit):
             return None
         run = member.own_settings.run
         steps_each_time = run.method.steps_on_workers and not run.method.takes_local_steps
-        # In all other cases a comparison of weights finds the assignments without a record.
+        # If assignments are not recorded, a comparison of weights finds the script's changes.
         if not (steps_each_time and takes_changes(run)):
             return None
         is_trainable = any(variable is trainable for trainable in member.model.trainable_variables)
@@ -291,41 +296,41 @@ class ModelSession(LeavesOnExit):
 
     @property
     def variables(self) -> list[Any]:
-        """Variables that all workers train, in the order of the offer to the PS."""
+        """Variables that all workers train, in the order in which the PS knows them."""
         return self._member.joined.shared.variables
 
     @property
     def flat_variables(self) -> FlatVariables:
-        """The shared variables as one flat float32 vector."""
+        """The variables that all workers train, as one flat float32 vector."""
         return self._member.joined.variables
 
     @property
     def flat_statistics(self) -> FlatVariables:
-        """Moving statistics that the workers average (of BatchNormalization); may be empty."""
+        """Moving statistics (of BatchNormalization), averaged over the workers; may be empty."""
         return self._member.joined.statistics
 
     @property
     def takes_weights(self) -> bool:
-        """True if optimizers step on this worker, so that it pushes weights and not gradients."""
+        """True if optimizers step on this worker, which pushes weights instead of gradients."""
         return self._member.takes_weights
 
     @property
     def takes_momentum(self) -> bool:
-        """True if the method applies the compiled SGD's momentum instead of the optimizer."""
+        """True if the training method, not the optimizer, applies the compiled SGD's momentum."""
         return self._optimizers.takes_momentum
 
     @property
     def prox_mu(self) -> float:
-        """FedProx's coefficient mu for local steps of this worker; 0 without FedProx."""
+        """FedProx's coefficient mu for the local steps of this worker; 0 without FedProx."""
         return self._member.own_settings.run.method.local.prox_mu
 
     def round_base(self) -> Float32:
-        """Return a copy of the shared weights at the start of the round of local steps."""
+        """Return a copy of the shared weights from the start of the round of local steps."""
         return self._member.joined.part.core.base.copy()
 
     @property
     def clocks(self) -> Sequence[RunClock | None]:
-        """The clock of each optimizer's schedule (the run's batch count); None without a clock."""
+        """For each optimizer, the run's batch count for its schedule; None without a schedule."""
         return [self._optimizers.clock_of(step) for step in self._optimizers.stepping]
 
     @property
@@ -342,7 +347,7 @@ class ModelSession(LeavesOnExit):
         return self.fits.leave()
 
     def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:
-        """Join the run at the first step, and check the variables that the optimizer steps."""
+        """Join the run at the first step, and check which variables the optimizer updates."""
         has_changed = self.loop.begin()
         if self._phases.begins_with_step:
             has_changed = self._phases.begin_with(self._first_plan(step, pairs))
@@ -357,9 +362,9 @@ class ModelSession(LeavesOnExit):
     def exchange(
         self, step: ExchangeStep, repeats: bool, in_turn: bool, *values: Any
     ) -> tuple[Any, ...]:
-        """Push the values of one step and pull new weights, by `StepExchange.exchange`."""
+        """Push the values of one step and pull new weights, as `StepExchange.exchange` does."""
         return self._exchange.exchange(step, repeats, in_turn, *values)
 
     def raise_failure(self) -> None:
-        """Raise the error that an exchange has stored; do nothing without an error."""
+        """Raise the error that an exchange has stored; do nothing if none is stored."""
         self._exchange.raise_failure()

@@ -1,8 +1,9 @@
-"""The exchange that replaces an optimizer's `apply`, within the graph of a step or eagerly.
+"""Replaces an optimizer's `apply` by an exchange with the servers, in a graph or eagerly.
 
-Instead of the optimizer's step, the gradients are pushed to the parameter server and the new
-weights are pulled. The optimizer object stays the script's own, so callbacks and saving work as
-usual. Only three methods of the optimizer object are replaced.
+Instead of an optimizer's step, the gradients are pushed to the parameter server and the new weights
+are pulled. The optimizer object remains the script's own, so callbacks and saving work as usual.
+Only the methods `apply`, `scale_loss` and `finalize_variable_values` of the optimizer object are
+replaced.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class _ThreadState(threading.local):
     """State of the optimizers' steps in one thread.
 
     Attributes:
-        recorder: Recorder of all optimizer calls while a train_step is tried; None outside of a
-            trial.
+        recorder: Object that records all optimizer calls while a train_step is tried; None outside
+            of such a trial.
         is_allowed: True while optimizers may step without a check, for example because an
-            `ExchangeStep` has called the optimizer.
+            `ExchangeStep` calls the optimizer.
     """
 
     recorder: StepRecorder | None = None
@@ -49,15 +50,16 @@ class _ThreadState(threading.local):
 
 
 _LOCAL = _ThreadState()
-#: Owners of shared variables. They check the steps of optimizers that are not part of their run.
+#: Objects that own shared variables, and check the steps of optimizers that are not part of their
+#: run.
 _WATCHERS: weakref.WeakSet[StepWatcher] = weakref.WeakSet()
 
 
 class StepWatcher(Protocol):
-    """Owner of variables that all workers train; rejects optimizers outside of the run."""
+    """Interface of an owner of shared variables, which rejects optimizers outside of the run."""
 
     def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Raise ConfigurationError if an optimizer outside of the run steps a shared variable."""
+        """Raise ConfigurationError if an optimizer outside of the run updates a shared variable."""
 
     def assignments_to(self, variable: Any) -> Assignments | None:
         """Return the record of a script's assignments to a variable; None if there is no record.
@@ -71,7 +73,8 @@ def watch_steps(watcher: StepWatcher) -> None:
     """Check every Keras optimizer before it steps, and record the script's assignments.
 
     Args:
-        watcher: Owner of shared variables; the process holds only a weak reference to it.
+        watcher: Object that owns shared variables, to which the process holds only a weak
+            reference.
     """
     _WATCHERS.add(watcher)
     _guard_optimizers()
@@ -81,7 +84,7 @@ def watch_steps(watcher: StepWatcher) -> None:
 
 @contextlib.contextmanager
 def recording(keeps_gradients: bool = False) -> Iterator[StepRecorder]:
-    """Record the calls of all optimizers in this thread; within the context no optimizer steps."""
+    """Record all optimizer calls in this thread within the context, in which no optimizer steps."""
     before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder(keeps_gradients)
     try:
         yield _LOCAL.recorder
@@ -147,38 +150,38 @@ def _guarded(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class StepOwner(Protocol):
-    """Interface of a model's worker for its steps; `ModelSession` implements the interface."""
+    """Interface of the object that exchanges a model's steps; implemented by `ModelSession`."""
 
     @property
     def variables(self) -> list[Any]:
-        """Variables that all workers train, in the order of the offer to the PS."""
+        """Variables that all workers train, in the order in which the PS knows them."""
 
     @property
     def flat_variables(self) -> FlatVariables:
-        """The shared variables as one flat float32 vector."""
+        """The variables that all workers train, as one flat float32 vector."""
 
     @property
     def flat_statistics(self) -> FlatVariables:
-        """Moving statistics that the workers average (of BatchNormalization); may be empty."""
+        """Moving statistics (of BatchNormalization), averaged over the workers; may be empty."""
 
     @property
     def takes_weights(self) -> bool:
-        """True if optimizers step on this worker, so that it pushes weights and not gradients."""
+        """True if optimizers step on this worker, which pushes weights instead of gradients."""
 
     @property
     def takes_momentum(self) -> bool:
-        """True if the method applies SGD's momentum instead of the optimizer."""
+        """True if the training method, not the optimizer, applies the momentum of SGD."""
 
     @property
     def prox_mu(self) -> float:
-        """FedProx's coefficient mu for local steps of this worker; 0 without FedProx."""
+        """FedProx's coefficient mu for the local steps of this worker; 0 without FedProx."""
 
     def round_base(self) -> Float32:
-        """Return a copy of the shared weights at the start of the round of local steps."""
+        """Return a copy of the shared weights from the start of the round of local steps."""
 
     @property
     def clocks(self) -> Sequence[RunClock | None]:
-        """The clock of each optimizer's schedule; None if it is read at the optimizer's count."""
+        """For each optimizer, the run's batch count for its schedule; None if it is not used."""
 
     @property
     def call(self) -> StepCall:
@@ -196,11 +199,11 @@ class StepOwner(Protocol):
         """
 
     def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:
-        """Join the run at the first step, and check the variables that the optimizer steps.
+        """Join the run at the first step, and check which variables the optimizer updates.
 
         Args:
-            step: Replacement of the optimizer that is about to step.
-            pairs: Gradients and variables that the optimizer is called with.
+            step: Object that replaces the optimizer that is about to step.
+            pairs: Pairs (gradient, variable) that the optimizer is called with.
 
         Returns:
             True if joining the run has not changed the weights, so that gradients which were
@@ -210,28 +213,30 @@ class StepOwner(Protocol):
     def exchange(
         self, step: ExchangeStep, repeats: bool, in_turn: bool, *values: Any
     ) -> tuple[Any, ...]:
-        """Push the values of one step; return the pulled weights and further values.
+        """Push the values of one step; return the pulled weights and other values from the PS.
 
-        `thinwire.script.keras.exchange.StepExchange.exchange` documents arguments and results.
+        Arguments and results of the exchange are documented in
+        `thinwire.script.keras.exchange.StepExchange.exchange`.
         """
 
     def raise_failure(self) -> None:
-        """Raise the error that an exchange has stored; do nothing without an error."""
+        """Raise the error that an exchange has stored; do nothing if none is stored."""
 
 
 class WeightsChanged(Exception):
-    """Joining the run has replaced the weights at which a gradient was computed."""
+    """Raised if joining the run has replaced the weights at which a gradient was computed."""
 
 
 class StepCall:
-    """One call of a train_step, or all steps of a custom loop: data for the call's exchanges.
+    """Data that one call of a train_step, or a whole training loop, keeps for its exchanges.
 
     Attributes:
-        rows: Number of examples in the mini-batch: a scalar tensor, or 1 in a custom loop.
-        ends_later: True in a train_step: local steps of several optimizers are sent together at its
-            end. False in a custom loop.
-        loss: Loss of the mini-batch; None if it is not computed yet, or was sent already.
-        applied: Replacements of the optimizers that have stepped, in the order of their steps.
+        rows: Number of examples in the mini-batch: a scalar tensor, or 1 in a script's own training
+            loop.
+        ends_later: True in a train_step, which sends the local steps of several optimizers together
+            at its end. False in a script's own training loop.
+        loss: Loss of the mini-batch; None if it is not computed yet, or was already sent.
+        applied: Objects that replace the optimizers that have stepped, in the order of their steps.
     """
 
     def __init__(self, rows: Any, ends_later: bool) -> None:
@@ -240,7 +245,7 @@ class StepCall:
         self.applied: list[ExchangeStep] = []
 
     def note(self, step: ExchangeStep) -> bool:
-        """Note that an optimizer steps.
+        """Note that an optimizer has stepped in this call of the train_step.
 
         Returns:
             True if an earlier step has used the same mini-batch.
@@ -252,15 +257,15 @@ class StepCall:
 
 
 class ExchangeStep:
-    """Replacement of one optimizer's step by an exchange with the servers.
+    """Replaces the step of one optimizer by an exchange with the servers.
 
-    The optimizer itself still steps the variables that the workers do not share.
+    The optimizer itself still updates the variables that the workers do not share.
 
     Attributes:
         optimizer: The script's optimizer, or the LossScaleOptimizer that Keras put around it.
         number: Position of the optimizer in the offer (the model's description for the PS), from 0.
-        known_rate: Learning rate that was last compiled, loaded from the run, or sent to the PS. If
-            the optimizer has a different rate, the script has set it.
+        known_rate: Learning rate of the optimizer that was last compiled, loaded from the run, or
+            sent to the PS. If the optimizer has a different rate, the script has set it.
     """
 
     def __init__(self, optimizer: Any, session: StepOwner) -> None:
@@ -280,9 +285,10 @@ class ExchangeStep:
 
     @property
     def rate(self) -> Any:
-        """The variable of the learning rate; None if the rate is a schedule or a function.
+        """The optimizer's learning-rate variable; None if the rate is a schedule or function.
 
-        Callbacks and scripts set the learning rate by assigning to this variable.
+        Callbacks and scripts set the learning rate by an assignment to this variable of the
+        optimizer.
         """
         rate = inner(self.optimizer)._learning_rate
         return rate if isinstance(rate, keras.Variable) else None
@@ -301,7 +307,7 @@ class ExchangeStep:
 
     @property
     def own_schedule(self) -> Any:
-        """The learning-rate schedule if no PS can build it (a class of the script); else None."""
+        """The learning-rate schedule if its class is the script's, unknown to a PS; else None."""
         return own_schedule(inner(self.optimizer))
 
     def assign_rate(self, rate: float) -> None:
@@ -310,7 +316,7 @@ class ExchangeStep:
             self.rate.assign(rate)
 
     def adopt_rate(self, rate: float) -> None:
-        """Write the server's learning rate to the optimizer."""
+        """Write the server's learning rate to the optimizer's variable."""
         self.known_rate = rate
         self.assign_rate(rate)
 
@@ -325,22 +331,22 @@ class ExchangeStep:
             self.optimizer.build(list(variables))
 
     def _finalize(self, var_list: Any) -> None:
-        """Leave the run at the end of `fit`; let the optimizer write moving averages to weights.
+        """Leave the run at `fit`'s end; let the optimizer write its moving averages to the weights.
 
-        Keras calls this method at the end of `fit`. The optimizer writes its averages only if they
-        are the averages of the run.
+        Keras calls `finalize_variable_values`, which this method replaces, at the end of `fit`. The
+        optimizer writes its moving averages to the weights only if they are the run's averages.
         """
         if self._session.ends_fit():
             self._finalize_alone(var_list)
 
     def _scale_loss(self, loss: Any) -> Any:
-        """Store the loss of the mini-batch, which the next exchange reports; return it scaled."""
+        """Store the mini-batch's loss, which the next exchange reports; return the scaled loss."""
         if _LOCAL.recorder is None:
             self._session.call.loss = loss
         return self._scale_alone(loss)
 
     def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Push gradients instead of stepping; or step on the worker and then exchange weights."""
+        """Push gradients instead of stepping, or step on the worker and then exchange weights."""
         session = self._session
         variables = trainable_variables
         if variables is None:
@@ -353,16 +359,17 @@ class ExchangeStep:
         if not is_eager:
             refuse_compiling()
             if not have_values(variables):
-                # The variables have no values in this first trace, so the trace exchanges nothing.
-                # The optimizer's variables are created in it, because TensorFlow forbids a later
-                # trace to create variables. TensorFlow traces the function again before it
+                # The variables have no values in the first trace of a step, so the trace exchanges
+                # nothing. The optimizer's variables are created in it, because TensorFlow forbids a
+                # later trace to create variables. TensorFlow traces the function again before it
                 # executes the function.
                 self.build(variables)
                 tf.numpy_function(refuse_first_trace, [], [])
                 return
         with tf.init_scope():
-            # A graph computes its gradients when it is executed, so at the weights after joining
-            # the run. Only an eager gradient can be computed before the worker has joined the run.
+            # A graph computes its gradients when it is executed, which is at the weights after
+            # joining the run. Only an eager gradient can be computed before the worker has joined
+            # the run.
             is_valid = session.begin_step(self, pairs) or not is_eager
         if not is_valid and session.call.ends_later:
             raise WeightsChanged
@@ -384,7 +391,7 @@ class ExchangeStep:
         self._exchange(weights, [], self._session.call.rows, repeats=False)
 
     def _sit_out(self) -> None:
-        """Push an empty update, because joining has replaced the weights of the gradient."""
+        """Push an empty update, because joining the run has made the gradient invalid."""
         flat = self._session.flat_variables
         values = flat.joined() if self._session.takes_weights else tf.zeros([flat.size])
         self._exchange(values, [], tf.constant(0), repeats=False)
@@ -394,12 +401,11 @@ class ExchangeStep:
             self._apply_alone(*zip(*pairs, strict=True))
 
     def _pulled_to_base(self, pairs: Pairs) -> Pairs:
-        """Add FedProx's mu (w - b), the gradient of mu / 2 |w - b|^2, to gradients.
+        """Add mu (w - b), the gradient of FedProx's mu / 2 |w - b|^2, to gradients.
 
-        mu is FedProx's coefficient, w the weights of a shared variable, and b these weights at the
-        start of the round of local steps.
-        The added gradient is multiplied by the loss scale, because the optimizer divides all
-        gradients by the loss scale.
+        In this formula, mu is FedProx's coefficient, w the weights of a shared variable, and b
+        these weights at the start of the round of local steps. FedProx's gradient is multiplied by
+        the loss scale, because the optimizer divides all gradients by the loss scale.
         """
         mu, flat = self._session.prox_mu, self._session.flat_variables
         if not mu:
@@ -415,7 +421,7 @@ class ExchangeStep:
         return pulled
 
     def _send_gradients(self, pairs: Pairs) -> None:
-        """Push the gradients of shared variables; let the optimizer step all other variables."""
+        """Push the gradients of shared variables; let the optimizer update all other variables."""
         by_variable = {id(variable): gradient for gradient, variable in pairs}
         shared = self._session.variables
         sent = [by_variable.pop(id(variable), None) for variable in shared]
@@ -436,11 +442,11 @@ class ExchangeStep:
         """Push gradients, or weights after a local step, and assign the pulled weights.
 
         Args:
-            values: [num_parameters] float32 gradients or weights.
-            gradients: The gradients that `values` was made of, to find their sparse rows; empty if
-                `values` are weights.
-            rows: Number of examples that the gradients or the local step were computed from.
-            repeats: True if an earlier exchange has counted these examples.
+            values: [num_parameters] float32 gradient, or weights after a local step.
+            gradients: Gradients from which `values` was made, whose sparse rows are needed; empty
+                if `values` are weights.
+            rows: Number of examples from which the gradients or the local step were computed.
+            repeats: True if an earlier exchange has already counted these examples.
         """
         session, rate, scale = self._session, self.rate, self._scale
         loss, session.call.loss = session.call.loss, None
@@ -472,7 +478,7 @@ class ExchangeStep:
         exchange = functools.partial(session.exchange, self, repeats, in_turn)
         try:
             answer = tf.numpy_function(exchange, values, types)
-        except tf.errors.OpError:  # in an eager step; its cause is stored
+        except tf.errors.OpError:  # the error of an eager step, whose cause is stored
             session.raise_failure()
             raise
         weights, means, new_rate, new_scale, counts = answer
@@ -490,7 +496,7 @@ class ExchangeStep:
                 clock.variable.assign(tf.cast(counts[number], clock.variable.dtype))
 
     def _has_stepped(self, clocks: Sequence[RunClock | None]) -> Any:
-        """Return a bool tensor: False if the step was skipped because its gradients overflowed."""
+        """Return a bool tensor, False if the step was skipped because gradients overflowed."""
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         clock = clocks[self.number] if is_scaled and self._session.takes_weights else None
         if clock is None:
@@ -502,10 +508,10 @@ class ExchangeStep:
 
     @property
     def _scale(self) -> Any:
-        """The variable of the loss scale that the server sets; None if the server sets no scale.
+        """The optimizer's variable of the loss scale, if the server sets it; else None.
 
-        A fixed `loss_scale_factor` has no variable: the optimizer that steps divides the gradients
-        by the factor.
+        A fixed `loss_scale_factor` of an optimizer has no variable: the optimizer itself divides
+        the gradients by the factor.
         """
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         return (
@@ -513,7 +519,7 @@ class ExchangeStep:
         )
 
     def assign_scale(self, scale: float) -> None:
-        """Scale the next losses by the server's loss scale; 0 leaves the loss scale unchanged."""
+        """Scale the next losses by the server's loss scale; 0 keeps the present loss scale."""
         if self._scale is not None and scale:
             with steps_allowed():
                 self._scale.assign(scale)
@@ -526,7 +532,7 @@ class ExchangeStep:
 
     @contextlib.contextmanager
     def _as_a_worker(self) -> Iterator[None]:
-        """Set SGD's momentum to 0 within the context, if the method applies the momentum itself."""
+        """Set SGD's momentum to 0 within the context if the training method applies it itself."""
         optimizer = inner(self.optimizer)
         if not self._session.takes_momentum:
             yield

@@ -1,11 +1,11 @@
-"""Find results of metrics among the numbers that a script's own `train_step` returns.
+"""Finds metrics' results among the numbers that a script's own `train_step` returns.
 
 Keras takes an epoch's logs from the model's metrics if the `train_step` returns the results of all
 metrics under their own names. If the `train_step` returns other names or only some metrics, as in
-many GANs and autoencoders, the epoch's logs are the numbers that the last step has returned. The
-last step computes these numbers before the workers' metric states are merged, so they describe one
-worker's rows. If a returned number equals the result of a metric, it is replaced by the metric's
-merged result.
+many GANs and autoencoders, the logs of the epoch are the numbers that the last step returned. The
+last step computes its returned numbers before the workers' metric states are merged, so they
+describe the rows of one worker. If a number returned by the step equals the result of a metric, it
+is replaced by the metric's merged result.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-#: Keys that lead from the outermost of nested dictionaries to a number in them.
+#: Keys of nested dictionaries, the outermost first, that lead to a number.
 Path = tuple[str, ...]
-#: Allowed relative difference between a metric's result within a graph and outside of the graph.
+#: Largest relative difference between a metric's result within a graph and outside of the graph
+#: that still counts as equal.
 _ROUNDING = 1e-6
 
 
@@ -37,17 +38,17 @@ class StepResults:
         for path, value in _numbers(logs) if isinstance(logs, Mapping) else ():
             equal = [(metric, at) for metric, at, result in results if _is_equal(value, result)]
             # Two metrics may have equal results, for example 1.0. Then the key of the returned
-            # number decides which metric is taken.
+            # number decides which metric it belongs to.
             named = [(metric, at) for metric, at in equal if path[-1] in (metric.name, *at)]
             if len(equal) == 1 or len(named) == 1:
                 self._sources[path] = (named or equal)[0]
 
     def renew(self, logs: Any, separate: Iterable[str]) -> tuple[Any, list[str]]:
-        """Replace the returned results of metrics by the metrics' merged results.
+        """Replace metrics' results in an epoch's logs by the metrics' results over all workers.
 
         Args:
             logs: Return value of the epoch's last train_step.
-            separate: Names of metrics that could not be merged over the workers.
+            separate: Names of the metrics whose states could not be merged over the workers.
 
         Returns:
             The logs with merged results, and the names of the numbers in the logs that describe

@@ -1,4 +1,4 @@
-"""Several models of one script: the run trains one of them at a time, the newest."""
+"""Trains several models of one script in turn: a run trains the script's newest model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from thinwire.worker.script import RECORD
 
 
 class Succession:
-    """Relation of one model to the other models of its script.
+    """Decides which of a script's models the run trains.
 
     Args:
-        member: Settings, session and barriers of the model in its run.
-        stop: Agrees with the other scripts on an early end of the model's `fit`.
-        others: Returns the run members of the other models of this worker's script.
+        member: Membership of the model in a run: its settings, its session with the servers, its
+            barriers.
+        stop: Object that agrees with the other workers' scripts on an early end of the model's
+            `fit`.
+        others: Function that returns the memberships in the run of the other models of this
+            worker's script.
     """
 
     def __init__(
@@ -27,10 +30,10 @@ class Succession:
         self._member, self._stop, self._others = member, stop, others
 
     def count_fit(self, data: Any) -> FitNumber:
-        """Count a `fit` of this model among the fits of all models of the script.
+        """Count a call of `fit` of this model among the calls for all models of the script.
 
         Args:
-            data: Argument `x` of the `fit`.
+            data: Argument `x` that the script passes to `fit`.
         """
         other_counts = (other.fit_counts for other in self._others())
         self._member.fit_counts = next(
@@ -41,11 +44,12 @@ class Succession:
     def begin_fit(self) -> None:
         """Let the run train this model instead of the model that the script trained before.
 
-        The next phase of the run trains this model. The fits of all models are counted together.
+        The next phase of the run begins with this model. Calls of `fit` are counted over all models
+        of the script.
 
         Raises:
-            ConfigurationError: A `fit` of another model of the script is still running, or a custom
-                loop trains this model or another model.
+            ConfigurationError: A `fit` of another model of the script is still running, or a
+                training loop of the script's own trains this model or another model.
         """
         member = self._member
         if not member.is_offered:
@@ -66,10 +70,10 @@ class Succession:
             member.barriers.on_stop = self._stop.stop
 
     def check_loop(self) -> None:
-        """Reject a custom training loop if the script has trained another model in the run.
+        """Reject a script's own training loop if the script has trained another model in the run.
 
         Raises:
-            ConfigurationError: Another model of the script has been trained.
+            ConfigurationError: The script has trained another model in the run.
         """
         for other in self._others():
             if other.session is not None:
@@ -79,18 +83,19 @@ class Succession:
         """Reject the training of this model together with another model of the script.
 
         Args:
-            other: Run member of the other model.
-            in_loop: True if a custom loop trains one of the two models.
+            other: Membership in the run of the other model of the script.
+            in_loop: True if a training loop of the script's own trains one of the two models.
 
         Raises:
-            ConfigurationError: Always.
+            ConfigurationError: The method always raises this error.
         """
         reason = "a loop of the script's own trains one of them" if in_loop else "both at a time"
         raise ConfigurationError(
             f"{self._member.model.name!r} is a second model that this script trains with "
-            f"thinwire.distribute(), next to {other.model.name!r} ({reason}); expected models that "
-            "model.fit(...) trains one after the other, or loops whose optimizers are all "
-            "distributed before the first step of any: one = thinwire.distribute(one, "
-            "model=first); other = thinwire.distribute(other, model=second). Or train one of them "
-            "in a run of its own, or without distribute(): every worker then trains it alone."
+            f"thinwire.distribute(), next to {other.model.name!r} ({reason}); expected models "
+            "that model.fit(...) trains one after the other, or training loops whose optimizers "
+            "are all distributed before the first step of any loop: one = "
+            "thinwire.distribute(one, model=first); other = thinwire.distribute(other, "
+            "model=second). Or train one of the two models in a run of its own, or without "
+            "distribute(): every worker then trains that model alone."
         )

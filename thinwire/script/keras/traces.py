@@ -1,12 +1,13 @@
-"""Adapt a script's TensorFlow functions that cannot run with an exchange unchanged.
+"""Adapts a script's TensorFlow functions that cannot contain an exchange with the PS unchanged.
 
 XLA cannot compile an exchange with the parameter server. While a function of
-`tf.function(jit_compile=True)` is traced, a step detects XLA before the step changes any variable.
-The function is then traced again without XLA.
+`tf.function(jit_compile=True)` is traced, an optimizer's step detects XLA before it changes any
+variable. A function with an exchange that was to be compiled by XLA is then traced again without
+XLA.
 
 If the first step builds a model, the model's variables have no values in the trace of that step.
-TensorFlow gives the variables values after the first trace, and traces the function again. The
-first trace therefore contains no exchange.
+After the first trace, TensorFlow gives the model's variables values and traces the function again.
+If the first step builds a model, the first trace therefore contains no exchange with the PS.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from thinwire.ops.types import ConfigurationError
 
 
 class CannotCompile(ConfigurationError):
-    """A step with an exchange is traced for XLA, which cannot compile an exchange."""
+    """Raised while a step with an exchange is traced for XLA, which cannot compile the exchange."""
 
 
 def refuse_compiling() -> None:
@@ -51,15 +52,16 @@ def _without_xla(alone: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return alone(function, *args, **keywords)
         except CannotCompile:
-            # The exception has stopped the trace midway. Reset the function to its state before its
-            # first call, so that the next call initializes the function again.
+            # The exception has stopped TensorFlow's trace midway. Reset the function to its state
+            # before its first call, so that the next call initializes the function again.
             function._created_variables = None
             function._variable_creation_config = function._no_variable_creation_config = None
-            if not function._jit_compile:  # the enclosing function with XLA is reset
+            # for a function without XLA, the enclosing function with XLA is reset instead
+            if not function._jit_compile:
                 raise
         function._jit_compile = False
         logging.warning(
-            "jit_compile of %r is switched off: XLA cannot compile an exchange",
+            "jit_compile of %r is switched off: XLA cannot compile an exchange with the PS",
             getattr(function.python_function, "__name__", "a tf.function"),
         )
         return alone(function, *args, **keywords)
@@ -68,10 +70,10 @@ def _without_xla(alone: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def call_with_values(function: Callable[[Any], int], values: Any) -> Any:
-    """Call a function with eager values: now, or in each execution of the graph in progress.
+    """Call a function with eager values, now or in each execution of the graph in progress.
 
     Args:
-        function: Takes the structure `values`, with eager tensors instead of graph tensors.
+        function: Function of the structure `values`, with eager tensors in place of graph tensors.
         values: Any structure of tensors and other objects.
 
     Returns:
@@ -91,7 +93,7 @@ def call_with_values(function: Callable[[Any], int], values: Any) -> Any:
 
 
 def have_values(variables: Iterable[Any]) -> bool:
-    """Return True if all Keras variables have values; new variables in a trace have no values."""
+    """Return True if all Keras variables have values, which new variables in a trace lack."""
     with tf.init_scope():
         return all(bool(variable._value.is_initialized()) for variable in variables)
 
@@ -100,11 +102,11 @@ def refuse_first_trace() -> None:
     """Reject the execution of a trace that was made before the model's variables had values.
 
     Raises:
-        ConfigurationError: Always. TensorFlow executes a first trace only if the variables' initial
-            values depend on the traced step.
+        ConfigurationError: The function always raises this error. TensorFlow executes a first trace
+            only if the variables' initial values depend on the traced step.
     """
     raise ConfigurationError(
-        "the model creates its variables within its first step, and their initial values depend on "
-        "that step; expected a model that is built before. Call it on one mini-batch before the "
-        "loop: model(x[:1])."
+        "the model creates its variables within its first training step, and their initial values "
+        "depend on that step; expected a model that is built before that step. Call the model on "
+        "one mini-batch before the loop: model(x[:1])."
     )

@@ -1,4 +1,4 @@
-"""Network traffic and staleness of one worker's steps within an epoch."""
+"""Counts network traffic and staleness of one worker's steps within an epoch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from thinwire.script.session import StepInfo
 
 @dataclasses.dataclass
 class EpochTraffic:
-    """Sums of bytes and staleness over the steps of an epoch on one worker.
+    """Sums of the bytes and the staleness of a worker's steps in an epoch.
 
     Attributes:
-        bytes_up: Bytes sent to the shards, framing included.
-        bytes_down: Bytes received from the shards, framing included.
-        num_exchanges: Number of steps that pushed an update.
+        bytes_up: Number of bytes that the worker sent to the shards, with framing.
+        bytes_down: Number of bytes that the worker received from the shards, with framing.
+        num_exchanges: Number of steps in the epoch that pushed an update.
         staleness: Sum of the staleness of all steps that pushed an update. The staleness of a step
             is the number of updates that were merged between the worker's pull and its push.
-        largest_staleness: Largest staleness of one step, in updates.
+        largest_staleness: Largest staleness of one step, in updates: how many updates were merged
+            between pull and push.
     """
 
     bytes_up: int = 0

@@ -1,15 +1,15 @@
-"""Merge the training metrics over the workers at the end of each epoch.
+"""Merges the training metrics over the workers at the end of each epoch.
 
-Each worker trains on its own rows, so its metrics describe these rows only. Results of metrics
-cannot be averaged: an AUC, a precision or an F1 score is no mean. States of metrics (their
-variables) can be added up if they are additive: each update adds an amount that does not depend on
-the present state. The sum of the workers' states is then the state that one worker would have after
-all rows.
+Each worker trains on its own rows, so its training metrics describe only these rows. Results of
+metrics cannot be averaged over the workers: an AUC, a precision or an F1 score is not a mean over
+rows. States of metrics (their variables) can be added up over the workers if each update adds an
+amount that does not depend on the present state. The sum of the workers' metric states is the state
+that one worker would have after all rows.
 
-Keras' metrics are additive. A metric of another class is tested at its first update that changes
-its state: two more updates with the same batch start from a reset copy of the state. The test runs
-eagerly, once per metric: two more updates in the graph would make the graph's trace three times as
-long, and no later step would execute them.
+The states of Keras' own metrics can be added up over the workers. A metric of a class that is not
+Keras' own is tested at its first update that changes its state: two more updates with the same
+batch start from a reset copy of the state. The test of a metric runs eagerly, once: two more
+updates in the graph would make its trace three times as long, and no later step would execute them.
 """
 
 from __future__ import annotations
@@ -36,37 +36,40 @@ from thinwire.script.keras.traces import call_with_values
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Largest size of metric states in one message to shard 0, in bytes. A message has at most 1 MiB.
+#: Largest total size of metric states in one message to shard 0, in bytes. A message has at most 1
+#: MiB.
 _MOST_BYTES = 900_000
 #: Names of the attributes that every Keras metric has.
 _OF_KERAS = frozenset(vars(keras.metrics.Metric(name="any")))
-#: Allowed difference between the amounts that two float32 updates with the same batch add, relative
-#: to the metric's state.
+#: Difference, relative to a metric's state, up to which the amounts count as equal that two float32
+#: updates with the same batch add.
 _ROUNDING = 1e-4
 
 
 class _Verdict(enum.IntEnum):
     """Result of the test whether the workers' states of a metric can be added up."""
 
-    UNKNOWN = 0  # no update has changed the metric's state yet
-    ADDITIVE = 1  # each update adds an amount that is independent of the metric's state
-    DEPENDENT = 2  # an update depends on the metric's state before the update
+    UNKNOWN = 0  # verdict on a metric whose state no update has changed yet
+    ADDITIVE = 1  # verdict if each update adds an amount that is independent of the metric's state
+    DEPENDENT = 2  # verdict if an update depends on the metric's state before the update
 
 
 class TrainMetrics:
     """Merges the training metrics of one model over all workers.
 
     Args:
-        member: Settings, session and barriers of the model in its run.
+        member: Membership of the model in a run: its settings, its session with the servers, its
+            barriers.
     """
 
     def __init__(self, member: RunMember) -> None:
         self._member = member
-        # id of a metric -> (the metric, tf.Variable with its `_Verdict`).
+        # Maps the id of a metric to the metric and the tf.Variable with its `_Verdict`.
         self._verdicts: dict[int, tuple[Any, Any]] = {}
-        # id of a metric -> state of the metric at the start of the epoch.
+        # Maps the id of a metric to the metric's state at the start of the epoch.
         self._initial: dict[int, NDArray[np.float64]] = {}
-        self._separate: set[str] = set()  # names of metrics that could not be merged
+        # names of the metrics that could not be merged over the workers
+        self._separate: set[str] = set()
         self._returned: StepResults | None = None
         self._has_named = False
 
@@ -81,12 +84,12 @@ class TrainMetrics:
                 _watch(metric, verdict)
 
     def begin_epoch(self) -> None:
-        """Record the metrics' states before an epoch's first batch; callbacks may have set them."""
+        """Record the metrics' states before an epoch's first batch: callbacks may have set them."""
         metrics = [*self._given(), *(metric for _, metric in self._metrics())]
         self._initial = {id(metric): _state_of(metric) for metric in metrics}
 
     def describe(self) -> list[pb.MetricState]:
-        """Return the amounts that the epoch's updates have added to additive metrics' states."""
+        """Return the amounts that the epoch has added to the metrics that can be added up."""
         states, num_bytes = [], 0
         for name, metric in self._metrics():
             added = self._added(metric)
@@ -97,11 +100,11 @@ class TrainMetrics:
         return states
 
     def take(self, states: Iterable[pb.MetricState]) -> None:
-        """Set the states of the metrics to the sums over all workers.
+        """Set the states of the training metrics to the sums over all workers.
 
         Args:
             states: Sums over the workers of the amounts that `describe` returns. A metric without a
-                sum keeps this worker's state.
+                sum keeps the state of this worker.
         """
         sums = {state.name: np.frombuffer(state.values, "<f8") for state in states}
         self._separate = set()
@@ -112,22 +115,22 @@ class TrainMetrics:
                 self._separate.add(metric.name)
 
     def note_returned(self, logs: Any) -> None:
-        """Find metrics' results among the numbers that the epoch's last step has returned.
+        """Find metrics' results among the numbers that the last step of the epoch has returned.
 
-        The method must be called before the metrics' states are merged over the workers.
+        This search must run before the metrics' states are merged over the workers.
 
         Args:
-            logs: Return value of the epoch's last train_step.
+            logs: Return value of the last train_step of the epoch.
         """
         self._returned = StepResults(logs, [metric for _, metric in self._metrics()])
 
     def complete(self, logs: Any, are_results: bool) -> Any:
-        """Return an epoch's logs with the results of the merged metrics.
+        """Return the logs of an epoch with the results of metrics merged over the workers.
 
         A warning, logged once, names the numbers in the logs that describe only this worker's rows.
 
         Args:
-            logs: The epoch's logs, after the metrics' states were merged.
+            logs: Logs of the epoch, after the metrics' states were merged over the workers.
             are_results: True if Keras took the logs from the metrics; False if a train_step of the
                 script returned the logs.
         """
@@ -145,10 +148,11 @@ class TrainMetrics:
         if names and not self._has_named and self._member.is_chief:
             self._has_named = True
             logging.warning(
-                "training metrics that describe only one worker's rows: %s. They are no results of "
-                "metrics with a state that adds up over the workers, so their values differ among "
-                "workers, and callbacks that read them may act in different epochs. Metrics of "
-                "Keras, and other metrics that only add to their state, are merged",
+                "training metrics that describe only one worker's rows: %s. The states of these "
+                "metrics cannot be summed over the workers, so their values differ among workers, "
+                "and callbacks that read these values may act in different epochs on different "
+                "workers. Thinwire merges metrics of Keras, and other metrics that only add to "
+                "their state",
                 ", ".join(names),
             )
 
@@ -174,7 +178,7 @@ class TrainMetrics:
         return state - initial
 
     def _given(self) -> Iterator[Any]:
-        """Yield the model's metrics before its first step, when CompileMetrics lists no metrics."""
+        """Yield the model's metrics before its first step, when Keras has not built them yet."""
         for metric in self._member.model.metrics:
             if isinstance(metric, CompileMetrics):
                 metrics = keras.tree.flatten([metric._user_metrics, metric._user_weighted_metrics])
@@ -210,13 +214,15 @@ def _state_of(metric: Any) -> NDArray[np.float64]:
 
 
 def _without_effect(metric: Any) -> Any:
-    """Return a copy of a metric that has the same variables but copies of lists, dicts and sets."""
-    copied = object.__new__(type(metric))  # `__init__` may require arguments
+    """Return a copy of a metric with the same variables but with copies of lists, dicts, sets."""
+    # the `__init__` of the script's metric may require arguments
+    copied = object.__new__(type(metric))
     vars(copied).update(vars(metric))
     for name, value in vars(metric).items():
         if isinstance(value, list | dict | set) and name not in _OF_KERAS:
             vars(copied)[name] = copy.copy(value)
-    vars(copied).pop("update_state", None)  # without the wrapper that `_watch` has set
+    # remove the wrapper of the metric's update that `_watch` has set
+    vars(copied).pop("update_state", None)
     return copied
 
 
@@ -238,18 +244,20 @@ def _assign(metric: Any, state: NDArray[np.float64]) -> None:
 
 
 def _watch(metric: Any, verdict: tf.Variable) -> None:
-    """Wrap a metric's updates: the first update that changes the state decides the verdict.
+    """Wrap a metric's updates: the first update that changes its state decides the verdict.
 
     Args:
         metric: Metric of a class that is not Keras' own.
-        verdict: Variable that the `_Verdict` is written to, within the graph of a step or eagerly.
+        verdict: Variable that receives the `_Verdict` on the metric, within the graph of a step or
+            eagerly.
     """
     alone = metric.update_state
 
     @functools.wraps(alone)
     def update_state(*args: Any, **keywords: Any) -> Any:
         result = alone(*args, **keywords)
-        if not backend.in_stateless_scope():  # not while Keras builds or `_probe` runs
+        # do not test the metric while Keras builds it or `_probe` runs
+        if not backend.in_stateless_scope():
             tf.cond(
                 tf.equal(verdict, _Verdict.UNKNOWN),
                 lambda: verdict.assign(
@@ -263,12 +271,12 @@ def _watch(metric: Any, verdict: tf.Variable) -> None:
 
 
 def _probe(metric: Any, args: Any, keywords: Any) -> Any:
-    """Update a copy of a metric twice with the same batch, and compare the added amounts.
+    """Update a metric's copy twice with the same batch, and compare the amounts added to it.
 
     Args:
         metric: Metric of a class that is not Keras' own.
-        args: Positional arguments of the update.
-        keywords: Keyword arguments of the update.
+        args: Positional arguments of the metric's update.
+        keywords: Keyword arguments of the metric's update.
 
     Returns:
         The `_Verdict`, as an int32 scalar tensor.
@@ -281,10 +289,15 @@ def _probe(metric: Any, args: Any, keywords: Any) -> Any:
         before = _attributes(copied)
         once = copied.stateless_update_state(_like(metric, reset), *args, **keywords)
         twice = copied.stateless_update_state(list(once), *args, **keywords)
-        if _attributes(copied) != before:  # the metric keeps state outside of Keras' variables
+        # the metric keeps state outside of its Keras variables, so it cannot be merged
+        if _attributes(copied) != before:
             return tf.constant(_Verdict.DEPENDENT)
     except Exception as error:  # noqa: BLE001 - a script's metric may raise any error
-        logging.info("%s cannot be updated on a copy of its state: %r", metric.name, error)
+        logging.info(
+            "the training metric %s cannot be updated on a copy of its state: %r",
+            metric.name,
+            error,
+        )
         return tf.constant(_Verdict.DEPENDENT)
     once, twice = [_float64(value) for value in once], [_float64(value) for value in twice]
     changes, repeats = [], []

@@ -1,4 +1,4 @@
-"""Trial of a model's train_step before the first step, to find out which optimizers it calls."""
+"""Calls or traces a train_step before the first step, to find the optimizers that it calls."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from thinwire.script.keras.step import recording
 
 
 class StepTrial:
-    """Finds out which optimizers a train_step calls and which variables they step.
+    """Finds out which optimizers a train_step calls and which variables they update.
 
-    No optimizer steps in a trial.
+    While a train_step is tried, no optimizer changes variables.
 
     Attributes:
-        train_step: The model's own train_step, as it was before `distribute`.
+        train_step: Method `train_step` of the model, as it was before `distribute`.
     """
 
     def __init__(self, model: keras.Model) -> None:
-        """Store the model and its train_step, without a trial."""
+        """Store the model and its train_step without calling the train_step."""
         self._model, self.train_step = model, model.train_step
 
     @property
@@ -38,16 +38,17 @@ class StepTrial:
 
     @property
     def is_needed(self) -> bool:
-        """True if only a trial shows which optimizers step, or creates the model's variables.
+        """True if the train_step must be tried to find its optimizers or to create variables.
 
-        A variable that a trace creates has no value yet, but the offer to the PS contains values.
+        A variable that a trace creates has no value yet, but the offer of the model to the PS
+        contains values.
         """
         if not self.is_standard:
             return True
         return not (is_built(self._model) or self._model.run_eagerly)
 
     def in_graph(self, data_spec: Any) -> StepPlan:
-        """Return the optimizers and variables of the train_step, by tracing it.
+        """Return the optimizers that the train_step calls and their variables, by tracing it.
 
         Args:
             data_spec: Tensor specs of a mini-batch: shapes and dtypes.
@@ -58,10 +59,10 @@ class StepTrial:
         return self._plan(lambda: try_in_graph(self.train_step, data_spec))
 
     def eagerly(self, data: Any) -> StepPlan:
-        """Return the optimizers and variables of the train_step, by calling it once.
+        """Return the optimizers that the train_step calls and their variables, by calling it once.
 
         Args:
-            data: Mini-batch for the call.
+            data: Mini-batch with which the train_step is called.
         """
 
         def attempt() -> None:
@@ -71,10 +72,11 @@ class StepTrial:
         return self._plan(attempt)
 
     def before_first(self, join: Callable[[StepPlan], object]) -> None:
-        """If a trial is needed, try the train_step before the first step of a graph.
+        """If the train_step must be tried, do so before the first step of a graph.
 
         Args:
-            join: Called with the optimizers and variables that the trial has found; joins the run.
+            join: Function that joins the run, called with the optimizers that the trial has found
+                and their variables.
         """
         model = self._model
         if model.run_eagerly or not self.is_needed:
@@ -82,19 +84,20 @@ class StepTrial:
         before_first_step(model, lambda data_spec: join(self.in_graph(data_spec)))
 
     def refuse_without_step(self) -> NoReturn:
-        """Reject the train_step with a ConfigurationError, because it calls no optimizer."""
+        """Raise a ConfigurationError, because the train_step calls no optimizer."""
         raise ConfigurationError(
-            f"the train_step of {self._model.name!r} does not step with any optimizer of Keras, so "
-            "each worker would train alone; expected self.optimizer.apply_gradients(...), or the "
-            "same call of another optimizer, in each step. Or leave thinwire.distribute() out."
+            f"the train_step of {self._model.name!r} does not step with any optimizer of Keras, "
+            "so each worker would train alone; expected self.optimizer.apply_gradients(...), or "
+            "apply_gradients of another optimizer, in each step. Or leave thinwire.distribute() "
+            "out."
         )
 
     def _plan(self, attempt: Callable[[], None]) -> StepPlan:
         num_variables = len(self._model.variables)
         with recording() as recorder:
             attempt()
-        # If the attempt has created variables, the recorded calls lack the gradients of these
-        # variables. So the attempt is repeated, now with all variables.
+        # If the trial of a train_step has created variables, the recorded calls lack the gradients
+        # of these variables. So the trial is repeated with all variables.
         if len(self._model.variables) > num_variables:
             return self._plan(attempt)
         plan = recorder.plan()

@@ -1,7 +1,7 @@
-"""Log files and figures in ESync's format, from runs measured with --measure.
+"""Log files and figures in ESync's format (a synchronization method), from measured runs.
 
-`format` reads and writes ESync's log files. `runs` loads a measured run from ESync's log files or
-from a run directory. `convert` converts between log files and run directories. `figures` draws the
-five figures of ESync's paper. `convert` and `figures` are command lines. No module
-needs TensorFlow.
+The module `format` reads and writes ESync's log files. The module `runs` loads a measured run from
+ESync's log files or from a run directory. The module `convert` converts between ESync's log files
+and run directories. The module `figures` draws the five figures of ESync's paper. The modules
+`convert` and `figures` are also programs. No module of this package needs TensorFlow.
 """

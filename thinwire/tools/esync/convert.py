@@ -1,10 +1,9 @@
-"""Converts the measured rounds of a run to ESync's log files, and back.
+"""Converts the measured training rounds of a run to ESync's log files, and back.
 
 ``python -m thinwire.tools.esync.convert export RUN DIR`` writes the log files
 ``DIR/NETWORK/MODE/HOST/DEVICE/iter-N.txt``. ``import DIR/NETWORK/MODE RUN`` makes a run directory
 from ESync's log files. ``summary DIR/NETWORK/MODE`` writes the content of log files to one JSON
-file.
-TensorFlow is not needed.
+file. `thinwire.tools.esync.convert` does not need TensorFlow.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from thinwire.tools.esync.format import DeviceLog
 
 
 def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
-    """Write a run's rounds as ESync's log files; return the folder ``DIR/NETWORK/MODE``.
+    """Write a run's training rounds as ESync's log files; return the folder DIR/NETWORK/MODE.
 
-    Only the first worker's files hold the accuracy. If a round was measured as sums over its local
-    steps, the sums are distributed evenly over the round's local steps.
+    Only the first worker's log files contain the test accuracy. If a round was measured as sums
+    over local steps, the sums are distributed evenly over the round's local steps.
 
     Args:
-        run_dir: Directory of the run.
+        run_dir: Directory of the measured run.
         out: Folder that receives the log files.
 
     Raises:
-        ConfigurationError: The run has no measured rounds, or its files are damaged.
+        ConfigurationError: The run has no measured training rounds, or its files are damaged.
     """
     try:
         summary = parse_json((run_dir / SUMMARY_FILE).read_bytes())
@@ -57,8 +56,8 @@ def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
         workers = list(measured_runs.rounds_by_worker(run_dir).values())
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
-            f"{run_dir} cannot be exported: {error!r}. Expected the --run_dir of an ended run "
-            "with a Supervisor and without --measure=off."
+            f"the run in {run_dir} cannot be exported: {error!r}. Expected the --run_dir of an "
+            "ended run with a Supervisor and without --measure=off."
         ) from error
     folder = out / network / mode
     origins = [(rounds[-1].host, rounds[-1].device, rounds[-1].rank) for rounds in workers]
@@ -73,20 +72,22 @@ def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
 
 
 def import_logs(folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
-    """Make a run directory from ESync's log files; return the run directory.
+    """Make a run directory from ESync's log files; return its path.
 
-    Values that the log files do not hold (bytes, staleness, composition) are null or empty in the
-    run directory.
+    Values that ESync's log files do not contain (bytes, staleness, policies) are null or empty in
+    the new run directory.
 
     Args:
-        folder: Folder ``BASE/NETWORK/MODE`` of log files.
-        run_dir: Run directory to make; must be empty or missing.
+        folder: Folder ``BASE/NETWORK/MODE`` of ESync's log files.
+        run_dir: Path of the run directory to make, which must be empty or missing.
 
     Raises:
-        ConfigurationError: The folder has no log files, or the run directory is not empty.
+        ConfigurationError: The folder has no log files of ESync, or the run directory is not empty.
     """
     if run_dir.exists() and any(run_dir.iterdir()):
-        raise ConfigurationError(f"{run_dir} is not empty; give a new or empty folder.")
+        raise ConfigurationError(
+            f"the output folder {run_dir} is not empty; give a new or empty folder."
+        )
     logged = _read(folder)
     run = measured_runs.of_logs(folder, logged)
     evaluations = [
@@ -112,13 +113,13 @@ def import_logs(folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
 
 
 def write_summary(folder: pathlib.Path) -> pathlib.Path:
-    """Write the JSON summary of ESync's log files into their folder; return the summary's path.
+    """Write a JSON summary of ESync's log files into their folder; return the summary's path.
 
     Args:
-        folder: Folder ``BASE/NETWORK/MODE`` of log files.
+        folder: Folder ``BASE/NETWORK/MODE`` of ESync's log files.
 
     Raises:
-        ConfigurationError: The folder has no log files.
+        ConfigurationError: The folder has no log files of ESync.
     """
     path = folder / f"{log_files.name_of(folder.resolve().name)}.json"
     write_json_atomically(path, log_files.summarise_mode(_read(folder)))
@@ -130,7 +131,8 @@ def _read(folder: pathlib.Path) -> list[DeviceLog]:
         return log_files.read_mode(folder)
     except (ValueError, OSError) as error:
         raise ConfigurationError(
-            f"{error}. Expected a folder NETWORK/MODE with files HOST/DEVICE/iter-N.txt, N from 1."
+            f"the folder cannot be imported: {error}. Expected a folder NETWORK/MODE with files "
+            "HOST/DEVICE/iter-N.txt, N from 1."
         ) from error
 
 
@@ -168,7 +170,7 @@ def _status(run: measured_runs.MeasuredRun, logged: Sequence[DeviceLog]) -> RunS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the action (export, import or summary) of the command line; return the exit code."""
+    """Perform the command line's action (export, import or summary); return the exit code."""
     parser = ReportArguments(prog="python -m thinwire.tools.esync.convert", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     actions: dict[str, tuple[Any, tuple[str, ...], str]] = {

@@ -2,9 +2,9 @@
 
 ``python -m thinwire.tools.esync.figures RUN [RUN...] --out DIR`` draws accuracy against time for
 IID data, accuracy against time for non-IID data, data throughput, traffic and computing-time ratio.
-Each figure is written as PNG and CSV. speedup.csv has each run's time to a target accuracy and the
-speedup over SSGD. A RUN is a --run_dir, or a folder NETWORK/MODE of ESync's log files. No
-display and no TensorFlow are needed.
+Each of the five figures is written as PNG and CSV. The file speedup.csv has each run's time to a
+target accuracy and its speedup over SSGD. The argument RUN is a run directory, or a folder
+NETWORK/MODE of ESync's log files. Drawing the figures needs no display and no TensorFlow.
 
 `draw` writes the five figures in the colors and line styles of ESync's paper.
 """
@@ -35,14 +35,14 @@ _BAR_INCHES = 0.3  # height of one row of a bar chart, in inches
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """Name, color and line style of a training method in the figures."""
+    """Name, color and line style of a training method in ESync's figures."""
 
     name: str
     colour: str
     line: str
 
 
-#: Training method -> style. A method that is not listed gets the next spare color.
+#: Training method -> color and line style. A method that is not listed gets the next spare color.
 STYLES = {
     "esync": Style("ESync", "#c8108f", "-"),
     "ssgd": Style("SSGD", "#e07a00", ":"),
@@ -55,7 +55,7 @@ _SPARE_COLOURS = ("#6b4fbb", "#8a6d00", "#c9382b", "#4aa8d8", "#667085")
 
 @dataclasses.dataclass(frozen=True)
 class StyledRun:
-    """A run with its label and style in the figures."""
+    """A measured run with its label and line style in ESync's figures."""
 
     run: MeasuredRun
     label: str
@@ -64,7 +64,7 @@ class StyledRun:
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """One row of a bar chart: stacked parts, a text, and an estimate drawn as a mark."""
+    """One row of a bar chart: stacked bars, a text, and an estimate drawn as a mark."""
 
     label: str
     parts: tuple[tuple[float, str, float], ...]  # (length, color, opacity)
@@ -73,9 +73,9 @@ class Bar:
 
 
 def show(runs: Sequence[MeasuredRun]) -> list[StyledRun]:
-    """Return every run with a label and a style for the figures.
+    """Return every run with a label and a line style for ESync's figures.
 
-    If several runs have the same method and the same split of the data, the label has the name of
+    If several runs have equal methods and equal splits of the data, the label includes the name of
     the run's folder.
     """
     spare = itertools.cycle(_SPARE_COLOURS)
@@ -111,12 +111,12 @@ def trailing_mean(values: Sequence[float], window: int) -> list[float]:
 def accuracy_picture(
     shown: Sequence[StyledRun], smooth: int, standalone: float | None, target: float
 ) -> bytes:
-    """Draw accuracy against time: the trailing mean, and the measured values paler.
+    """Draw test accuracy against time: the trailing mean, and in paler color the measured values.
 
     Args:
         shown: Runs with one kind of data split (IID or non-IID). Runs without evaluations are not
             drawn.
-        smooth: Number of evaluations in the trailing mean.
+        smooth: Number of evaluations in the trailing mean of the accuracy.
         standalone: Accuracy of training on one device, drawn as a dashed line; None for no line.
         target: Target accuracy of the speedup, drawn as a dotted line.
     """
@@ -159,11 +159,12 @@ def bar_picture(
     """Draw a chart of horizontal bars, one bar per row.
 
     Args:
-        bars: Bars in order from the top of the chart.
+        bars: Rows of the chart, in order from the top.
         label: Label of the horizontal axis.
-        legend: Parts of the bars for the legend: (opacity, name); empty if bars have one part.
-        mark: Meaning of the bars' marks, for the legend; empty if the bars have no marks.
-        limit: Right end of the horizontal axis; None for a value that fits the bars.
+        legend: (opacity, name) of each stacked part of a bar, for the legend; empty if bars have
+            one part.
+        mark: Text of the legend for the bars' marks (estimates); empty if the bars have no marks.
+        limit: Largest value of the horizontal axis; None for a value that fits the bars.
     """
     rows = max(3, len(bars))
     figure, axes = figures.empty_axes(_THEME, 6.6, min(14.0, 1.3 + _BAR_INCHES * rows))
@@ -202,7 +203,8 @@ def _add_bar_legend(figure: Any, legend: Sequence[tuple[float, str]], mark: str)
         line: dict[str, Any] = {"linestyle": "", "color": _THEME.text, "markersize": 4.5}
         handles.append(Line2D([], [], marker="D", mfc="white", label=mark, **line))
     if handles:
-        # The legend belongs to the figure: next to long row labels, the axes are too narrow.
+        # The legend belongs to the figure, because beside long row labels the axes are too narrow
+        # for a legend.
         figure.legend(
             handles=handles,
             loc="outside upper left",
@@ -215,7 +217,7 @@ def _add_bar_legend(figure: Any, legend: Sequence[tuple[float, str]], mark: str)
 
 
 NOT_REACHED = "not reached"
-_TRAILING = 3  # number of evaluations averaged in the CSV columns *_mean3
+_TRAILING = 3  # number of averaged evaluations in the CSV columns *_mean3
 _BASELINE = ("ssgd", "bsp")
 
 
@@ -226,17 +228,17 @@ def draw(
     standalone: float | None = None,
     smooth: int = _TRAILING,
 ) -> list[list[Any]]:
-    """Write all figures and tables; return the rows of the speedup table.
+    """Write all figures and tables of some runs; return the rows of the speedup table.
 
     Args:
-        paths: Run directories, or folders ``NETWORK/MODE`` of ESync's logs.
+        paths: Run directories, or folders ``NETWORK/MODE`` of ESync's log files.
         out: Folder that receives the figures and tables.
-        target: Accuracy whose time decides the speedup.
-        standalone: Accuracy of training on one device; None to draw no line for this accuracy.
+        target: Test accuracy; the speedup compares the times to reach it.
+        standalone: Test accuracy of training on one device, drawn as a line; None for no line.
         smooth: Number of evaluations in the trailing mean of the drawn accuracy.
 
     Raises:
-        ConfigurationError: A run cannot be read; nothing is written.
+        ConfigurationError: A run cannot be read. No figure or table is written.
     """
     shown = show([measured_runs.load(path) for path in paths])
     out.mkdir(parents=True, exist_ok=True)
@@ -253,11 +255,11 @@ def draw(
 
 
 def first_at(points: Sequence[EvaluationPoint], target: float, window: int = 1) -> float | None:
-    """Return when the mean accuracy first reached the target, in seconds; None if it did not.
+    """Return the time in seconds at which the mean accuracy first reached the target, or None.
 
-    The mean is over the last ``window`` evaluations. A mean over fewer evaluations is ignored.
-    The rounding of a sum depends on the Python version, so a mean counts as equal to the target
-    within the rounding error.
+    The mean accuracy is over the last ``window`` evaluations, and a mean over fewer evaluations is
+    ignored. The rounding of a sum depends on the Python version, so a mean counts as equal to the
+    target within the rounding error.
     """
     means = trailing_mean([point.accuracy for point in points], window)
     for point, mean in list(zip(points, means, strict=True))[window - 1 :]:
@@ -291,7 +293,7 @@ _RATIO_HEAD = ("run", "method", "split", "host", "device", "rank", "rounds", "or
 
 
 def speedup_rows(shown: Sequence[StyledRun], target: float) -> list[list[Any]]:
-    """Return one row per run with its time to the target accuracy and its speedup over SSGD."""
+    """Return a row per run with the time to a target accuracy and the speedup over SSGD."""
     rows = []
     for styled in shown:
         row: list[Any] = [*_who(styled), target]
@@ -306,7 +308,7 @@ def speedup_rows(shown: Sequence[StyledRun], target: float) -> list[list[Any]]:
 def _baseline(
     shown: Sequence[StyledRun], non_iid: bool, target: float, window: int
 ) -> float | str | None:
-    """Return the time to the target of the split's first SSGD run, or a text if none exists."""
+    """Return the time to the target of the first SSGD run with this data split, or a text."""
     for styled in shown:
         if styled.run.method in _BASELINE and styled.run.non_iid is non_iid:
             return first_at(styled.run.points, target, window)
@@ -367,7 +369,7 @@ def _throughput_picture(shown: Sequence[StyledRun]) -> bytes:
 
 
 def _rates(each: StyledRun) -> tuple[float | None, float | None]:
-    """Return a run's traffic up and down in MB/s; None if the traffic was not measured."""
+    """Return a run's traffic to and from the PS in MB/s; (None, None) if not measured."""
     run = each.run
     if run.bytes_up is None or run.bytes_down is None or not run.seconds:
         return None, None
@@ -452,7 +454,7 @@ def _standalone(text: str | None) -> float | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the runs named on the command line; return the exit code."""
+    """Draw figures of the runs that the command line names; return the exit code."""
     parser = ReportArguments(prog="python -m thinwire.tools.esync.figures", description=__doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("figures"))
@@ -468,9 +470,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     if not 0 < options.speedup_target <= 1:
-        parser.error(f"--speedup_target={options.speedup_target}: expected above 0, at most 1")
+        parser.error(
+            f"--speedup_target={options.speedup_target}: expected a fraction above 0 and at most 1"
+        )
     if options.smooth < 1:
-        parser.error(f"--smooth={options.smooth}: expected 1 or more")
+        parser.error(f"--smooth={options.smooth}: expected a mean over 1 or more evaluations")
     try:
         alone = _standalone(options.standalone)
         rows = draw(options.runs, options.out, options.speedup_target, alone, options.smooth)

@@ -1,8 +1,9 @@
-"""ESync's log files: one folder per host and device, one JSON file per round.
+"""Reads and writes ESync's log files: a folder per host and device, a JSON file per round.
 
-``BASE/NETWORK/MODE/HOST/DEVICE/iter-N.txt`` holds ``num_iters``, ``num_samples`` (of the round),
-``total_time`` (seconds since the start), ``accuracy`` (if the round was evaluated), and ``time``:
-local step (from "0") -> phase -> seconds. The log files do not hold the other values of a `Round`.
+The log file ``BASE/NETWORK/MODE/HOST/DEVICE/iter-N.txt`` holds ``num_iters``, ``num_samples`` (of
+the round), ``total_time`` (seconds since the start), ``accuracy`` (if the round was evaluated), and
+``time``: local step (from "0") -> phase -> seconds. ESync's log files do not hold the remaining
+values of a `Round`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ MODES = {
 #: ESync's folder name -> Thinwire's training method.
 METHODS = {"esync": "esync", "sync": "ssgd", "async": "asgd", "dcasgd": "dcasgd"}
 NON_IID_SUFFIX = "-niid"
-_AT_THE_END = (ENCODE, *GLOBAL_PHASES, EVALUATION)  # phases of a round that follow the local steps
+#: Phases of a training round that follow the local steps.
+_AT_THE_END = (ENCODE, *GLOBAL_PHASES, EVALUATION)
 _DECIMALS = 6
 
 
@@ -54,7 +56,7 @@ class DeviceLog:
 
 
 def mode_of(method: str, non_iid: bool) -> str:
-    """Return ESync's folder name for one of Thinwire's training methods."""
+    """Return ESync's folder name for a training method of Thinwire."""
     mode = MODES[method][0] if method in MODES else method
     return mode + (NON_IID_SUFFIX if non_iid else "")
 
@@ -67,9 +69,9 @@ def name_of(mode: str) -> str:
 
 
 def folder_names(origins: Sequence[tuple[str, str, int]]) -> list[tuple[str, str]]:
-    """Return the folder names (host, device) of each origin (host, device, rank).
+    """Return folder names (host, device) for each worker, given as (host, device, rank).
 
-    If several workers share a device, the device's folder name ends with the rank.
+    If several workers share a device, the folder name of the device ends with the worker's rank.
     """
     names = []
     for host, device, rank in origins:
@@ -81,10 +83,10 @@ def folder_names(origins: Sequence[tuple[str, str, int]]) -> list[tuple[str, str
 def place_accuracies(
     rounds: Sequence[Round], evaluations: Iterable[Evaluation]
 ) -> dict[int, float]:
-    """Return the test accuracy of each evaluated round, by the round's index in `rounds`.
+    """Return index in `rounds` -> test accuracy, for each round that was evaluated.
 
-    An evaluation belongs to the last round whose version is not above the evaluated version. An
-    evaluation of the untrained model belongs to no round and is left out.
+    An evaluation belongs to the last round whose model version is not above the evaluated version.
+    An evaluation of the untrained model belongs to no round and is omitted.
     """
     versions = [row.version for row in rounds]
     placed = {}
@@ -97,13 +99,13 @@ def place_accuracies(
 
 
 def document_of(number: int, each: Round, accuracy: float | None) -> dict[str, Any]:
-    """Return the content of a round's file ``iter-number.txt``."""
+    """Return the content of the log file ``iter-number.txt`` of a round."""
     document: dict[str, Any] = {
         "num_iters": number,
         "num_samples": each.num_samples,
         "total_time": round(each.total_time, _DECIMALS),
     }
-    if accuracy:
+    if accuracy is not None:
         document["accuracy"] = accuracy
     steps = each.steps if each.steps else _even_steps(each)
     steps = [*steps[:-1], {**steps[-1], EVALUATION: steps[-1].get(EVALUATION, 0.0)}]
@@ -115,10 +117,10 @@ def document_of(number: int, each: Round, accuracy: float | None) -> dict[str, A
 
 
 def write_device(folder: pathlib.Path, documents: Iterable[Mapping[str, Any]]) -> int:
-    """Write the files ``iter-1.txt``, ``iter-2.txt`` and so on; return the number of files.
+    """Write a device's log files ``iter-1.txt``, ``iter-2.txt``...; return the number of files.
 
     Raises:
-        OSError: The folder cannot be written.
+        OSError: The folder of log files cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
@@ -132,10 +134,10 @@ def write_device(folder: pathlib.Path, documents: Iterable[Mapping[str, Any]]) -
 
 
 def read_mode(folder: pathlib.Path) -> list[DeviceLog]:
-    """Read all devices of ``BASE/NETWORK/MODE``, in order of host and device.
+    """Read the logs of all devices of ``BASE/NETWORK/MODE``, in order of host and device.
 
     Raises:
-        OSError: A file cannot be read.
+        OSError: A log file cannot be read.
         ValueError: A file is not a log file of ESync, or the folder has no log file.
     """
     logs: list[DeviceLog] = []
@@ -145,15 +147,15 @@ def read_mode(folder: pathlib.Path) -> list[DeviceLog]:
             if documents:
                 logs.append(_logged(host.name, device.name, len(logs), documents))
     if not logs:
-        raise ValueError(f"{folder} has no HOST/DEVICE/iter-1.txt")
+        raise ValueError(f"the folder {folder} has no file HOST/DEVICE/iter-1.txt")
     return logs
 
 
 def summarise_mode(devices: Iterable[DeviceLog]) -> dict[str, dict[str, dict[str, list[Any]]]]:
-    """Return host -> device -> lists with one entry per round.
+    """Return the JSON summary of ESync's logs: host -> device -> lists with an entry per round.
 
-    ``accuracy_list`` has entries for evaluated rounds only. ``evaluations`` lists the evaluated
-    rounds as (seconds, round, accuracy).
+    The list ``accuracy_list`` has entries for evaluated rounds only. The list ``evaluations`` has
+    the evaluated rounds as (seconds, round, accuracy).
     """
     summary: dict[str, dict[str, dict[str, list[Any]]]] = {}
     for log in devices:
@@ -174,7 +176,7 @@ def summarise_mode(devices: Iterable[DeviceLog]) -> dict[str, dict[str, dict[str
 
 
 def _even_steps(each: Round) -> list[dict[str, float]]:
-    """Return a round's times spread evenly over local steps; the last one has the exchange."""
+    """Return a round's times, spread evenly over local steps, with the exchange in the last one."""
     local = {
         phase: seconds / max(1, each.n_local)
         for phase, seconds in each.time.items()
@@ -188,7 +190,7 @@ def _even_steps(each: Round) -> list[dict[str, float]]:
 
 
 def _read_device(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Yield the contents of iter-1.txt, iter-2.txt and so on, up to the first missing file."""
+    """Yield the contents of the log files iter-1.txt, iter-2.txt... up to the first missing one."""
     number = 1
     while (path := folder / f"iter-{number}.txt").is_file():
         try:
@@ -197,7 +199,8 @@ def _read_device(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
             raise ValueError(f"{path}: {error}") from error
         if not isinstance(document, dict) or not isinstance(document.get("time"), dict):
             raise ValueError(
-                f"{path} has no map 'time'; expected a round in the format of ESync's logs"
+                f"the file {path} has no map 'time'; expected the log of a round in the format of "
+                "ESync"
             )
         yield document
         number += 1
@@ -243,6 +246,6 @@ def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _safe(name: str) -> str:
-    """Return a name with the characters replaced that are unsafe in a folder name."""
+    """Return a name in which characters that are unsafe in a folder name are replaced."""
     text = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:100]
     return text if text.strip(".") else "_"

@@ -1,4 +1,4 @@
-"""Loading of one run for ESync's figures, from a run directory or a folder of ESync's logs."""
+"""Loads a run for ESync's figures, from a run directory or a folder of ESync's log files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thinwire.tools.esync import format as log_files
 from thinwire.tools.esync.format import DeviceLog
 
 _EVEN_PARTITIONS = ("iid", "contiguous", "file")
-#: Network -> number of trainable values. ESync's logs do not hold this number.
+#: Network -> number of trainable values, which ESync's log files do not contain.
 NUM_PARAMETERS = {
     "alexnet": 57_029_322,
     "resnet18-v1": 11_175_370,
@@ -33,26 +33,27 @@ NUM_PARAMETERS = {
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPoint:
-    """Test accuracy of the model after one round, with the time of the evaluation."""
+    """Test accuracy of the model after a training round, with the time of the evaluation."""
 
     seconds: float
-    round: int  # version of the evaluated model
+    round: int  # number of updates of the evaluated model
     accuracy: float  # test accuracy from 0 to 1
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceTotals:
-    """Counts and times of one worker, summed over a run.
+    """Counts and times of one worker, summed over a training run.
 
     Attributes:
         host: Name of the worker's host.
         device: Name of the worker's device: cpu, gpu0 and so on.
         rank: Rank of the worker, from 0.
-        rounds: Number of the worker's rounds.
+        rounds: Number of the worker's training rounds.
         samples: Number of training examples that the worker processed.
-        seconds: Training time, in seconds.
-        global_seconds: Time of the exchanges, in seconds.
-        computing_seconds: Time of forward, backward and local update, in seconds.
+        seconds: Training time of the worker, in seconds.
+        global_seconds: Time of the worker's exchanges with the PS, in seconds.
+        computing_seconds: Time of the worker's forward passes, backward passes and local updates,
+            in seconds.
     """
 
     host: str
@@ -66,24 +67,24 @@ class DeviceTotals:
 
     @property
     def ratio_orig(self) -> float:
-        """ESync's computing-time ratio: share of time outside exchanges, evaluations included."""
+        """ESync's computing-time ratio: share of the time outside exchanges, with evaluations."""
         return 1 - self.global_seconds / self.seconds if self.seconds else 0.0
 
     @property
     def ratio_strict(self) -> float:
-        """Share of the training time that forward, backward and local update take."""
+        """Share of the training time that forward, backward passes and local updates take."""
         return self.computing_seconds / self.seconds if self.seconds else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredRun:
-    """Measurements of one run, from which the figures are drawn."""
+    """Measurements of one training run, from which ESync's figures are drawn."""
 
-    name: str  # name of the run's folder
+    name: str  # name of the folder of the run
     method: str
     network: str
     non_iid: bool
-    num_parameters: int  # number of trainable values; 0 if unknown
+    num_parameters: int  # number of the model's trainable values; 0 if unknown
     points: list[EvaluationPoint]
     devices: list[DeviceTotals]
     bytes_up: int | None  # bytes from the workers to the PS; None if not measured
@@ -110,11 +111,11 @@ class MeasuredRun:
 
 
 def load(path: pathlib.Path) -> MeasuredRun:
-    """Read a run directory, or a folder ``BASE/NETWORK/MODE`` of ESync's logs.
+    """Read a run directory, or a folder ``BASE/NETWORK/MODE`` of ESync's log files.
 
     Raises:
-        ConfigurationError: The folder is neither a run directory nor a folder of logs, or its files
-            are damaged.
+        ConfigurationError: The folder is neither a run directory nor a folder of ESync's log files,
+            or its files are damaged.
     """
     try:
         if (path / SUMMARY_FILE).is_file():
@@ -122,8 +123,9 @@ def load(path: pathlib.Path) -> MeasuredRun:
         return of_logs(path, log_files.read_mode(path))
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"{path} cannot be drawn: {error}. Expected the --run_dir of an ended run with a "
-            "Supervisor and without --measure=off, or a folder NETWORK/MODE of ESync's logs."
+            f"no figures can be drawn from {path}: {error}. Expected the --run_dir of an ended "
+            "run with a Supervisor and without --measure=off, or a folder NETWORK/MODE of ESync's "
+            "logs."
         ) from error
 
 
@@ -143,11 +145,11 @@ def final_accuracy(path: pathlib.Path) -> float:
 
 
 def of_logs(path: pathlib.Path, logged: Sequence[DeviceLog]) -> MeasuredRun:
-    """Return the run in a folder of ESync's logs.
+    """Return the measured run in a folder of ESync's log files.
 
     Args:
-        path: Folder ``BASE/NETWORK/MODE`` of the logs.
-        logged: Content of the logs, by device.
+        path: Folder ``BASE/NETWORK/MODE`` of ESync's log files.
+        logged: Content of the log files, one item per device.
     """
     mode, network = path.resolve().name, path.resolve().parent.name
     stem = mode.removesuffix(log_files.NON_IID_SUFFIX)
@@ -165,7 +167,7 @@ def of_logs(path: pathlib.Path, logged: Sequence[DeviceLog]) -> MeasuredRun:
 
 
 def points_of(logged: Sequence[DeviceLog]) -> list[EvaluationPoint]:
-    """Return the evaluations in ESync's logs of a run, in order of time."""
+    """Return the evaluations in ESync's log files of a run, in order of time."""
     return sorted(
         (
             EvaluationPoint(log.rounds[at].total_time, log.rounds[at].num_iters, accuracy)
@@ -177,23 +179,23 @@ def points_of(logged: Sequence[DeviceLog]) -> list[EvaluationPoint]:
 
 
 def rounds_by_worker(run_dir: pathlib.Path) -> dict[int, list[Round]]:
-    """Return the measured rounds of a run by worker id, for workers with rounds.
+    """Return worker id -> measured rounds of a run, for workers with measured rounds.
 
     Raises:
-        OSError: A file cannot be read.
-        ValueError: A file is damaged, or the run has no measured rounds.
+        OSError: A file of measured rounds cannot be read.
+        ValueError: A file of measured rounds is damaged, or the run has no measured rounds.
     """
     measured = {}
     for path in (run_dir / "measure").glob("worker-*.jsonl"):
         if number := re.fullmatch(r"worker-(\d+)\.jsonl", path.name):
             measured[int(number[1])] = read_rounds(path)
     if not any(measured.values()):
-        raise ValueError(f"{run_dir} has no measure/worker-N.jsonl")
+        raise ValueError(f"the run directory {run_dir} has no files measure/worker-N.jsonl")
     return {worker: rounds for worker, rounds in sorted(measured.items()) if rounds}
 
 
 def is_non_iid(run_dir: pathlib.Path, summary: dict[str, Any]) -> bool:
-    """Return True if the data was split so that the workers' label distributions differ.
+    """Return True if the training data was split so that workers' label distributions differ.
 
     Raises:
         ValueError: Neither the summary nor a flags file has the value of --partition.
@@ -210,7 +212,7 @@ def is_non_iid(run_dir: pathlib.Path, summary: dict[str, Any]) -> bool:
 def _load_run(run_dir: pathlib.Path) -> MeasuredRun:
     summary = parse_json((run_dir / SUMMARY_FILE).read_bytes())
     if not isinstance(summary, dict):
-        raise ValueError(f"{SUMMARY_FILE} does not hold a JSON object")
+        raise ValueError(f"the file {SUMMARY_FILE} does not contain a JSON object")
     lines, _ = read_lines(run_dir / METRICS_FILE)
     return MeasuredRun(
         name=run_dir.resolve().name,

@@ -15,9 +15,7 @@ def test_the_checkpoint_of_another_version_is_kept_and_named(tmp_path, monkeypat
         later.setattr(checkpoint, "FORMAT_VERSION", checkpoint.FORMAT_VERSION + 1)
         newest = checkpoints.save(2, {"w": np.zeros(4, np.float32)})
         assert checkpoints.load_latest()[0] == 2
-    words = (
-        rf"{newest.name} is a checkpoint of format 2, and this version of Thinwire reads format 1"
-    )
+    words = rf"{newest.name} has format 2, but this version of Thinwire reads format 1"
     with pytest.raises(ConfigurationError, match=words):
         checkpoints.load_latest()
     assert newest.exists()

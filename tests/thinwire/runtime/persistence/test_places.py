@@ -76,7 +76,7 @@ def test_a_storage_is_tried_out(s3, tmp_path, change, address, message):
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="Expected a bucket or folder"):
+    with pytest.raises(ConfigurationError, match="Expected an existing bucket or folder"):
         check_place(f"file://{tmp_path}/file", CHECKPOINTS)
 
 

@@ -236,7 +236,7 @@ def test_another_version_is_refused(memory, monkeypatch):
     monkeypatch.setattr(stored_checkpoints, "FORMAT_VERSION", 2)
     owner(memory).save(1, state(1))
     monkeypatch.undo()
-    with pytest.raises(ConfigurationError, match="format 2, and this .* reads format 1"):
+    with pytest.raises(ConfigurationError, match="format 2, but this .* reads format 1"):
         newest(memory)
 
 

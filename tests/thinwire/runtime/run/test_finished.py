@@ -42,11 +42,11 @@ def test_the_same_run_is_finished_and_one_that_goes_on_is_not(folder):
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--method=asgd", "method was 'dgs' and is 'asgd'"),
-        ("--network=cnn", "network was 'lenet' and is 'cnn'"),
-        ("--model={}/model.py", "model was 'None' and is 'model.py .sha256"),
-        ("--dataset=synthetic", "dataset was '.*' and is 'synthetic'"),
-        ("--compression_rate=0.5", "compression_rate was '0.01' and is '0.5'"),
+        ("--method=asgd", "method was 'dgs' and is now 'asgd'"),
+        ("--network=cnn", "network was 'lenet' and is now 'cnn'"),
+        ("--model={}/model.py", "model was 'None' and is now 'model.py .sha256"),
+        ("--dataset=synthetic", "dataset was '.*' and is now 'synthetic'"),
+        ("--compression_rate=0.5", "compression_rate was '0.01' and is now '0.5'"),
         ("--learning_rate=0.3", "learning_rate was"),
         ("--seed=9", "seed was"),
         ("--aggregate=median", "aggregate"),

@@ -81,7 +81,7 @@ def test_programs_come_back_from_a_checkpoint():
 
 def test_a_setting_that_only_one_version_knows_makes_no_difference():
     assert first_setting({"seed": "1", "old": "1"}, {"seed": "1", "new": "2"}) is None
-    assert first_setting({"seed": "1"}, {"seed": "2"}) == "seed was '1' and is '2'"
+    assert first_setting({"seed": "1"}, {"seed": "2"}) == "seed was '1' and is now '2'"
 
 
 def test_a_refusal_is_one_line_that_names_both_remedies():

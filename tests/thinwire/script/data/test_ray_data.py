@@ -86,5 +86,5 @@ def test_what_cannot_be_shared_is_refused(dataset):
         shared_by_all({"x": dataset, "y": "target"}, 2)
     with pytest.raises(ConfigurationError, match="23 rows .* --nb_workers=23"):
         shared_by_all({"x": dataset, "y": "label", "batch_size": 64}, 24)
-    with pytest.raises(ConfigurationError, match="--partition=class deals out arrays"):
+    with pytest.raises(ConfigurationError, match="--partition=class divides only arrays"):
         shared_by_all({"x": dataset, "y": "label"}, 2, partition="class")

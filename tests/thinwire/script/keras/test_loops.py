@@ -526,12 +526,12 @@ def loop_behind_loop(settings):
         (own_optimizer_of_fit, "OwnSGD, which a PS cannot build"),
         (other_model, "a second time with another model"),
         (model_of_a_loop, "either the model or the optimizer"),
-        (other_settings, "another num_train: 7, and before None"),
+        (other_settings, "another num_train: 7 now, but None in the first call"),
         (loop_behind_loop, "distributed before the first step of any"),
         *(
             pytest.param(script, words, marks=pytest.mark.product)
             for script, words in (
-                (too_late, "Distribute all of them before the first loop begins"),
+                (too_late, "Distribute all optimizers before the first loop begins"),
                 (by_turns, "does not step toy/logits/kernel"),
             )
         ),
@@ -559,7 +559,7 @@ def test_an_optimizer_that_the_loop_steps_beside_is_named(tmp_path, caplog):
     with scripts(tmp_path) as run:
         (other,) = run.each(story)
     np.testing.assert_array_equal(other, [-0.5, 0.5])
-    alone = [line for line in caplog.messages if "which this worker trains alone" in line]
+    alone = [line for line in caplog.messages if "on this worker alone" in line]
     assert len({*alone}) == 1 and "other and 0 more" in alone[0]  # sessions of other tests live on
 
 

@@ -258,7 +258,7 @@ def test_a_loop_behind_a_fit_has_no_place_for_it(tmp_path):
         model.compile(adam(), loss=LOSS)
         model.fit(X, Y, epochs=1, **FIT)
         model.optimizer.iterations.assign(0)
-        with pytest.raises(ConfigurationError, match="between a fit and a loop"):
+        with pytest.raises(ConfigurationError, match="between a fit and a training loop"):
             model.train_on_batch(X[:BATCH], Y[:BATCH])
 
     with scripts(tmp_path, "asgd", 1) as run:
