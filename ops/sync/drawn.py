@@ -1,4 +1,4 @@
-"""Partial participation: each round of training takes only some workers, drawn at random.
+"""Partial participation: only some workers, drawn at random, train in each round.
 
 Source: McMahan et al., AISTATS 2017, algorithm 1: a random set of max(C K, 1) clients per round.
 Differences: the workers of a round are the live workers with the lowest ranks. Each worker has a
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 
 def draw(seed: int, number: int, live: Sequence[int], fraction: float) -> tuple[int, ...]:
-    """Draw the workers of a training round. The result depends only on the arguments.
+    """Draw the workers that participate in a training round.
+
+    The drawn workers depend only on the arguments of `draw`.
 
     Args:
-        seed: Seed of the run.
-        number: Number of the round, from 0.
+        seed: Random seed of the run.
+        number: Number of the training round, from 0.
         live: Ids of the live workers to draw from, at least one.
         fraction: Fraction of the live workers to draw, rounded to the nearest number of workers; at
             least one worker is drawn.
@@ -84,7 +86,7 @@ def format_draw(workers: Sequence[int]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class DrawnSync(SyncRule):
-    """Settings of one synchronous group in which a few live workers are drawn for each round.
+    """A synchronous rule in which only some workers, drawn at random, train in each round.
 
     Attributes:
         nb_workers: Number of workers; ids are 1..nb_workers.
@@ -104,11 +106,11 @@ class DrawnSync(SyncRule):
     groups: Groups = dataclasses.field(init=False, metadata=OWN)
 
     def __post_init__(self) -> None:
-        """Reject a fraction, a number of workers or a seed that is out of range."""
+        """Raise an error if the fraction, number of workers or seed is out of range."""
         if not 0 < self.fraction <= 1:
             raise ConfigurationError(
-                f"--fraction={self.fraction:g}: expected a part of the live workers, above 0 and "
-                "at most 1."
+                f"--fraction={self.fraction:g}: expected a fraction of the live workers, above 0 "
+                "and at most 1."
             )
         if self.nb_workers < 1 or self.seed < 0:
             raise ConfigurationError(

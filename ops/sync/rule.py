@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class GroupSync(SyncRule):
-    """Settings of BSP, ASP, SSP or GSP: groups that step together, and a bound on running ahead.
+    """BSP, ASP, SSP or GSP: worker groups that step together, and a staleness bound.
 
     Attributes:
-        groups: Groups of worker ids; each of 1..n is in exactly one group. One group of all workers
-            makes the rule BSP, groups of one worker make the rule ASP.
+        groups: Groups of worker ids; each worker of 1..n is in exactly one group. One group of all
+            workers makes the rule BSP, groups of one worker make the rule ASP.
         bound: Staleness bound. A worker that has finished c iterations may start the next iteration
             while ``c - min(c of live workers) <= bound``; None lets every worker proceed.
         auto: Settings for forming groups from measured speeds after the warm-up, in which `groups`
@@ -43,16 +43,17 @@ class GroupSync(SyncRule):
     auto: AutoGroups | None = None
 
     def __post_init__(self) -> None:
-        """Reject groups that are not a partition of 1..n, and a negative bound."""
+        """Raise an error if the groups are not a partition of 1..n, or the bound is negative."""
         ids = sorted(worker for group in self.groups for worker in group)
         if any(not group for group in self.groups):
             raise ConfigurationError(
-                f"groups {format_groups(self.groups)!r} contain an empty group."
+                f"the worker groups {format_groups(self.groups)!r} contain an empty group; "
+                "expected at least one worker in each group."
             )
         if ids != list(range(1, len(ids) + 1)):
             raise ConfigurationError(
-                f"groups {format_groups(self.groups)!r} name workers {ids}; each of "
-                f"1..{max(len(ids), 1)} must be in exactly one group (--groups, --groups_file)."
+                f"groups {format_groups(self.groups)!r} name the workers {ids}; expected each "
+                f"worker of 1..{max(len(ids), 1)} in exactly one group (--groups, --groups_file)."
             )
         if self.bound is not None and self.bound < 0:
             raise ConfigurationError(
@@ -80,7 +81,7 @@ class ClosedGroupSync(GroupSync):
 
 @dataclasses.dataclass(frozen=True)
 class SyncChoice:
-    """A value of --sync: the groups of workers that it forms, and the flags that it accepts."""
+    """A value of the flag --sync: the worker groups it forms, and the flags it accepts."""
 
     groups: Callable[[int], Groups]
     takes_groups: bool
@@ -88,7 +89,7 @@ class SyncChoice:
     needs_bound: bool = False
 
 
-#: Value of --sync (bsp, asp, ssp, gsp) -> how `make_rule` makes its GroupSync.
+#: Value of the flag --sync (bsp, asp, ssp, gsp) -> how `make_rule` makes its GroupSync.
 SYNC_RULES: dict[str, SyncChoice] = {
     "bsp": SyncChoice(one_group, takes_groups=False, takes_bound=False),
     "asp": SyncChoice(groups_of_one, takes_groups=False, takes_bound=False),
@@ -107,8 +108,8 @@ def make_rule(
     """Make the synchronization rule that --sync, --groups and --staleness_bound describe.
 
     Raises:
-        ConfigurationError: Groups or a bound are given for a --sync value that takes none, a
-            needed bound is missing, or the groups are not a partition of 1..nb_workers.
+        ConfigurationError: Groups or a staleness bound are given for a --sync value that accepts
+            none, a needed bound is missing, or the groups are not a partition of 1..nb_workers.
     """
     choice = SYNC_RULES[name]
     if (groups is not None or auto is not None) and not choice.takes_groups:
@@ -117,8 +118,8 @@ def make_rule(
         )
     if bound is not None and not choice.takes_bound:
         raise ConfigurationError(
-            f"--staleness_bound={bound} was given, but --sync={name} has no bound; "
-            "use --sync=ssp or --sync=gsp."
+            f"--staleness_bound={bound} was given, but --sync={name} has no staleness bound; use "
+            "--sync=ssp or --sync=gsp."
         )
     if choice.needs_bound and bound is None:
         raise ConfigurationError(f"--sync={name} needs --staleness_bound (iterations, 0 or more).")
@@ -127,7 +128,7 @@ def make_rule(
     members = sum(len(group) for group in rule.groups)
     if members != nb_workers:
         raise ConfigurationError(
-            f"groups {format_groups(rule.groups)!r} name {members} workers, "
-            f"--nb_workers={nb_workers}; every worker needs exactly one group."
+            f"groups {format_groups(rule.groups)!r} name {members} workers, but "
+            f"--nb_workers={nb_workers}; expected every worker in exactly one group."
         )
     return rule
