@@ -24,8 +24,10 @@ from thinwire.ops.types import State
 if TYPE_CHECKING:
     from thinwire.ops.sync.rounds import Rounds
 
-#: Number of latest rounds that shard 0 announces together to the other shards.
+#: Number of latest rounds that shard 0 announces together to the other shards, at least.
 _ANNOUNCED_TOGETHER = 4
+#: Largest number of rounds that shard 0 announces together, if many groups release rounds.
+_MOST_ANNOUNCED = 64
 #: Count of announcement numbers reserved for one generation (one process) of shard 0. A restart
 #: voids the rounds that shard 0 announced after its last snapshot. The next generation must not use
 #: the numbers of void announcements again.
@@ -91,8 +93,9 @@ class ShardAgreement:
             at_boundary: True if a round of the group was released, or no push of the group waits.
         """
 
-    def begin_next(self) -> None:
-        """Begin the next round after the releases and admissions of one `Rounds.advance`."""
+    def begin_next(self) -> bool:
+        """Begin the next round if the workers of rounds are known; return True if one began."""
+        return False
 
     def releases(self, tokens: Sequence[ArrivalToken]) -> None:
         """Record that the rule releases a complete round, before its pushes are removed."""
@@ -340,7 +343,10 @@ class Announced(ShardAgreement):
         return tuple(max(self._steps.get(worker, 0), withdrawn(worker)) for worker in workers)
 
     def _announce(self, announced: Draw) -> None:
-        self._announced = [*self._announced[1 - _ANNOUNCED_TOGETHER :], announced]
+        # Each group may release more than one round between two announcements.
+        wanted = min(2 * len(self._rounds.groups), _MOST_ANNOUNCED)
+        number = max(_ANNOUNCED_TOGETHER, wanted)
+        self._announced = [*self._announced[1 - number :], announced]
 
     def _finished(self, tokens: Sequence[ArrivalToken]) -> Draw:
         """Return the announcement of a round that is released now, as number `newest`.
@@ -385,12 +391,7 @@ class ReleasesOfShardZero(Announced):
 
 
 class NamedRounds(Announced):
-    """Base of agreements in which the workers of a round are known before they push.
-
-    A shard holds a worker that is not in the round. The shard replies to the worker's request when
-    the worker is in a round, with the weights at that time. A push of a worker that is not in the
-    round (from before a restart) waits until the worker is in a round.
-    """
+    """Base of agreements in which a shard knows the workers of a round before it releases them."""
 
     def __init__(self, rounds: Rounds, newest: int) -> None:
         """Start without workers and announcements; `newest` is the number of the newest one."""
@@ -410,10 +411,6 @@ class NamedRounds(Announced):
         """Return the current round's workers, ascending; [] if `worker` is not in the round."""
         return sorted(self._open) if worker in self._open else []
 
-    def may_proceed(self, worker: int) -> bool:
-        """Return True if the worker is in the current round and the rule lets it proceed."""
-        return worker in self._open and super().may_proceed(worker)
-
     def late(self) -> Sequence[Sequence[ArrivalToken]]:
         """Return the pushes of the round's workers that are older than the round.
 
@@ -427,14 +424,16 @@ class NamedRounds(Announced):
         late = [token for token in waiting if token.step <= after.get(token.worker, 0)]
         return [late] if late else ()
 
-    def begin_next(self) -> None:
+    def begin_next(self) -> bool:
         """Begin the next known round if the current round is over or all its workers have left."""
-        while not self._open:
-            self._drawn = self._next()
-            if self._drawn is None:
-                break
-            self._begin(self._drawn)
-            self._rounds.reply_in_order_of_id()
+        if self._open:
+            return False
+        self._drawn = self._next()
+        if self._drawn is None:
+            return False
+        self._begin(self._drawn)
+        self._rounds.reply_in_order_of_id()
+        return True
 
     def _next(self) -> Draw | None:
         """Return the next round; None if it is not known."""
@@ -471,7 +470,16 @@ class NamedRounds(Announced):
 
 
 class DrawsOfShardZero(NamedRounds):
-    """Shard 0 with `Agreement.DRAWS`: draws the next workers as soon as a round is released."""
+    """Shard 0 with `Agreement.DRAWS`: draws the next workers as soon as a round is released.
+
+    A shard holds a worker that is not drawn. The shard replies to the worker's request when the
+    worker is drawn, with the weights at that time. A push of a worker that is not drawn (from
+    before a restart) waits until the worker is drawn.
+    """
+
+    def may_proceed(self, worker: int) -> bool:
+        """Return True if the worker is in the current round and the rule lets it proceed."""
+        return worker in self._open and super().may_proceed(worker)
 
     def _next(self) -> Draw | None:
         """Draw the workers of the next round; return None if no worker is live."""
@@ -497,7 +505,7 @@ class DrawsOfShardZero(NamedRounds):
 
 
 class AnnouncedByShardZero(NamedRounds):
-    """A shard that follows the rounds that shard 0 announces, as draws or as releases.
+    """A shard that follows the rounds that shard 0 announces, with `Agreement.RELEASES`.
 
     An announcement may arrive before or after the pushes of its workers. For a round that shard 0
     has released, a shard waits only for the pushes that shard 0 has released. A shard does not wait
@@ -511,26 +519,41 @@ class AnnouncedByShardZero(NamedRounds):
         self._gave_up: set[int] = set()  # workers with a withdrawn push that sent no other push
         self._awaited: list[Draw] = []  # announced rounds that have not begun here yet
 
+    def may_proceed(self, worker: int) -> bool:
+        """Return True: only shard 0 holds workers back."""
+        return True
+
     def ready(self, now: float) -> Ready:
         """Return the oldest waiting pushes of the current round if the round is complete."""
         complete = self.is_complete(0)
         return Ready([self._rounds.oldest(self.members(0))] if complete else ())
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Replace the known rounds; a known round that shard 0 does not announce is void."""
+        """Add the announced rounds to the known rounds; drop rounds that a restart made void."""
         if not draws:
             return
-        awaited = {item.number for item in self._awaited}
-        self._awaited = [
-            item for item in draws if item.number in awaited or item.number > self.newest
-        ]
+        announced = {item.number: item for item in draws}
+        known = [item for item in self._awaited if not self._is_void(item, draws)]
+        self._awaited = [announced.get(item.number, item) for item in known]
+        self._awaited += [item for item in draws if item.number > self.newest]
         self._announced, self.newest = list(draws), max(self.newest, draws[-1].number)
         if self._drawn is not None:
-            number = self._drawn.number
-            known = next((item for item in draws if item.number == number), None)
+            void = self._is_void(self._drawn, draws)
+            current = announced.get(self._drawn.number, self._drawn)
             before = set(self._open)
-            self._open &= self._to_wait_for(known) if known else set()
+            self._open &= set() if void else self._to_wait_for(current)
             self._rounds.hold(sorted(before - self._open))
+
+    def _is_void(self, known: Draw, draws: Sequence[Draw]) -> bool:
+        """Return True if shard 0 restarted from a state before a known round was announced.
+
+        This shard may be many rounds behind, so an old round of the same generation is not void
+        although shard 0 announces only its newest rounds.
+        """
+        is_announced = any(item.number == known.number for item in draws)
+        newest = draws[-1].number
+        same = known.number // _NUMBERS_PER_GENERATION == newest // _NUMBERS_PER_GENERATION
+        return not is_announced and (not same or known.number > newest)
 
     def _to_wait_for(self, drawn: Draw) -> set[int]:
         """Return the live workers of a round whose pushes wait here, or may still arrive."""
@@ -595,15 +618,22 @@ class AnnouncedByShardZero(NamedRounds):
         self._awaited = _draws_of_plain(state["awaited"])
 
 
+class DrawsOfFollower(AnnouncedByShardZero):
+    """A shard other than shard 0 with `Agreement.DRAWS`: it follows the draws of shard 0."""
+
+    def may_proceed(self, worker: int) -> bool:
+        """Return True if the worker is drawn for the current round."""
+        return worker in self._open
+
+
 def agreement_of(rounds: Rounds, generation: int) -> ShardAgreement:
     """Return the agreement object of a shard for the rule's kind of agreement."""
     agreement, numbers = rounds.rule.agreement, generation * _NUMBERS_PER_GENERATION
     if agreement is Agreement.JOINERS:
         return JoinersOfFollower(rounds) if rounds.follows else JoinersOfShardZero(rounds)
-    if rounds.follows:
-        return AnnouncedByShardZero(rounds)
-    draws = agreement is Agreement.DRAWS
-    return DrawsOfShardZero(rounds, numbers) if draws else ReleasesOfShardZero(rounds, numbers)
+    if agreement is Agreement.DRAWS:
+        return DrawsOfFollower(rounds) if rounds.follows else DrawsOfShardZero(rounds, numbers)
+    return AnnouncedByShardZero(rounds) if rounds.follows else ReleasesOfShardZero(rounds, numbers)
 
 
 def _without_workers(joiners: Sequence[Joiners], gone: Collection[int]) -> list[Joiners]:

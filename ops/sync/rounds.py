@@ -250,10 +250,24 @@ class Rounds:
             Released rounds, and workers that may proceed: a new worker may then pull the weights.
         """
         agreement, newest = self._agreement, self._agreement.newest
-        released = [self.take(late) for late in agreement.late()]
         agreement.admit_early(self._dirty)
         num_joining = len(self._joining)
         self.changed, self._dirty = self._dirty, []
+        released = self._release(now)
+        # All pushes of the next round may wait already, for example after a restart.
+        while agreement.begin_next():
+            released += self._release(now)
+        return Advance(
+            released,
+            self._let_proceed(),
+            has_drawn=agreement.newest != newest,
+            has_entered=len(self._joining) != num_joining,
+        )
+
+    def _release(self, now: float) -> list[tuple[ArrivalToken, ...]]:
+        """Release late pushes and complete rounds; admit joining workers to groups in between."""
+        agreement = self._agreement
+        released = [self.take(late) for late in agreement.late()]
         ready = agreement.ready(now)
         self._deadline = ready.look_again_at
         finished = set()
@@ -263,13 +277,7 @@ class Rounds:
             released.append(self.take(tokens))
         for number in self.changed:
             agreement.admit(number, number in finished or not self.has_waiting(number))
-        agreement.begin_next()
-        return Advance(
-            released,
-            self._let_proceed(),
-            has_drawn=agreement.newest != newest,
-            has_entered=len(self._joining) != num_joining,
-        )
+        return released
 
     def take(self, tokens: Sequence[ArrivalToken]) -> tuple[ArrivalToken, ...]:
         """Remove pushes that are released, count their workers' iterations, hold the workers."""
