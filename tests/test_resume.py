@@ -84,7 +84,7 @@ def assert_resumes(chosen, tmp_path):
     np.testing.assert_array_equal(second.theta, whole.theta)
     assert second.shards[0].samples == whole.shards[0].samples
     assert second.shards[0].counters.staleness == whole.shards[0].counters.staleness
-    assert second.shards[0].clocks() == whole.shards[0].clocks()
+    assert second.shards[0].rounds.clocks() == whole.shards[0].rounds.clocks()
 
 
 def test_a_checkpoint_of_another_step_does_not_bring_its_residual():

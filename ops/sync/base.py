@@ -14,10 +14,10 @@ import enum
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from thinwire.ops.sync.groups import AutoGroups, Groups
 from thinwire.ops.types import Policy
 
 if TYPE_CHECKING:
-    from thinwire.ops.sync.groups import AutoGroups, Groups
     from thinwire.ops.sync.rounds import Rounds
 
 

@@ -109,7 +109,7 @@ class PsCore:
         self._lifecycle = RunLifecycle(config, rule.waits_for_start)
         self._guard, self._quarantine = UpdateGuard(config.guards), Quarantine(config.guards)
         self._pacing = PacingService(method.pacer)
-        self._planner = RegroupPlanner(rule.auto, config.nb_workers)
+        self._planner = RegroupPlanner(rule.auto if membership.leads else None, config.nb_workers)
         self._follower = RegroupFollower()
         self.is_behind = False
 

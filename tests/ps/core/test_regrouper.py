@@ -181,7 +181,7 @@ def test_groups_survive_a_restart_of_shard_0():
     run = TimedRun(auto(), SPEEDS, iter_max=900).play(until=10.0)
     again = core_of(auto(), size=28, generation=1)
     again.load_state_dict(run.shards[0].state_dict())
-    assert format_groups(again.groups) == "1,2|3,4"
+    assert format_groups(again.rounds.groups) == "1,2|3,4"
     assert not again.has_started  # rounds of groups wait for all members again
     assert again._planner.formed.groups == ((1, 2), (3, 4))
     assert again._planner.formed.epoch == again.membership.epoch
