@@ -1,7 +1,7 @@
-"""Operations on packets (encoded gradients) in memory that codecs and their wrappers share.
+"""Operations on packets (encoded gradients) in memory, for gradient codecs and their wrappers.
 
-The functions of this module decode a block, copy a packet's values out of arrays that are about to
-change, and do one step of error feedback around any codec.
+The functions of `thinwire.ops.codecs.packets` decode a block, copy a packet's values out of arrays
+that are about to change, and do a step of error feedback with any gradient codec.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class FeedsInTurn:
-    """Base of codecs that do an error-feedback step in separate passes over memory."""
+    """Base class of codecs that do an error-feedback step in several passes over the gradients."""
 
     def feed(
         self: Codec,
@@ -39,7 +39,7 @@ class FeedsInTurn:
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """Do one error-feedback step (see `Codec.feed`) in separate passes over memory."""
+        """Do an error-feedback step (see `Codec.feed`) in several passes over the gradients."""
         factors = ctx.factors or (1.0,) * len(tensors)
         for residual, tensor, factor in zip(residuals, tensors, factors, strict=True):
             ctx.kernels.accumulate(residual, tensor, factor)
@@ -54,14 +54,14 @@ class FeedsInTurn:
 
 
 def without_factors(ctx: EncodeContext) -> EncodeContext:
-    """Return `ctx` changed for gradients that are finite and already multiplied by the factors."""
+    """Return `ctx` for gradients that are finite and already multiplied by `ctx.factors`."""
     return dataclasses.replace(ctx, factors=None, finite=True)
 
 
 def encode_multiplied(
     codec: Codec, tensors: Sequence[Float32], state: State, ctx: EncodeContext
 ) -> tuple[Packet, State]:
-    """Encode the gradients times `ctx.factors`, even if the codec ignores factors."""
+    """Encode the gradients times `ctx.factors`, even if the codec does not multiply by factors."""
     if not codec.takes_factors:
         factors = ctx.factors or ()
         if factors:
@@ -81,7 +81,7 @@ def code_values(
     kernels: Kernels,
     chunk: int = CHUNK_ENTRIES,
 ) -> CodedValues:
-    """Code the values of a tensor's entries in a value dtype.
+    """Code the values of a gradient tensor's entries in a given dtype.
 
     Args:
         values: [k] float32, finite gradient values to code.
@@ -104,7 +104,7 @@ def code_values(
 
 
 def decoded(block: Block, kernels: Kernels | None = None) -> tuple[Int64 | slice, Float32]:
-    """Return the positions of a block's entries in the tensor, and the values [k] float32.
+    """Return positions in the tensor (None: all) and values [k] float32 of a block's entries.
 
     Args:
         block: Block (coded values of a tensor) to decode, of any class.
@@ -120,7 +120,7 @@ def decoded(block: Block, kernels: Kernels | None = None) -> tuple[Int64 | slice
 
 
 def detached(packet: Packet, arrays: Sequence[Float32]) -> Packet:
-    """Copy the packet's values that are views of `arrays` (one per tensor); return the packet."""
+    """Return the packet with copies of those values that are views of `arrays` (one per tensor)."""
     import numpy as np
 
     blocks = []

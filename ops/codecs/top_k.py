@@ -26,7 +26,7 @@ class TopK(FusedSparsifier):
     For a tensor of n entries and compression rate c, TopK sends ``k = max(1, floor(c * n + 1e-9))``
     entries. Among entries of equal magnitude, TopK sends those with the lowest index. TopK never
     sends zeros: an all-zero tensor gives no block. With compression rate c >= 1, TopK sends every
-    entry.
+    non-zero entry.
 
     Attributes:
         compression_rate: c, the fraction of gradient entries sent, above 0.
@@ -49,7 +49,7 @@ class TopK(FusedSparsifier):
             )
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the state before the first step: all thresholds are 0, which means unknown."""
+        """Return the codec's initial state: all magnitude thresholds are 0 (unknown)."""
         import numpy as np
 
         zeros = np.zeros(len(spec.tensors), np.float32)
@@ -63,7 +63,7 @@ class TopK(FusedSparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> list[Selected]:
-        """Add gradients to the residuals, then remove and return the entries to send.
+        """Add gradients to the residuals (unsent values); remove and return entries to send.
 
         Returns:
             One (positions, values) pair per tensor.
@@ -95,7 +95,7 @@ class TopK(FusedSparsifier):
 
 
 def _expected(state: State) -> list[float]:
-    """Return the expected threshold of each tensor: the last one, or less if thresholds fall."""
+    """Return each tensor's expected magnitude threshold: the last one, or less if they fall."""
     last, earlier = state["thresholds"].tolist(), state["earlier"].tolist()
     state["earlier"][:] = last
     return [

@@ -50,13 +50,13 @@ def num_scales(dtype: str) -> int:
 
 
 def dense_edges(size: int, chunk: int, first: int = 0) -> Int64:
-    """Return [c + 1] int64: the start of each chunk of a dense block, and the block's end."""
+    """Return [c + 1] int64: the start of each of c chunks of a dense block, and the block's end."""
     inner = np.arange(chunk - first, size, chunk, dtype=np.int64)
     return np.concatenate([[0], inner, [size]]) if size else np.zeros(1, np.int64)
 
 
 def sparse_edges(indices: Int64, chunk: int, first: int = 0) -> Int64:
-    """Return [c + 1] int64: the index of each chunk's first value, and the number of values."""
+    """Return [c + 1] int64: the index of each chunk's first value, then the number of values."""
     if not indices.size:
         return np.zeros(1, np.int64)
     numbers = (indices + first) // chunk
@@ -76,7 +76,8 @@ def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[NDArray[
 
     Args:
         values: [k] float32, finite gradient values to code.
-        edges: [c + 1] int64, ascending: the start of each chunk in `values`, from 0 on, and then k.
+        edges: [c + 1] int64, ascending: the start of each of c chunks in `values`, then the number
+            k of values.
         dtype: Few-bit dtype to code the values in, for example int4 or sign (FEW_BITS).
 
     Returns:
@@ -105,13 +106,13 @@ def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[NDArray[
 def side_means(
     sums: NDArray[np.float64], upper: NDArray[np.float64], most: Int64, lengths: Int64
 ) -> NDArray[np.float64]:
-    """Return two means per chunk [c, 2]: of magnitudes up to the chunk's mean, and above the mean.
+    """Return the means [c, 2] of each chunk's magnitudes up to the chunk's mean and above the mean.
 
     Args:
         sums: [c] sum of all magnitudes of each chunk.
         upper: [c] sum of the magnitudes above the mean, for each chunk.
-        most: [c] number of magnitudes above the mean, for each chunk. If the number is 0, all
-            magnitudes of the chunk are equal, and the two means are equal too.
+        most: [c] number of magnitudes above the mean, for each chunk. 0 means that all magnitudes
+            of the chunk are equal, so that the two means are equal too.
         lengths: [c] number of magnitudes in each chunk.
     """
     lower = np.maximum(sums - upper, 0) / np.maximum(lengths - most, 1)
@@ -128,13 +129,13 @@ def rounded(scales: NDArray[Any]) -> Float32:
 
 
 def boundaries(dtype: str) -> list[np.float32]:
-    """Return the boundaries between int4 or int2 magnitudes, as fractions of the largest one."""
+    """Return boundaries between int4 or int2 magnitudes, as fractions of the largest magnitude."""
     count = num_magnitudes(dtype)
     return [np.float32(2 * number / (2 * count - 1)) for number in range(1, count)]
 
 
 def uniform_levels(magnitudes: Float32, scales: Float32, dtype: str) -> NDArray[np.uint8]:
-    """Return [k] uint8: the number of the nearest int4 or int2 magnitude, for scales [k]."""
+    """Return [k] uint8: for each value the index of its nearest int4 or int2 magnitude."""
     levels = np.zeros(magnitudes.size, np.uint8)
     for boundary in boundaries(dtype):
         levels += magnitudes >= scales * boundary
@@ -144,7 +145,7 @@ def uniform_levels(magnitudes: Float32, scales: Float32, dtype: str) -> NDArray[
 def with_signs(
     levels: NDArray[np.uint8], negative: NDArray[np.bool_], dtype: str
 ) -> NDArray[np.uint8]:
-    """Return [k] uint8 codes: a magnitude's number, and the sign in the bit above the number."""
+    """Return [k] uint8 codes: the index of a magnitude, and the sign in the bit above the index."""
     codes: NDArray[np.uint8] = levels | negative.view(np.uint8) << np.uint8(FEW_BITS[dtype] - 1)
     return codes
 
