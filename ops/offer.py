@@ -50,7 +50,7 @@ FROM_FLAGS, FROM_WORKER = "flags", "worker"
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-    """Description of a Keras object (optimizer, constraint) by its class and arguments.
+    """Description of a Keras object (optimizer, schedule, constraint) by its class and arguments.
 
     Attributes:
         name: Name of the object's Keras class.
@@ -180,7 +180,7 @@ class Offer:
         return [(f"{OFFER_PREFIX}{name}", json.dumps(document[name])) for name in sorted(document)]
 
     def schedule_starts(self) -> tuple[int, ...]:
-        """Return each optimizer's schedule count (batches or steps) at the model's start."""
+        """Return the schedule count (batches or steps) of each optimizer at the model's start."""
         return self.first_batches or tuple(optimizer.iterations for optimizer in self.optimizers)
 
     def groups(self) -> list[tuple[int, ...]]:

@@ -63,7 +63,7 @@ def _keep_positions(state: State, indices: Int64, version: int, own: OwnEntries 
 
 
 def _changed_since(base: int, own: State | None, state: State) -> Int64:
-    """Return the ascending positions changed after version `base`, without the worker's `own`."""
+    """Return positions of weights changed after version `base`, without the worker's `own` ones."""
     import numpy as np
 
     window, last_changed = state["scratch"].get("window"), state["last_changed"]

@@ -69,7 +69,7 @@ def kept_of_last(size: int, k: int, chunk: int) -> int:
 def _select(
     x: Float32, addend: Float32 | None, k: int, chunk: int, factor: float
 ) -> tuple[Int64, Float32]:
-    """Select the largest entries chunk by chunk; with an addend, first add it to x in place."""
+    """Select the largest entries of each chunk of x, after adding the addend (if any) to x."""
     step = max(1, _PIECE // chunk) * chunk
     indices, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
     for start in range(0, x.size, step):

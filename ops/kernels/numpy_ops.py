@@ -95,7 +95,7 @@ def peak(values: Float32) -> float:
 
 
 def first_not_finite(tensors: Sequence[Float32]) -> int | None:
-    """Return the index of the first tensor [n] float32 with NaN or infinity, or None."""
+    """Return the index of the first tensor [n] float32 with NaN or infinity, else None."""
     for number, tensor in enumerate(tensors):
         if not all_finite(tensor):
             return number

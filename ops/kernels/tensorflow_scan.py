@@ -65,7 +65,7 @@ def top_k(x: Any, k: Any, stride: Any, rank: Any) -> Any:
 
 @traced(FLOATS, FLOATS, FLOAT, *[NUMBER] * 3)
 def feedback_top_k(residual: Any, addend: Any, factor: Any, k: Any, stride: Any, rank: Any) -> Any:
-    """Add to a residual; return the sum without its k largest entries, and these entries."""
+    """Add an addend to a residual; return the sum and, cut out of it, its k largest entries."""
     total = residual + factor * addend
     places, values = _largest(total, k, stride, rank)
     remainder = tf.tensor_scatter_nd_update(total, places[:, None], tf.zeros_like(values))

@@ -110,7 +110,7 @@ def _top_k(x: Any, k: Any, stride: Any, rank: Any, capacity: Any) -> Any:
 def _feedback_top_k(
     residual: Any, addend: Any, factor: Any, k: Any, stride: Any, rank: Any, capacity: Any
 ) -> Any:
-    """Add to a residual; return the sum without its k largest entries, and these entries."""
+    """Add an addend to a residual; return the sum and, cut out of it, its k largest entries."""
     total = residual + factor * addend
     places, values, count = _largest(total, k, stride, rank, capacity)
     # `places` contains n only if fewer than k entries are not 0. All of these entries are selected,

@@ -200,7 +200,7 @@ def _sync_rule(name: str, choices: Choices) -> SyncPolicy:
 
 
 def _drawn_rule(name: str, choices: Choices) -> SyncPolicy:
-    """Return the rule that draws a round's workers; reject rules without common rounds."""
+    """Return a rule with random workers in each round; reject a --sync without common rounds."""
     if name != "bsp":
         flag = "--draws" if choices.draws is not None else f"--fraction={choices.fraction:g}"
         raise ConfigurationError(
@@ -212,7 +212,7 @@ def _drawn_rule(name: str, choices: Choices) -> SyncPolicy:
 
 
 def _weighting(name: str, rule: SyncPolicy, counts_all_alike: bool, is_script: bool) -> str:
-    """Return the name of the default policy for scaling workers' updates.
+    """Return the name of the policy that scales the workers' updates, usually `name`.
 
     A script's optimizer averages gradients over all examples, so the updates of a round are
     weighted by their numbers of examples. With a robust aggregate, or with noise for privacy, all
@@ -351,7 +351,7 @@ def _awaited(choices: Choices) -> AwaitedUpdate:
 
 
 def adopt(method: Method, offer: Offer) -> Method:
-    """Return the method with the optimizers that a worker's script offers, if the PS uses them.
+    """Return the training method with the script's optimizers, if the PS steps with them.
 
     Workers and parameter server divide the model with the training method that `adopt` returns:
     `adopt(method, offer).place(spec, num_shards)`. Nodes compare the fingerprints of the training

@@ -69,7 +69,7 @@ def validate(method: Method) -> list[str]:
 
 
 def _check_kinds(method: Method) -> None:
-    """Raise an error if workers push changes of weights and a policy needs gradients."""
+    """Raise an error if workers push changes of weights but a policy needs gradients."""
     if method.codec.kind is Kind.DELTA and method.takes_local_steps:
         raise ConfigurationError(
             f"--codec={method.choices['codec']} computes a change of weights from every gradient, "
@@ -402,7 +402,7 @@ def _check_aggregate(method: Method) -> list[str]:
 
 
 def _check_privacy(method: Method) -> None:
-    """Raise an error for privacy flags unless plain means of weight changes are released.
+    """Raise an error for --dp_clip unless the PS applies plain means of workers' weight changes.
 
     Raises:
         ConfigurationError: One worker's contribution to a mean of updates could exceed the bound
@@ -432,7 +432,7 @@ def _check_privacy(method: Method) -> None:
 
 
 def _check_noise(method: Method) -> None:
-    """Raise an error for --dp_noise if one of n workers can move a mean by more than clip / n.
+    """Raise an error for --dp_noise if one of n workers can change a mean by over --dp_clip / n.
 
     Raises:
         ConfigurationError: One of n workers can change a released mean of updates by more than

@@ -1,4 +1,4 @@
-"""Pacers (policies when a worker pushes) that push after a fixed number of local steps."""
+"""Pacers with which workers push after a fixed number of local steps."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Every:
 class Fixed:
     """Pacer that pushes the change of weights after a fixed number of local steps or epochs.
 
-    With one local step per round (H = 1) the worker pushes the gradient itself, so that the pacer
-    `fixed` equals the pacer `every`.
+    With one local step per round, the worker pushes the gradient itself, so that the pacer `fixed`
+    equals the pacer `every`.
 
     Attributes:
         local_steps: Number H of local steps that a worker takes in a round.
         local_epochs: Number of passes over the worker's examples in a round, instead of H local
             steps. 0 means that a round has H local steps.
-        pass_steps: Number of mini-batches in one pass over the worker's examples, which `of_part`
-            sets. 0 means that the number is unknown, and that the training loop must end the round.
+        pass_steps: Number of mini-batches in one pass over the worker's examples. 0 means that the
+            number is unknown, and that the training loop must end the round of local steps.
     """
 
     queries: ClassVar[bool] = False
@@ -53,7 +53,7 @@ class Fixed:
     pass_steps: int = dataclasses.field(default=0, metadata=OWN)
 
     def __post_init__(self) -> None:
-        """Raise an error for fewer than one local step, or negative numbers of passes."""
+        """Raise an error for fewer than one local step per round, or negative numbers of passes."""
         if self.local_steps < 1:
             raise ConfigurationError(
                 f"--local_steps={self.local_steps}: expected 1 or more local steps per push."
@@ -65,7 +65,7 @@ class Fixed:
             )
 
     def of_part(self, num_examples: int, batch_size: int) -> Fixed:
-        """Return the pacer for a worker with `num_examples` examples, `batch_size` in a batch."""
+        """Return the pacer for a worker with `num_examples` examples in batches of `batch_size`."""
         return dataclasses.replace(self, pass_steps=-(-num_examples // batch_size))
 
     @property

@@ -1,8 +1,8 @@
-"""Lossless coding of floats as bytes: exponents deflated, mantissas and signs plain.
+"""Lossless coding of floats as bytes: exponents are deflated, mantissas and signs are not.
 
-A sparse block holds the largest of many gradient values, so few different exponents occur;
-mantissas look random. Each float is rotated left by one bit, which moves the sign below the
-mantissa. The upper byte of a rotated float then holds only exponent bits.
+A sparse block holds the largest of many gradient values, so the values have few different
+exponents, but their mantissas look random. The coding rotates each float left by one bit, which
+moves the sign below the mantissa. The upper byte of a rotated float then holds only exponent bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORTH_WHILE = 0.95  # values are deflated only if they take at most this fractio
 
 
 class ValueCoding(enum.IntEnum):
-    """How a block's values are coded; messages contain these numbers."""
+    """How a block's values are coded; messages contain the enum's numbers."""
 
     PLAIN = 0  # PLAIN sends the values' own bytes
     EXPONENTS = 1  # EXPONENTS sends floats with deflated exponents
@@ -53,8 +53,8 @@ def encode_exponents(data: NDArray[Any]) -> bytes:
 def _lower_bytes(numbers: NDArray[Any]) -> bytes:
     """Return all bytes of each number except the upper byte.
 
-    With many numbers of four bytes, four numbers are shifted into three words: numpy copies slices
-    of three bytes one by one, which is slow.
+    For many numbers of four bytes, `_lower_bytes` shifts four numbers into three words, because
+    numpy is slow at copying slices of three bytes.
     """
     if numbers.itemsize != 4 or numbers.size < _MANY:
         return numbers.view(np.uint8).reshape(-1, numbers.itemsize)[:, :-1].tobytes()
