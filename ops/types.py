@@ -335,7 +335,7 @@ _Policy = TypeVar("_Policy", bound=Policy)
 
 
 def configured(policy: type[_Policy], choices: object) -> _Policy:
-    """Build a policy; its fields get the choices of equal names (None: the default)."""
+    """Build a policy whose fields get the values of equal names in `choices`, except None."""
     make: Callable[..., _Policy] = policy
     names = {field.name for field in dataclasses.fields(policy)}
     settings = {key: value for key, value in vars(choices).items() if value is not None}

@@ -365,7 +365,7 @@ def planned(offer: OptimizerOffer, spec: ModelSpec) -> list[SlotPlace]:
 def _initial_slots(
     offer: OptimizerOffer, spec: ModelSpec
 ) -> list[tuple[tuple[int | None, str], float]]:
-    """Return ((variable number, role), initial value) of each optimizer slot, in Keras' order."""
+    """Return ((variable number, role), initial value) of each slot in a Keras optimizer's order."""
     import keras
 
     from thinwire.ops.optimizers.described import build_optimizer

@@ -53,7 +53,7 @@ class Fixed:
     pass_steps: int = dataclasses.field(default=0, metadata=OWN)
 
     def __post_init__(self) -> None:
-        """Raise an error for fewer than one local step per round, or negative numbers of passes."""
+        """Raise an error for fewer than one local step per round, or negative numbers of epochs."""
         if self.local_steps < 1:
             raise ConfigurationError(
                 f"--local_steps={self.local_steps}: expected 1 or more local steps per push."

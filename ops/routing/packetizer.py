@@ -344,7 +344,7 @@ def _fragments(
     lengths: Int64,
     channels: NDArray[np.uint8],
 ) -> SlotFragments:
-    """Divide each sequence of values into full datagrams and one shorter datagram for the rest."""
+    """Divide each sequence of values into full datagrams and, at its end, a shorter datagram."""
     full = form.most_values(part.encoding, positions is not None, limit_bytes)
     parts = -(-lengths // full)
     run = np.repeat(np.arange(len(starts)), parts)

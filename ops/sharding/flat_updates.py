@@ -22,7 +22,7 @@ _MOST_JOINED = 1 << 20
 
 
 def joined(blocks: Sequence[Block], layout: ShardLayout) -> tuple[Block, ...]:
-    """Join neighboring sparse blocks with the same dtype and scale into blocks that span slices.
+    """Join neighboring sparse blocks of equal dtype and scale to blocks that span several slices.
 
     Each block of an update costs some tenths of a millisecond to describe, encode and decode. An
     update that consists of fewer blocks takes less time to encode and decode.

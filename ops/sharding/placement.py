@@ -211,7 +211,7 @@ def _layout(spec: ModelSpec, start: int, stop: int) -> ShardLayout:
 
 
 def describe_shard(spec: ModelSpec, layout: ShardLayout) -> str:
-    """Describe a shard server in one line: number of tensors and weights, first and last slice."""
+    """Describe a shard server's weights in one line: their number, and first and last slice."""
 
     def name(piece: Slice) -> str:
         tensor = spec.tensors[piece.tensor]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-    """A worker's update that the shard server merges, with the versions it was computed at."""
+    """A worker's update that a shard server merges, with the version at which it was computed."""
 
     worker: int
     update: Update

@@ -1,4 +1,4 @@
-"""Delay compensation: correct a stale gradient for the change of the weights since its base."""
+"""Delay compensation: correct a stale gradient for later changes of the weights."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class DcAsgd:
         return dataclasses.replace(arrival, update=Update(indices, values))
 
     def _base(self, arrival: Arrival, context: ReleaseContext, state: State) -> Float32 | None:
-        """Return the base weights [n]; None if they are unknown or equal to the current weights."""
+        """Return the weights [n] from which to compensate; None if unknown or still current."""
         if self.shares_backup:
             return state.get("previous")
         if arrival.worker in context.replicas:

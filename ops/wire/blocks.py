@@ -59,7 +59,7 @@ def mask(block: RangedBlock) -> NDArray[np.bool_]:
 
 
 def described(block: RangedBlock) -> bytes:
-    """Return the header of a ranged block: entries per range, and a bitmap of its ranges."""
+    """Return the header of a ranged block: entries per range, and a bitmap of present ranges."""
     return (
         _HEADER.pack(block.block_entries) + np.packbits(block.present, bitorder="little").tobytes()
     )

@@ -29,7 +29,7 @@ _LARGEST_CHUNK = (1 << 32) - 1
 
 
 def encode_codes(coded: ChunkedValues) -> tuple[ValueCoding, bytes]:
-    """Code few-bit values as bytes; return the shorter coding (CODES or DEFLATED_CODES) too."""
+    """Code few-bit values as bytes with the shorter of the codings CODES and DEFLATED_CODES."""
     scales = (coded.scales.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
     packed = _pack(coded.data, FEW_BITS[coded.dtype])
     if coded.data.size >= LEAST_VALUES:

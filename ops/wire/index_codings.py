@@ -206,7 +206,7 @@ def _unary(high: Int64) -> bytes:
 def _high_and_low(
     data: memoryview, count: int, size: int, low_bits: int
 ) -> tuple[Int64, NDArray[Any]]:
-    """Decode the high parts and the low parts of Rice-coded gaps; check the unary code."""
+    """Decode the high and low parts of Rice-coded gaps; check the unary code of high parts."""
     if not 0 <= low_bits <= MAX_LOW_BITS:
         raise WireError(
             f"the index coding of a block has {low_bits} low bits; expected 0 to {MAX_LOW_BITS}"
