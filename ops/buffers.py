@@ -1,11 +1,11 @@
-"""Pool of large memory buffers; fresh memory pages cost several times the time to fill them.
+"""Pool of large memory buffers, because allocating memory pages takes longer than filling them.
 
 The buffer pool provides memory for message payloads, and for copies of arrays that are about to
 change. A process keeps about as many buffers in the pool as it ever used at the same time.
 
-The memory of pooled buffers comes from `mmap` and not from numpy. For its arrays numpy requests
-huge pages, and on virtual machines the first write to huge pages took two to four times as long as
-the first write to normal pages.
+The buffer pool allocates memory with `mmap`, not with numpy. For its arrays numpy requests huge
+pages, and on virtual machines the first write to huge pages took two to four times as long as the
+first write to normal pages.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def put_away(values: NDArray[Any] | memoryview) -> None:
 
 
 def is_in_file(values: NDArray[Any]) -> bool:
-    """Return True if the memory of an array is a mapped file."""
+    """Return True if the memory of an array is a memory-mapped file."""
     return _file_of(values) is not None
 
 

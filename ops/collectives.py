@@ -4,10 +4,10 @@ The module `thinwire.ops.collectives` does no input or output and reads no clock
 
 An all-reduce algorithm returns a list of steps for each worker that participates in the all-reduce.
 A step of an all-reduce sends a range of buffer entries to a peer, or receives a range from a peer
-and either adds the entries or overwrites the buffer with them. In an all-reduce, one member sums
-each buffer entry, and the sum is then copied to the other members. The list of steps of an
-all-reduce algorithm alone fixes the order of the additions. So all members of an all-reduce end
-with the same bits, and a repeated all-reduce gives the same bits too.
+and adds it to the buffer or overwrites the buffer. In an all-reduce, one member sums each buffer
+entry, and the sum is then copied to the other members. The list of steps of an all-reduce algorithm
+alone fixes the order of the additions. So all members of an all-reduce end with the same bits, and
+a repeated all-reduce gives the same bits too.
 
 Sources: ring, Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", JPDC 69(2), 2009; recursive halving and doubling, and binary blocks, Thakur,
@@ -39,7 +39,7 @@ class SendPart:
 
 @dataclasses.dataclass(frozen=True)
 class ReceivePart:
-    """Step of an all-reduce that waits for a peer's entries and adds or copies them."""
+    """Step of an all-reduce that receives a peer's entries and adds or copies the entries."""
 
     peer: int
     entries: Range
@@ -56,7 +56,8 @@ def ring(member: int, num_members: int, size: int) -> list[Step]:
     """Return the steps of ring all-reduce: p buffer parts circulate, once added and once copied.
 
     Ring all-reduce among p members adds the p parts of the buffer in p - 1 turns, and copies the
-    sums in p - 1 turns. In ring all-reduce each of p members sends 2 (p - 1) / p of the buffer.
+    sums in p - 1 turns. In ring all-reduce each of p members sends 2 (p - 1) / p times the size of
+    the buffer.
     """
     after, before = (member + 1) % num_members, (member - 1) % num_members
     borders = [part * size // num_members for part in range(num_members + 1)]
@@ -78,11 +79,11 @@ def ring(member: int, num_members: int, size: int) -> list[Step]:
 def butterfly(member: int, num_members: int, size: int) -> list[Step]:
     """Return the all-reduce steps of recursive halving followed by recursive doubling.
 
-    For p a power of two, a member of recursive halving and doubling takes 2 log2 p steps and sends
-    2 (p - 1) / p of the buffer. If the number p of all-reduce members is no power of two, q is the
-    largest power of two below p. With p members and q the largest power of two below p, each of the
-    last p - q members first sends its whole buffer to a partner among the first q members, and
-    receives the sum at the end.
+    In an all-reduce by recursive halving and doubling among p members, with p a power of two, each
+    member takes 2 log2 p steps and sends 2 (p - 1) / p times the size of the buffer. If the number
+    p of all-reduce members is no power of two, q is the largest power of two below p. With p
+    members and q the largest power of two below p, each of the last p - q members first sends its
+    whole buffer to a partner among the first q members, and receives the sum at the end.
     """
     block = _largest_power(num_members)
     whole = (0, size)
@@ -103,8 +104,8 @@ def binary_blocks(member: int, num_members: int, size: int) -> list[Step]:
     recursive halving, members of a smaller block hold larger ranges of the buffer than members of a
     larger block. After recursive halving, a member of a smaller block sends the parts of its buffer
     range to the members of the next larger block that hold these parts, and receives the sums
-    before recursive doubling. For any number p of members, a member of binary blocks sends slightly
-    more than 2 (p - 1) / p of the buffer.
+    before recursive doubling. In the all-reduce with binary blocks, each of p members sends
+    slightly more than 2 (p - 1) / p times the size of the buffer.
     """
     blocks = _blocks(num_members)
     block = max(number for number, (first, _) in enumerate(blocks) if first <= member)
@@ -152,7 +153,7 @@ class CollectivePart:
         peer: Index of the sending or receiving peer among the members of the all-reduce.
         number: Number of earlier parts that the sender has sent to the same receiver in this
             all-reduce.
-        entries: Range of the buffer's entries in the part.
+        entries: Range of the buffer's entries that the part contains.
     """
 
     peer: int
@@ -167,7 +168,7 @@ class Reduction:
     """
 
     def __init__(self, steps: Sequence[Step], buffer: Float32) -> None:
-        """Start the all-reduce at the first of the given steps.
+        """Begin an all-reduce at the first of the given steps.
 
         Args:
             steps: All-reduce steps that an Algorithm returned for this member and this buffer's

@@ -72,8 +72,8 @@ class FrozenArray:
         dtype: Data type of the array in the snapshot.
         shape: Shape of the array in the snapshot.
         nbytes: Size of the snapshot's whole content, in bytes.
-        first: Position of the first entry that `pieces` has not yielded yet. The freezer need not
-            save entries before this position.
+        first: Position of the first array entry that `pieces` has not yielded yet. The freezer need
+            not save entries before `first`.
     """
 
     def __init__(self, array: NDArray[Any], readers: _Readers) -> None:
@@ -84,7 +84,8 @@ class FrozenArray:
         Args:
             array: Array of which to take a snapshot; the array's owner calls
                 `Freezer.before_change` before each change.
-            readers: The freezer's list of snapshots of the array.
+            readers: The freezer's list of snapshots of the array, to which the new snapshot is
+                added.
         """
         self.dtype, self.shape, self.nbytes = array.dtype, array.shape, array.nbytes
         self._array, self._readers = array, readers
@@ -102,7 +103,7 @@ class FrozenArray:
         return int(self.shape[0])
 
     def again(self) -> FrozenArray:
-        """Return a second snapshot of the same content, for another reader.
+        """Return a second snapshot of an array's content, for another reader.
 
         `again` must be called before a reader has read the original snapshot, because the two
         snapshots share the saved old values.
@@ -135,10 +136,10 @@ class FrozenArray:
         """Save the old values of entries that the owner of the array is about to change.
 
         Args:
-            first: Position of the first entry that any reader of a snapshot still needs.
+            first: Position of the first array entry that a reader of a snapshot has not read yet.
             indices: [k] int64 ascending positions of `values`; None if `values` holds all entries
                 from `first` on.
-            values: Old values of the entries that are about to change.
+            values: Old values of the array entries that are about to change.
         """
         self._aside.append((first, indices, values))
         self._aside_bytes += values.nbytes + (0 if indices is None else indices.nbytes)
@@ -166,7 +167,7 @@ class FrozenArray:
 
 
 class Freezer:
-    """Takes and serves copy-on-write snapshots of one owner's arrays.
+    """Takes copy-on-write snapshots of the arrays of one owner (a thread).
 
     The owner of the arrays calls `before_change` before each change.
 
@@ -186,7 +187,7 @@ class Freezer:
         self._found: dict[int, _Readers] = {}
 
     def turn_on(self, copy: Copy) -> None:
-        """Make `freeze` return snapshots instead of copies.
+        """Make `freeze` return copy-on-write snapshots of arrays instead of copies.
 
         Args:
             copy: Function that copies a whole array, when the freezer must save all of its old

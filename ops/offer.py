@@ -1,8 +1,8 @@
 """Offer: JSON document in which a worker describes its script's model to a parameter server.
 
-A parameter server runs no user code. The parameter server learns from the offer (a worker's
-description of its script's model) the model's variables, and the optimizers that step these
-variables. The parameter server builds only optimizers and constraints that
+A parameter server does not run the user's script. The parameter server learns from the offer (a
+worker's description of its script's model) the model's variables, and the optimizers that step
+these variables. The parameter server builds only optimizers and constraints that
 `thinwire.ops.optimizers.described` allows by name.
 
 Source: design, section 10, "The PS runs no user code".
@@ -53,7 +53,7 @@ class Described:
     """Description of a Keras object (optimizer, schedule, constraint) by its class and arguments.
 
     Attributes:
-        name: Name of the object's Keras class.
+        name: Class name of the described Keras object.
         config: Arguments of the Keras class, as returned by the object's `get_config`.
     """
 
@@ -95,7 +95,7 @@ class OptimizerOffer:
 class LossScale:
     """Initial state of a dynamic loss scale (factor on the loss against float16 underflow).
 
-    The parameter server adjusts the loss scale during the run.
+    The parameter server adjusts the dynamic loss scale during the run.
 
     Attributes:
         initial: Loss scale at the start of the phase (the time in which the run trains this model).
@@ -421,7 +421,7 @@ def _word(value: Any) -> str:
 
 
 def _name(value: Any) -> str:
-    """Check and return a path or class name, which logs and messages quote."""
+    """Check and return a variable's path or a class name, which logs and messages quote."""
     name = _word(value)
     if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
         raise ValueError(f"a name is {name!r:.100}; expected 1 to {MAX_NAME} printable characters")

@@ -42,7 +42,7 @@ class Kind(enum.Enum):
 class ConfigurationError(Exception):
     """Error: the training run cannot work as configured.
 
-    The message of a ConfigurationError names cause and fix. Exit code 2.
+    The message of a ConfigurationError contains the cause and how to fix it. Exit code 2.
     """
 
 
@@ -62,7 +62,7 @@ class TensorSpec:
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """The shared variables of a model in W_global order.
+    """The shared variables of a model, in the order of the registry W_global.
 
     The flat model is the concatenation of the flattened shared variables.
     """
@@ -90,7 +90,7 @@ class Slice:
 
     @property
     def size(self) -> int:
-        """Number of entries of the variable slice."""
+        """Number of entries in the slice of a variable."""
         return self.stop - self.start
 
 
@@ -129,7 +129,7 @@ class CodedValues:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the coded values, in bytes."""
+        """Size of the coded values of a block, in bytes."""
         return self.data.nbytes
 
 
@@ -159,7 +159,7 @@ class ChunkedValues(CodedValues):
         """Return a range of consecutive coded values as the values of a smaller block.
 
         Args:
-            values: Range of the array `data` (coded values) to return.
+            values: Range of indices in the array `data` of the coded values to return.
             start: Position of the smaller block's first entry in the block that has all the coded
                 values.
         """
@@ -254,7 +254,7 @@ BEST_EFFORT = 7
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """Settings of one worker's emulated network link; 0 switches a limit off.
+    """Settings of one worker's emulated network link; 0 turns a limit off.
 
     The settings `mbps`, `delay_ms` and `loss` of an emulated link apply to both directions. The
     settings of an emulated link except rate, delay and loss apply only to the link from worker to

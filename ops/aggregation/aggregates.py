@@ -50,7 +50,7 @@ class Median:
 
 @dataclasses.dataclass(frozen=True)
 class TrimmedMean:
-    """Aggregate that is, for each weight, the mean of update values without the extreme ones.
+    """Aggregate that is, per weight, the mean of updates without the smallest and largest ones.
 
     Attributes:
         trim_fraction: Fraction f, above 0 and below 0.5, of a weight's m update values that the
@@ -65,7 +65,7 @@ class TrimmedMean:
     is_robust: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Raise an error if the trim fraction is not above 0 and below 0.5."""
+        """Raise an error if `trim_fraction` is not above 0 and below 0.5."""
         if not 0 < self.trim_fraction < 0.5:
             raise ConfigurationError(
                 f"--trim_fraction={self.trim_fraction}: expected a fraction above 0 and below 0.5 "

@@ -100,18 +100,18 @@ class Guards:
         return self.measures or self.quarantine_after > 0
 
     def init(self) -> State:
-        """Return the guards' state at the start of a run, before the first worker's update."""
+        """Return the initial state of the guards, which limit workers' updates."""
         # Norms and peaks (largest magnitudes) of the newest accepted updates, oldest first; at most
         # WINDOW of each.
         return {"norms": [], "peaks": []}
 
     def record(self, norm: float, state: State) -> State:
-        """Record the L2 norm of an applied update of a worker; return the guards' new state."""
+        """Record the L2 norm of a worker's applied update; return the new state of the guards."""
         norms = [*state["norms"], norm][-WINDOW:]
         return state | {"norms": norms}
 
     def record_peak(self, peak: float, state: State) -> State:
-        """Record the largest magnitude in an accepted update; return the guards' new state."""
+        """Record the largest magnitude in a worker's accepted update; return the new state."""
         return state | {"peaks": [*state["peaks"], peak][-WINDOW:]}
 
     def peak_limit(self, state: State) -> tuple[float, str]:

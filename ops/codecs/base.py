@@ -38,7 +38,7 @@ class TouchedRows:
     Attributes:
         rows: [r] int64, unique numbers of the nonzero rows along the tensor's first axis, in
             ascending order.
-        width: Number of entries in one row of the tensor.
+        width: Number of entries in one row of the gradient tensor.
     """
 
     rows: Int64
@@ -140,7 +140,7 @@ def kept_entries(compression_rate: float, size: int) -> int:
 
 
 def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
-    """Raise an error if a gradient tensor holds NaN or infinity; skip this if `ctx.finite` is True.
+    """Raise an error if a gradient tensor holds NaN or infinity, unless `ctx.finite` is True.
 
     Raises:
         NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity.

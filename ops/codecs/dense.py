@@ -214,10 +214,10 @@ class FusedSparsifier(Sparsifier):
 class RandomK(Sparsifier):
     """Control experiment for TopK: send as many entries as TopK, at uniformly drawn positions.
 
-    RandomK can draw entries that are zero, and sends them. RandomK sends values unscaled, not
-    multiplied by n / k. The expected value of a gradient entry that RandomK sends is c (the
-    compression rate) times the entry. RandomK sends each value unscaled, as TopK does, so the two
-    codecs differ only in the choice of positions.
+    The codec RandomK can draw gradient entries that are zero, and sends them. RandomK, which sends
+    k of n gradient entries, does not multiply the sent values by n / k. The expected value of a
+    gradient entry that RandomK sends is c (the compression rate) times the entry. RandomK sends
+    each value unscaled, as TopK does, so the two codecs differ only in the choice of positions.
 
     Attributes:
         compression_rate: c, the fraction of gradient entries sent, above 0.

@@ -1,8 +1,8 @@
 """Codec wrappers that store unsent gradient values: error feedback and momentum correction.
 
-A codec wrapper has a field `inner` with the codec or wrapper that it wraps. The state of a codec
-wrapper holds the state of the wrapped codec, and lists with one flat array per gradient tensor, for
-example the residuals (values not sent yet).
+A codec wrapper has a field `inner` with the wrapped codec or wrapper. The state of a codec wrapper
+holds the state of the wrapped codec, and lists with one flat array per gradient tensor, for example
+the residuals (values not sent yet).
 """
 
 from __future__ import annotations
@@ -105,15 +105,13 @@ def coding_of(codec: Codec) -> Codec:
 class ErrorFeedback(CodecWrapper):
     """Codec wrapper that adds the values that the inner codec does not send to the next gradients.
 
-    Error feedback with residual a (the values not sent yet), tensors h and carry m, per entry:
-
-        a <- a + h;   q = the decoded packet;   a <- (a - q) + m q
-
-    q is 0 where nothing is sent. The rounding errors of sent values stay in the residual (the
-    values not sent yet) too. With the carry m = 0, error feedback has the same residual as Gradient
-    Dropping (Aji and Heafield). With a carry m > 0 error feedback is SAMomentum without a division:
-    an entry that is sent after T steps is m times the value sent last plus the T gradients since
-    then, so momentum decays once per sent value, not once per step.
+    Error feedback computes ``a <- a + h``, sends a packet of entries of a, and computes
+    ``a <- (a - q) + m q``, with residual a (the values not sent yet), gradients h, decoded packet q
+    (0 where nothing is sent) and carry m. The residual (the values not sent yet) also keeps the
+    rounding errors of sent values. With the carry m = 0, error feedback has the same residual as
+    Gradient Dropping (Aji and Heafield). With a carry m > 0 error feedback is SAMomentum without a
+    division: an entry that is sent after T steps is m times the value sent last plus the T
+    gradients since then, so momentum decays once per sent value, not once per step.
 
     With a decay b, each error-feedback step begins with ``a <- b a`` for the residual a (the values
     not sent yet). With a decay, old residuals (values not sent yet) count less than new gradients,
@@ -166,8 +164,8 @@ class ErrorFeedback(CodecWrapper):
         """Return the wrapped codec's packet for residual (unsent values) plus gradients.
 
         Raises:
-            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity; the residual is
-                unchanged.
+            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity. The residual (the
+                unsent values) is unchanged.
         """
         # Check the gradients before the decay: the decay and the inner codec change the residual in
         # place, and a step that raises must leave the residual unchanged.
@@ -209,13 +207,12 @@ def residuals_of(codec: Codec, state: State) -> list[Float32]:
 class MomentumCorrection(CodecWrapper):
     """Codec wrapper that encodes a velocity, not the gradient, so that unsent values gain momentum.
 
-    Momentum correction with velocity u, gradients h and momentum m does one of:
+    With velocity u, gradients h and momentum m, momentum correction computes ``u <- m u + h`` and
+    passes u to the inner codec. With Nesterov momentum, velocity u and gradients h it computes
+    ``u <- m (u + h)`` and passes the new u plus h to the inner codec.
 
-        u <- m u + h          u is passed to the inner codec;
-        u <- m (u + h)        the new u plus h is passed to the inner codec (Nesterov).
-
-    Momentum factor masking then sets the velocity u to 0 where the inner codec's packet has
-    entries, so that a stale direction does not keep moving the entries that were just sent.
+    After each packet, momentum factor masking sets the velocity to 0 where the packet has entries,
+    so that a stale direction does not keep moving weights whose values were just sent.
 
     Attributes:
         inner: Codec that remembers the gradient values that it does not send, usually an
@@ -254,8 +251,8 @@ class MomentumCorrection(CodecWrapper):
         """Return the wrapped codec's packet for the velocity (the gradients with momentum).
 
         Raises:
-            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity; the velocity is
-                unchanged.
+            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity. The velocity (the
+                gradients with momentum) is unchanged.
         """
         check_finite(tensors, ctx)
         velocity: list[Float32] = state["velocity"]

@@ -84,13 +84,13 @@ def code_values(
     """Code the values of a gradient tensor's entries in a given dtype.
 
     Args:
-        values: [k] float32, finite gradient values to code.
+        values: [k] float32, finite values of k gradient entries, to code in fewer bits.
         indices: [k] int64, ascending positions of the values in the tensor; None: the values are
             all of the tensor's entries.
         size: Number of entries in the gradient tensor.
         dtype: Dtype to code the values in, for example float32, int8 or sign (VALUE_DTYPES,
             FEW_BITS).
-        kernels: Kernels (array functions) that do the array work.
+        kernels: Kernels (array functions) that code the values.
         chunk: Number of consecutive entries that share scales, used only with a few-bit dtype
             (FEW_BITS).
     """
@@ -107,7 +107,7 @@ def decoded(block: Block, kernels: Kernels | None = None) -> tuple[Int64 | slice
     """Return positions in the tensor (None: all) and values [k] float32 of a block's entries.
 
     Args:
-        block: Block (coded values of a tensor) to decode, of any class.
+        block: Block (coded values of a tensor) to decode: dense, sparse, few-bit or low-rank.
         kernels: Kernels that multiply the factors of a low-rank block, for example on the device;
             None: numpy's kernels.
     """
@@ -148,9 +148,9 @@ def on_host(block: Block) -> Block:
 def rescaled(block: Block, factor: float) -> Block:
     """Return the gradient block with its decoded values times `factor`, which is above 0.
 
-    `rescaled` changes only the block's scale. The new scale of the block is rounded to float32, the
-    type of scales on the wire, and limited to the range of normal float32, so that it becomes
-    neither 0 nor infinite.
+    The function `rescaled` changes only the scale (factor on all values) of a gradient block. The
+    new scale of the block is rounded to float32, the type of scales on the wire, and limited to the
+    range of normal float32, so that it becomes neither 0 nor infinite.
     """
     import numpy as np
 

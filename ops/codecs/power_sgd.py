@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 class PowerSgd(StatelessCodec):
     """PowerSGD: sends a gradient matrix M as ``P Q^T`` of rank r, one power step from the last Q.
 
-        P = orthonormal(M Q);   Q = M^T P
-
-    A tensor of two or more dimensions is a matrix with the last axis as columns: [in, out] for a
-    dense layer, [height * width * in, out] for a convolution. PowerSGD sends a tensor whole if its
-    factors P and Q would not be smaller than the tensor (a bias, for example), or if the factors
-    leave the range of float32. PowerSGD does not send a gradient matrix of zeros.
+    The power step of PowerSGD for a gradient matrix M computes ``P = orthonormal(M Q)``, then
+    ``Q = M^T P``. PowerSGD handles a tensor of two or more dimensions as a matrix with the last
+    axis as columns: [in, out] for a dense layer, [height * width * in, out] for a convolution.
+    PowerSGD sends a tensor whole if its factors P and Q would not be smaller than the tensor (a
+    bias, for example), or if the factors leave the range of float32. PowerSGD does not send a
+    gradient matrix of zeros.
 
     PowerSgd drops the difference between a gradient matrix M and its approximation P Q^T, so the
     codec needs a wrapper `ErrorFeedback`.

@@ -52,10 +52,11 @@ class CodecEntry:
     """Description of how to build the gradient codec for one value of the flag --codec.
 
     Attributes:
-        base: Innermost codec class, whose fields are filled from the flags of the same names.
-        wrap: Function that adds the codec wrappers that belong to this --codec value; None: the
-            value adds no wrappers.
-        own: Names of the flags that the function `wrap` of this --codec value reads.
+        base: Class of the innermost codec, whose fields get the values of the flags with the
+            fields' names.
+        wrap: Function that adds the codec wrappers that belong to a --codec value; None: the value
+            adds no wrappers.
+        own: Names of the flags that the function `wrap` reads.
         warmup_epochs: Number of training epochs in which the codec sends more entries (warm-up) if
             the flag --warmup_epochs is not set; 0: no warm-up.
     """
@@ -79,17 +80,17 @@ class CodecEntry:
 
 
 def _gradient_dropping(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
-    """Gradient Dropping, EMNLP 2017: v <- v + eta h; send, then zero, the largest entries of v."""
+    """Gradient Dropping: v <- v + eta h, h the gradient; send and zero the largest entries of v."""
     return Descend(ErrorFeedback(codec))
 
 
 def _dual_way(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
-    """DGS, ICPP 2020: a <- a + eta h; send the largest entries of a; multiply these by m."""
+    """DGS: a <- a + eta h, h the gradient; send a's largest entries, then multiply them by m."""
     return Descend(ErrorFeedback(codec, choices.dgs_momentum))
 
 
 def _deep(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
-    """DGC, ICLR 2018: clip h; u <- m u + h; v <- v + u; send eta v; zero u, v where sent."""
+    """DGC: clip gradient h; u <- m u + h; v <- v + u; send rate * v; zero u and v where sent."""
     codec = MomentumCorrection(
         ErrorFeedback(codec),
         momentum=choices.dgc_momentum,
@@ -107,7 +108,7 @@ def _deep(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
 
 
 def _low_rank(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
-    """PowerSGD, NeurIPS 2019: v <- v + h; send P Q^T, close to v; v <- v - P Q^T."""
+    """PowerSGD with gradient h: v <- v + h; send the approximation P Q^T of v; v <- v - P Q^T."""
     return ErrorFeedback(codec)
 
 
@@ -136,8 +137,8 @@ def build_codec(
 
     Args:
         name: Name of the gradient codec, a key of CODECS.
-        choices: Flags of gradient codecs, as the user set them.
-        nb_workers: Number of workers in the run.
+        choices: Values of the flags of gradient codecs that the user set.
+        nb_workers: Number of workers in the training run.
         leaves_momentum: True: a momentum coefficient that the user did not set stays None, and
             `with_momentum` sets it later. False: the momentum coefficient gets its default.
 

@@ -32,8 +32,9 @@ class TopK(FusedSparsifier):
         compression_rate: c, the fraction of gradient entries sent, above 0.
         value_dtype: Dtype of the sent gradient values on the wire, for example float32, int8 or
             sign (VALUE_DTYPES and FEW_BITS in thinwire.ops.types).
-        selection: "exact": send the k largest entries. "carried": send the entries above the last
-            step's threshold, which adapts so that about k entries (0.8 k to 1.3 k) are sent.
+        selection: "exact": send the k entries of largest magnitude. "carried": send the entries
+            above the magnitude threshold of the last training step, which adapts so that about k
+            entries (0.8 k to 1.3 k) are sent.
 
     Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/methods/adacomp.md.
     """
@@ -41,7 +42,7 @@ class TopK(FusedSparsifier):
     selection: str = "exact"
 
     def __post_init__(self) -> None:
-        """Raise an error if `selection` is not in SELECTIONS."""
+        """Raise an error if `selection` is neither "exact" nor "carried"."""
         super().__post_init__()
         if self.selection not in SELECTIONS:
             raise ConfigurationError(

@@ -108,7 +108,7 @@ class Clip(CodecWrapper):
     """Codec wrapper that clips gradients to an L2 norm before the inner codec accumulates them.
 
     Attributes:
-        inner: Codec that gets the clipped gradient tensors.
+        inner: Gradient codec that encodes the clipped gradient tensors.
         norm: Largest L2 norm that the clipped gradients can have, above 0.
         scope: "model": `norm` limits the norm over all tensors together. "tensor": `norm` limits
             the norm of each tensor.
@@ -175,7 +175,7 @@ class WarmUp(CodecWrapper):
     by the examples that all workers of the run have consumed.
 
     Attributes:
-        inner: Codec that sends a fraction of the gradient entries.
+        inner: Gradient codec, such as TopK, that sends a fraction of the gradient entries.
         compression_rate: R, the fraction of gradient entries sent after the warm-up.
         epochs: E, the number of training epochs in which the fraction of sent entries falls to R,
             at least 1.
@@ -222,7 +222,7 @@ class DenseBelow(CodecWrapper):
 
     Attributes:
         inner: Codec for the large tensors; small tensors are sent in the inner codec's value dtype.
-        entries: Number of entries from which a tensor is large, at least 1.
+        entries: Least number of entries of a large tensor; at least 1.
     """
 
     entries: int = 1
@@ -237,7 +237,7 @@ class DenseBelow(CodecWrapper):
             )
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the inner codec's state, initialized for the large tensors only."""
+        """Return the inner codec's initial state, which concerns the large tensors only."""
         if isinstance(self.inner, CodecWrapper):
             return self._inside(self.inner).init(spec, kernels)
         large = [tensor for tensor in spec.tensors if tensor.size >= self.entries]

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class DownCodec(Policy, Protocol):
     """Selects the weights or updates that a shard server sends in its replies to workers.
 
-    A downlink codec is a frozen dataclass of hyper-parameters. The state of a downlink codec
-    belongs to the caller. A method of a downlink codec may change its argument `state` in place to
-    save a copy; the caller must use only the returned state.
+    A downlink codec is a frozen dataclass of hyper-parameters. The calling shard server stores the
+    state of a downlink codec. A method of a downlink codec may change its argument `state` in place
+    to save a copy; the caller must use only the returned state.
 
     Attributes:
         keeps_replicas: Whether replies depend on a replica (copy) of the worker's weights on the

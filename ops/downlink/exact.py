@@ -109,11 +109,11 @@ class DownDelta(DownCodec):
     weights changed, the reply has all weights of the shard server, which then take fewer bytes than
     positions and values.
 
-    A reply omits weights that only the worker's own push has changed since the version of the
-    worker's weights, because the worker adds the values that it pushed (operation SET_REST). The
-    state of the downlink codec stores the positions of each worker's newest push, so that a reply
-    can omit them. Checkpoints do not contain the positions of each worker's newest push, because a
-    worker that rejoins receives the whole model.
+    A reply omits weights that only the receiving worker's own push has changed, because the worker
+    itself adds the values that it pushed (operation SET_REST). The state of the downlink codec
+    stores the positions of each worker's newest push, so that a reply can omit them. Checkpoints do
+    not contain the positions of each worker's newest push, because a worker that rejoins receives
+    the whole model.
 
     Attributes:
         dense_fraction: Fraction of changed weights, 0 to 1, above which a reply has all weights of
@@ -143,7 +143,7 @@ class DownDelta(DownCodec):
         relayed: RelayedRound | None = None,
         before_change: BeforeChange = unguarded,
     ) -> State:
-        """Record, for each weight that an update changed, the version after the update."""
+        """Record the weights' version after an update as the version of each changed weight."""
         if indices is None:
             state["dense_version"] = version
             return state
@@ -166,7 +166,7 @@ class DownDelta(DownCodec):
         return state
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return the worker's version, or the request if the reply depends on its push."""
+        """Return the version of the worker's weights, or the request if a reply omits its push."""
         return request.base_version if self._own_entries(request, state) is None else request
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:

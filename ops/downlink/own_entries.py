@@ -52,9 +52,9 @@ def find(
 ) -> OwnEntries | None:
     """Return the weights that equal previous weights plus pushed values, bit for bit.
 
-    Numerical kernels differ on subnormal numbers (TensorFlow's threads flush them to zero).
-    The function `own_entries.find` leaves out entries with a subnormal value or sum, so replies
-    contain the weights at these entries.
+    Numerical kernels differ on subnormal numbers, because TensorFlow's threads flush subnormal
+    numbers to zero. The function `own_entries.find` leaves out entries with a subnormal value or
+    sum, so replies contain the weights at these entries.
 
     Args:
         arrival: A worker's sparse update of k entries, as received; None if replies cannot omit

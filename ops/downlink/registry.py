@@ -33,7 +33,7 @@ def refuse_idle(name: str, given: Mapping[str, object]) -> None:
 
     Args:
         name: Name of the downlink codec, a key of DOWN_CODECS.
-        given: Name of a setting (a flag without dashes) -> its value.
+        given: Name of a setting of sparse replies (a flag without dashes) -> its value.
 
     Raises:
         ConfigurationError: A setting has no effect with the downlink codec.

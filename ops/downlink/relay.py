@@ -1,11 +1,11 @@
 """Downlink codec that relays (forwards) the workers' coded updates to the other workers.
 
 If a shard server adds the plain mean of the workers' updates to the weights, every worker can
-compute the same addition. A worker decodes the relayed updates of other workers, sums them in order
-of worker number and adds the mean to its weights, with the same functions as the shard server.
-After a worker has added relayed updates, its weights equal the shard server's weights, bit for bit.
-Coded updates of coarse (few-bit) values take fewer bytes than the new weights in float32. The shard
-server never codes relayed updates: it forwards the bytes that it received.
+compute the same addition. A worker decodes the relayed updates of other workers, sums all updates
+in order of worker number and adds their mean to its weights, with the functions that the shard
+server uses. After a worker has added relayed updates, its weights equal the shard server's weights,
+bit for bit. Coded updates of coarse (few-bit) values take fewer bytes than the new weights in
+float32. The shard server never codes relayed updates: it forwards the bytes that it received.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _MOST_MORE = 1.25
 
 @dataclasses.dataclass(frozen=True)
 class _KeptRound:
-    """A round (a set of merged updates) that the shard server can relay to workers.
+    """A round (set of workers' updates merged together) that a shard server can relay to workers.
 
     Attributes:
         version: Version of the shard server's weights after the round's updates were applied.
         round: Copies of the workers' coded updates that were merged in the round.
         num_bytes: Approximate size of each worker's coded update in bytes, with the descriptions of
             the update's blocks.
-        num_entries: Total number of entries that the round's updates have after decoding.
+        num_entries: Total number of entries of the workers' decoded updates in the round.
         changed_at: [k] int32: for each weight that the round changed, the version at which the
             weight changed last before the round. An int instead of an array is the number of
             weights, if the round changed all weights.
@@ -96,9 +96,9 @@ class DownRelay(DownDelta):
     values of the changed weights), or at most 1.25 times as many bytes while other requests wait
     for the shard server.
 
-    A shard server can relay the updates of a round if it changed the weights only by the plain mean
-    of these updates, times one factor. A relayed reply omits the receiving worker's own update,
-    which the worker already has.
+    A shard server can relay the workers' updates of a round if the weights changed only by the
+    plain mean of the updates, times one factor. A relayed reply omits the receiving worker's own
+    update, which the worker already has.
     """
 
     relays: ClassVar[bool] = True

@@ -5,7 +5,7 @@ some differences (`thinwire.ops.downlink.sparse`). The replica (the shard server
 worker's weights) equals the worker's weights bit for bit: shard server and worker do the same
 float32 operation with the same decoded values. If a sparse reply omits a weight's difference, the
 difference between the shard server's weight and the replica (copy of the worker's weights) remains
-for a later reply, so no difference is lost. The functions of this module work on a state, a dict
+for a later reply, so no difference is lost. The functions of `replicas` work on a state, a dict
 with the keys:
 
     replicas: worker -> {"weights": [n] float32 copy of the worker's weights, "version": version of
@@ -17,8 +17,8 @@ with the keys:
         differences of one slice; "last": worker -> `LastReply`
 
 `BackupWeights` holds copies of the shard's weights by version, for weightings that compare a
-gradient with the weights from which it was computed (w_bak in DC-ASGD). Workers that received the
-same version of the weights share one backup copy.
+gradient with the weights from which it was computed (w_bak in DC-ASGD). Workers that received equal
+versions of the weights share one backup copy of the weights.
 
 Source: the server of DGS, Yan et al. (ICPP 2020); docs/methods/compression.md.
 """
@@ -153,7 +153,7 @@ def send_largest(
     as differences and are sent later.
 
     Args:
-        request: Request of a worker with weights that equal its replica.
+        request: Request of a worker whose weights equal its replica on the shard server.
         shard: Weights and version of the shard server that replies.
         ratio: Fraction of each variable slice's entries to send. At least one entry is sent, but no
             entry without a difference.
@@ -200,7 +200,7 @@ def sparse_bytes(shard: ShardView, ratio: float, value_dtype: str) -> float:
 
 
 def checksum(pieces: Iterable[Float32]) -> int:
-    """Return the CRC-32 of an array's little-endian bytes; the array is given in pieces."""
+    """Return the CRC-32 of an array's little-endian bytes, given the array's pieces in order."""
     total = 0
     for piece in pieces:
         total = zlib.crc32(np.ascontiguousarray(piece, "<f4").data, total)

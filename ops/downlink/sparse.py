@@ -155,10 +155,10 @@ class DownAuto(DownSparse):
     reply has at least as many bytes as the push that it answers.
 
     Attributes:
-        switch_fraction: Fraction of the shard server's weights; only a reply with more entries
-            counts as large.
-        push_factor: Multiple of a push's bytes; only a reply with more bytes counts as large. 0:
-            the size of the push does not matter.
+        switch_fraction: Fraction of the shard server's weights. A reply with fewer entries does not
+            count as large.
+        push_factor: Multiple of the bytes of a worker's push. A reply with fewer bytes does not
+            count as large. 0: the size of the push does not matter.
         patience: Number of large replies in a row after which a worker gets sparse replies.
 
     Source: DGS's secondary compression "on demand"; docs/methods/compression.md.

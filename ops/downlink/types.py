@@ -127,7 +127,8 @@ class ModelReply:
     """A shard server's reply to a `ModelRequest` of a worker.
 
     Attributes:
-        operation: How the worker applies the reply to its weights.
+        operation: How the worker applies the reply to its weights: overwrite, add or others (see
+            `Operation`).
         update: Content of the reply: new values with their positions in the shard server's weights;
             or coded blocks, one per variable slice (slot = slice number); or workers' updates,
             which the worker applies as the shard server did.

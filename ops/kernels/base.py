@@ -117,12 +117,12 @@ class Kernels:
         quantise: Function (values [k], dtype) -> values coded in the dtype.
         quantise_chunks: Function (values [k], edges [c + 1] of chunks, dtype of few bits) -> (codes
             [k], scales [c, m] of the chunks).
-        dequantise: Function (coded values) -> decoded float32 values [k].
+        dequantise: Function (values coded by `quantise`) -> decoded float32 values [k].
         apply_sparse: Function (weights theta [n], indices [k], values [k], rate) that subtracts
             rate * values from theta at the indices, in place.
         apply_dense: Function (weights theta [n], values [n], rate) that subtracts rate * values
             from theta in place.
-        scale: Function (values, rate) -> rate * values.
+        scale: Function (values, rate) -> rate * values, with one rate or a rate for each value.
         hits: Function (sets of positions, one per update, indices or None for all, scratch [n]) ->
             sigma [k] int32, the number of updates that changed each entry.
         damp: Function (staleness sigma [k] of the weights) -> 1 / max(1, sigma) float32, a factor

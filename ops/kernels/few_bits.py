@@ -11,10 +11,10 @@ sign   1    the mean of the magnitudes
 
 int4 and int2 code a value as the nearest magnitude, and a value half-way between two magnitudes as
 the larger magnitude. means2 codes a magnitude above the overall mean as the mean of the magnitudes
-above it, and a smaller magnitude as the mean of the magnitudes up to it. The largest magnitude M of
-a chunk and the means are sent as bfloat16, so they are rounded to bfloat16 before values are
-compared with them. Each product of a few-bit code and its scale is rounded to float32 once, so that
-all nodes decode to equal values.
+above it, and a smaller magnitude as the mean of the magnitudes up to it. A chunk's largest
+magnitude and its mean magnitudes are sent as bfloat16, so the coding rounds them to bfloat16 before
+it compares values with them. Each product of a few-bit code and its scale is rounded to float32
+once, so that all nodes decode to equal values.
 
 Source: 2 bits of the selected values: SparseLoCo (arXiv 2508.15706); conditional means: Seide et
 al., "1-bit stochastic gradient descent", INTERSPEECH 2014; the scaled sign: Karimireddy et al.,
@@ -40,12 +40,12 @@ _SIGN_BIT = np.uint32(1 << 31)
 
 
 def num_magnitudes(dtype: str) -> int:
-    """Return how many magnitudes a value of this few-bit dtype can have."""
+    """Return how many magnitudes a value of a few-bit dtype, such as int4, can have."""
     return int(1 << (FEW_BITS[dtype] - 1))
 
 
 def num_scales(dtype: str) -> int:
-    """Return how many scales a chunk of values of this few-bit dtype has."""
+    """Return how many scales a chunk of values of a few-bit dtype, such as int4, has."""
     return 2 if dtype == "means2" else 1
 
 
@@ -75,7 +75,7 @@ def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[NDArray[
     """Code values of consecutive chunks with a few bits each, and compute each chunk's scales.
 
     Args:
-        values: [k] float32, finite gradient values to code.
+        values: [k] float32, finite values of k gradient entries, to code in few bits.
         edges: [c + 1] int64, ascending: the start of each of c chunks in `values`, then the number
             k of values.
         dtype: Few-bit dtype to code the values in, for example int4 or sign (FEW_BITS).
@@ -110,7 +110,7 @@ def side_means(
 
     Args:
         sums: [c] sum of all magnitudes of each chunk.
-        upper: [c] sum of the magnitudes above the mean, for each chunk.
+        upper: [c] sum of those magnitudes of each chunk that are above the chunk's mean.
         most: [c] number of magnitudes above the mean, for each chunk. 0 means that all magnitudes
             of the chunk are equal, so that the two means are equal too.
         lengths: [c] number of magnitudes in each chunk.

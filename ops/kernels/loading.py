@@ -9,7 +9,7 @@ KERNEL_CHOICES = ("auto", "tf", "numpy")
 
 
 def load_kernels(choice: str, on_gpu: bool = False) -> Kernels:
-    """Return the kernels for a value of the flag --kernels.
+    """Return the kernels (array functions) that a value of the flag --kernels selects.
 
     Without a GPU, the value "auto" of the flag --kernels selects numpy, which is faster on CPUs
     (`bench/machine/kernels.py`).

@@ -32,7 +32,7 @@ def chunk_top_k(x: Float32, k: int, chunk: int) -> tuple[Int64, Float32]:
         x: Array [n] float32 of finite gradient values from which to select entries.
         k: Number of entries to select from each full chunk, 1 to `chunk`. From a shorter last chunk
             of m entries, ceil(k m / chunk) entries are selected.
-        chunk: Number of entries per chunk, at least 1.
+        chunk: Number of consecutive array entries per chunk, at least 1.
 
     Returns:
         Ascending indices [m] int64 of the selected entries, and their values [m] float32.
@@ -48,9 +48,9 @@ def feedback_chunk_top_k(
     Args:
         residual: [n] float32, changed in place: ``+= factor * addend``, then set to zero where
             selected.
-        addend: [n] float32, finite values to add to the residual.
+        addend: [n] float32, finite values (a new gradient) to add to the residual.
         k: Number of entries to select from each full chunk of the sum.
-        chunk: Number of entries per chunk of the array.
+        chunk: Number of consecutive entries per chunk of the array.
         factor: Factor on the addend before it is added to the residual.
     """
     return _select(residual, addend, k, chunk, factor)

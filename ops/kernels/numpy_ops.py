@@ -133,7 +133,7 @@ def apply_sparse(theta: Float32, indices: Int64, values: Float32, rate: float | 
     Args:
         theta: [n] float32, weights, which `apply_sparse` changes in place.
         indices: [k] int64, unique positions of the values in theta.
-        values: [k] float32, gradients or changes of weights.
+        values: [k] float32, gradients or weight changes to subtract, times `rate`.
         rate: One learning rate for all entries, or [k] float32 with a rate for each entry.
     """
     np.subtract.at(theta, indices, scale(values, rate))
@@ -239,7 +239,7 @@ def union(sets: Sequence[Int64]) -> Int64:
     merges sets of positions that are sorted already a hundred times faster than np.unique.
 
     Args:
-        sets: At least one set of ascending, unique positions [k] int64.
+        sets: Sets of positions, at least one set; each is ascending and unique, [k] int64.
     """
     if len(sets) == 1:
         return sets[0]
@@ -261,8 +261,8 @@ def compensate(
 
     Args:
         values: g, [k] float32, the gradient computed at the weights `base`.
-        theta: [k] float32, the current weights.
-        base: [k] float32, the weights at which g was computed.
+        theta: [k] float32, the current weights, to which the gradient is corrected.
+        base: [k] float32, the weights at which the gradient g was computed.
         strength: L, the strength of the correction for delay, one number or [k] float32.
 
     Returns:
@@ -288,9 +288,9 @@ def adapt(
     Args:
         mean_square: Previous running mean m of squared gradients, [k] float32, not negative; 0
             before the first gradient.
-        values: Gradient of the weights, [k] float32.
-        decay: Weight of the previous mean of squared gradients, from 0 (use only this gradient) to
-            below 1.
+        values: Gradient values of k weights, [k] float32.
+        decay: Weight of the previous mean of squared gradients, from 0 (use only the new gradient)
+            to below 1.
         strength: Numerator of the strength L of delay compensation, not negative.
 
     Returns:
@@ -314,7 +314,7 @@ def quantise(values: Float32, dtype: str) -> CodedValues:
     """Code float32 values in float32, bfloat16, float16 or int8.
 
     Args:
-        values: [k] float32, finite gradient values to code.
+        values: [k] float32, finite values of k gradient entries, to code in `dtype`.
         dtype: Dtype of the coded values: float32 (no copy); bfloat16 (round to nearest even);
             float16 (limit to +-65504); int8 (one scale = max|v| / 127 for all values, round half to
             even).
@@ -343,7 +343,7 @@ def dequantise(coded: CodedValues) -> Float32:
     float32 data with scale 1 is returned without a copy.
 
     Raises:
-        ValueError: The dtype of `coded` is unknown.
+        ValueError: The dtype of the coded values is not float32, bfloat16, float16 or int8.
     """
     if isinstance(coded, ChunkedValues):
         return few_bits.dequantise_chunks(coded)
@@ -373,7 +373,7 @@ def int8_scale(largest: float) -> float:
 
 
 def unknown_dtype(dtype: str) -> ValueError:
-    """Return the ValueError to raise for an unknown dtype of coded values."""
+    """Return the ValueError to raise for a dtype of coded values that is unknown."""
     return ValueError(
         f"the value dtype {dtype!r} is unknown; expected float32, bfloat16, float16 or int8."
     )
@@ -406,7 +406,7 @@ def contribution(
     Args:
         values: [size] float32, the gradient tensor's values.
         block_entries: Number of entries per gradient block. The last block of a tensor can have
-            fewer entries; its mean is over these entries only.
+            fewer entries; its mean is over its own entries only.
         averages: [n] float32, previous average magnitude of each gradient block, n = ceil(size /
             block_entries).
         alpha: Weight of a block's previous average magnitude, 0 to 1.
@@ -474,7 +474,7 @@ def to_levels(rows: Float32, bits: int) -> tuple[NDArray[Any], Float32, Float32]
     """Quantize blocks of equal length, each to uniform levels from its lowest to its highest value.
 
     Args:
-        rows: [m, e] float32, one gradient block per row, e above 0.
+        rows: [m, e] float32, m gradient blocks of e values each, one block per row.
         bits: Number of bits per quantization level: 16, 8 or 4.
 
     Returns:
@@ -551,7 +551,7 @@ def block_flags(sums: Float32) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 def best_first(scores: Sequence[Float32], classes: NDArray[np.uint8]) -> Int64:
     """Return the positions of scores, sorted by class, and within a class by descending score.
 
-    `best_first` sorts equal scores of a class by their positions.
+    `best_first` sorts equal scores of gradient blocks within a class by position.
 
     Args:
         scores: Arrays that together have m float32 scores of gradient blocks. Scores in class 1 are
@@ -566,7 +566,7 @@ def best_first(scores: Sequence[Float32], classes: NDArray[np.uint8]) -> Int64:
 
 
 def take_blocks(values: NDArray[Any], numbers: Int64, out: NDArray[Any]) -> None:
-    """Copy some gradient blocks of full length out of a tensor.
+    """Copy some blocks of full length out of a gradient tensor.
 
     Args:
         values: [size] of any dtype, the gradient tensor that consists of blocks.
@@ -651,7 +651,7 @@ def power_step(tensor: Float32, right: Float32) -> tuple[Float32, Float32] | Non
     """Approximate a matrix M by P Q^T in one power step: P = orthonormal(M Q), then Q = M^T P.
 
     Args:
-        tensor: Matrix M, row by row: [rows * columns] float32, finite.
+        tensor: Gradient matrix M, row by row: [rows * columns] float32, finite.
         right: Factor Q of the previous step, [columns, rank] float32, rank at most rows. Only the
             span of Q's columns affects the result.
 
@@ -672,8 +672,9 @@ def subspace_step(
     """Do a `power_step` of PowerSGD, given functions that compute its two matrix products.
 
     Args:
-        image_of: Function that returns M Q [rows, rank] float32.
-        following_of: Function that takes P and returns M^T P [columns, rank] float32.
+        image_of: Function that returns the product M Q [rows, rank] float32 of PowerSGD.
+        following_of: Function that takes P and returns the product M^T P [columns, rank] float32 of
+            PowerSGD.
     """
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         image = image_of()
@@ -689,13 +690,13 @@ def subspace_step(
 def directed(right: Float32, rng: np.random.Generator) -> Float32:
     """Scale each column of Q to largest magnitude 1; replace columns of zeros by random columns.
 
-    A column of zeros in Q would stay zero in all later steps of PowerSGD. The lengths of nonzero
-    columns of Q have no effect on a step of PowerSGD, but unscaled columns would leave the range of
-    float32 after some steps.
+    A column of zeros in PowerSGD's factor Q would stay zero in all later steps. The lengths of
+    nonzero columns of Q have no effect on a step of PowerSGD, but unscaled columns would leave the
+    range of float32 after some steps.
 
     Args:
         right: Right factor Q [columns, rank] of PowerSGD, float32, finite.
-        rng: Random generator, used only if Q has a column of zeros.
+        rng: Generator of random numbers, used only if PowerSGD's factor Q has a column of zeros.
     """
     largest = np.abs(right).max(axis=0)
     empty = largest == 0

@@ -4,9 +4,9 @@ The exact selection of the k largest entries compares all entries with a thresho
 one pass over cache-sized chunks, and finds slightly more than k candidates. The exact selection
 then selects the k largest entries among the candidates. If fewer than k entries reach the threshold
 from a sample, the exact selection compares all entries, so its result does not depend on the
-sample. The carried selection uses the previous step's magnitude threshold: it selects about k
-entries with less work than the exact selection. The exact and the carried selection can add an
-addend to an error-feedback residual in the same pass.
+sample. The carried selection uses the magnitude threshold of the previous training step, and so
+selects about k entries with less work than the exact selection. The exact and the carried selection
+can add an addend (new gradient) to an error-feedback residual in the pass that selects entries.
 
 Source: AdaComp's selection; docs/methods/adacomp.md.
 """
@@ -62,7 +62,7 @@ def accumulate(target: Float32, addend: Float32, factor: float = 1.0, decay: flo
     """Do ``target = decay * target + factor * addend`` in place; each product is rounded.
 
     Args:
-        target: [n] float32 array that is changed in place.
+        target: [n] float32 array to which the addend is added in place.
         addend: [n] float32, added to the target array.
         factor: Factor on the addend before the addition; 1 leaves the addend unchanged.
         decay: Factor on the target before the addition; 1 leaves the target unchanged.
@@ -90,8 +90,8 @@ def random_k(n: int, k: int, rng: np.random.Generator) -> Int64:
 def top_k(x: Float32, k: int) -> tuple[Int64, Float32]:
     """Return the k entries of largest magnitude of an array.
 
-    Among entries of equal magnitude, `top_k` selects the entries with the lowest indices. Zeros are
-    never selected, so `top_k` can return fewer than k entries.
+    Among entries of equal magnitude, `top_k` selects the entries with the lowest indices. `top_k`
+    never selects zeros, so it can return fewer than k entries.
 
     Args:
         x: Array [n] float32 of finite gradient values from which to select entries.
@@ -116,7 +116,7 @@ def feedback_top_k(
     Args:
         residual: [n] float32, changed in place: ``+= factor * addend``, then set to zero where
             selected.
-        addend: [n] float32, finite values to add to the residual.
+        addend: [n] float32, finite values (a new gradient) to add to the residual.
         k: Number of entries of the sum (residual plus addend) to select, as for `top_k`.
         factor: Factor on the addend before it is added to the residual.
         hint: A magnitude that slightly more than k entries are expected to reach; 0 if unknown. The
@@ -166,9 +166,9 @@ def feedback_of_each(
     residual would cost more time.
 
     Args:
-        residuals: Residual arrays [n] float32, changed in place.
+        residuals: Residuals (values not sent yet), arrays [n] float32 that change in place.
         addends: For each residual, the array (new gradient) to add to the residual.
-        counts: Number k of entries to select from each residual.
+        counts: For each residual, the number k of entries to select.
         factors: For each residual, the factor on its addend.
         hints: Hint (expected k-th magnitude) of each residual (see `feedback_top_k`); 0 if unknown.
     """
@@ -257,7 +257,7 @@ def feedback_carried(
     Args:
         residual: [n] float32, changed in place: ``+= factor * addend``, then set to zero where
             selected.
-        addend: [n] float32, finite values to add to the residual.
+        addend: [n] float32, finite values (a new gradient) to add to the residual.
         k: Number of entries to select approximately, 1 to n; 0 for an empty array.
         factor: Factor on the addend before it is added to the residual.
         threshold: Smallest magnitude of entries to select, as returned in the previous training

@@ -56,7 +56,7 @@ def plan(size: int, k: int) -> tuple[int, int, int, int]:
 
 
 def _first_reaching(magnitudes: Any, threshold: Any, capacity: Any) -> tuple[Any, Any]:
-    """Return the first `capacity` positions of magnitudes >= threshold, and the number of all."""
+    """Return the first `capacity` positions of magnitudes >= threshold, and how many there are."""
     size = tf.size(magnitudes)
     reached = tf.cumsum(tf.cast(magnitudes >= threshold, tf.int32))
     ranks = tf.range(1, capacity + 1)
@@ -122,7 +122,7 @@ def _feedback_top_k(
 
 @fused(FLOATS, FLOAT, NUMBER)
 def _reaching(x: Any, threshold: Any, capacity: Any) -> Any:
-    """Return the first `capacity` entries of magnitude >= threshold, and the number of all."""
+    """Return the first `capacity` entries of magnitude >= threshold, and how many there are."""
     places, count = _first_reaching(magnitudes_of(x), tf.bitcast(threshold, tf.int32), capacity)
     return places, _values_at(x, places), count
 

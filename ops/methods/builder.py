@@ -178,7 +178,7 @@ def _refuse_idle(
 
 
 def _check_epochs(pacer: str, choices: Choices) -> None:
-    """Raise an error for --local_epochs with --local_steps, or with a pacer that ignores it."""
+    """Raise an error for --local_epochs with --local_steps, or with a pacer without epochs."""
     if choices.local_epochs and choices.local_steps is not None:
         raise ConfigurationError(
             f"--local_epochs={choices.local_epochs} and --local_steps={choices.local_steps} were "
@@ -284,7 +284,7 @@ def _local(choices: Choices) -> LocalStep:
 
 
 def _server(name: str, choices: Choices, kind: Kind) -> ServerUpdate:
-    """Return the optimizer with which the parameter server applies updates.
+    """Return the optimizer with which the parameter server applies workers' updates.
 
     If workers send changes of weights, some values of --server_optimizer select an outer optimizer,
     which steps with the mean change of weights.
@@ -310,8 +310,8 @@ def _server(name: str, choices: Choices, kind: Kind) -> ServerUpdate:
 def _with_usual_rates(name: str, choices: Choices, kind: Kind) -> Choices:
     """Set the default momentum and learning rate of a Keras optimizer if no flag gives them.
 
-    An adaptive optimizer gets a small learning rate: it changes each weight by about the rate, for
-    any size of the update.
+    An adaptive optimizer, such as Adam, gets a small default learning rate, because it changes each
+    weight by about the rate, for any size of the update.
     """
     is_sgd = OPTIMIZERS[name] == "SGD"
     momentum, rate = choices.momentum, choices.global_lr

@@ -1,8 +1,8 @@
 """Training methods: named combinations of policies (codec, optimizer and others) as data.
 
-A new training method is a new entry in METHODS. A new policy needs a class, and an entry in the
-registry of its package. `thinwire.ops.methods.builder.compose` builds a Method and checks that its
-policies work together.
+A new training method needs only a new entry in the dict METHODS. A new policy needs a class, and an
+entry in the registry of its package. `thinwire.ops.methods.builder.compose` builds a Method and
+checks that its policies work together.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def row_with(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a training method's entry in METHODS, with the user's values.
 
-    The user's values replace the values of the method's entry.
+    The user's values replace the values of a training method's entry in METHODS.
 
     Args:
         name: Name of the training method (a key of METHODS).
@@ -170,7 +170,7 @@ class Method:
 
     Attributes:
         name: Name of the training method, the value of the flag --method.
-        pacer: Policy that decides after which local step a worker pushes.
+        pacer: Policy that decides after which local steps a worker pushes its update.
         codec: Policy that codes (compresses) the workers' updates.
         down_codec: Policy that codes (compresses) the shard servers' replies.
         router: Policy that chooses for each part of an update whether it is sent over gRPC or in
@@ -193,7 +193,7 @@ class Method:
             server.
         aggregate: Policy that merges the workers' updates of one round.
         privacy: Policy that clips workers' updates and adds noise to their mean.
-        warnings: Warnings about flags that have no effect with this training method.
+        warnings: Warnings about flags that have no effect with the training method.
     """
 
     name: str
@@ -238,7 +238,7 @@ class Method:
 
     @property
     def ends_epochs_together(self) -> bool:
-        """True if all workers train in the same rounds, with equally many local steps per round."""
+        """True if all workers train in common rounds, with equally many local steps per round."""
         one_group = len(self.sync.groups) == 1 and self.sync.auto is None
         return one_group and self.sync.takes_all and not self.pacer.queries
 
@@ -253,14 +253,14 @@ class Method:
         return with_momentum(self.codec, 0.0) is not self.codec
 
     def of_part(self, num_examples: int, batch_size: int) -> Method:
-        """Return the training method with a pacer for the number of a worker's examples.
+        """Return the training method, adapted to the number of a worker's training examples.
 
         The fingerprint of the training method is equal for all workers, because the fingerprint
         leaves out a worker's number of mini-batches.
 
         Args:
             num_examples: Number of the worker's training examples.
-            batch_size: Number of examples in each mini-batch.
+            batch_size: Number of training examples in each of the worker's mini-batches.
         """
         if not isinstance(self.pacer, Fixed):
             return self
@@ -269,8 +269,8 @@ class Method:
     def with_momentum(self, momentum: float) -> Method:
         """Return the training method with the script's momentum, if no flag sets a momentum.
 
-        Only the worker uses the momentum of its script's optimizer. Nodes compare fingerprints of
-        training methods without the script's momentum.
+        Only the worker's gradient codec uses the momentum of the script's optimizer. Nodes compare
+        fingerprints of training methods without the script's momentum.
         """
         return dataclasses.replace(self, codec=with_momentum(self.codec, momentum))
 
@@ -280,7 +280,7 @@ class Method:
         Args:
             learning_rate: Learning rate from the run's schedule. With local steps, it is the
                 learning rate of the workers' local steps.
-            fraction: Consumed fraction of the training budget, 0 to 1.
+            fraction: Fraction of the training run's budget that is consumed, 0 to 1.
         """
         changes = self.kind is Kind.DELTA
         return self.server.outer_rate(fraction) if changes else learning_rate

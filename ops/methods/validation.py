@@ -1,7 +1,7 @@
 """Checks of training methods: whether policies fit together, and the number of shard servers.
 
-The module `validation` holds every check that concerns more than one policy. The class of a policy
-checks the policy's own settings.
+The module `validation` holds every check that concerns more than one policy. Checks of a single
+policy's settings are in the policy's class.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def refuse_local_epochs(method: Method, who: str) -> None:
     """Raise an error if --local_epochs is given in a training loop without epochs.
 
     Args:
-        method: Training method of the run.
+        method: Training method of the run, which is checked.
         who: Name of the training loop without epochs, for the error message.
 
     Raises:
@@ -274,7 +274,7 @@ def refuse_script_steps(method: Method, who: str) -> None:
     """Raise an error if a script's optimizer must step in a run without a script.
 
     Args:
-        method: Training method of the run.
+        method: Training method of the run, which is checked.
         who: Name of the program that computes gradients, for the error message.
 
     Raises:
@@ -496,7 +496,7 @@ def check_averages(method: Method, num_averaged: int) -> None:
     """Raise an error for --dp_noise if averaged values other than weights would get no noise.
 
     Args:
-        method: Training method of the run.
+        method: Training method of the run, which is checked.
         num_averaged: Number of the values, such as moving statistics, that shard 0 averages over
             the workers.
 

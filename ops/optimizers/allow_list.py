@@ -239,8 +239,8 @@ def check_schedule(described: Described) -> None:
     """Raise an error if a learning rate schedule is not allow-listed or has an illegal argument.
 
     Raises:
-        ConfigurationError: The schedule class, or the value of an argument, is not allowed. The
-            message names the class, the argument and the legal values.
+        ConfigurationError: The class of the learning rate schedule or the value of an argument is
+            not allowed. The message names the class, the argument and the legal values.
     """
     legal = _legal("schedule", described.name, SCHEDULES)
     _check("schedule", described.name, described.config, legal)

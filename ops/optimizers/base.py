@@ -20,7 +20,7 @@ class ServerUpdate(Policy, Protocol):
 
     @property
     def optimizer(self) -> str:
-        """Value of the flag --server_optimizer that selects this policy."""
+        """Value of the flag --server_optimizer that selects the optimizer policy."""
 
     @property
     def described(self) -> Described:
@@ -43,7 +43,7 @@ class ServerUpdate(Policy, Protocol):
 
     @property
     def keeps_sparse(self) -> bool:
-        """True if a sparse update changes only the weights for which it has a value."""
+        """True if a sparse update changes only weights for which the update has a value."""
         return False
 
     @property
@@ -63,7 +63,7 @@ class ServerUpdate(Policy, Protocol):
 
     @property
     def needs_dense(self) -> bool:
-        """True if the optimizer divides by zero when workers send only a part of a gradient."""
+        """True if the optimizer would divide by zero when workers send sparse gradients."""
         return False
 
     @property
@@ -78,8 +78,8 @@ class ServerUpdate(Policy, Protocol):
         """Return the factor f if `apply` only computes ``theta -= f * update``, else None.
 
         Args:
-            kind: Kind of the update: a gradient, or a change of weights by local steps.
-            rate: Learning rate of the step, as passed to `apply`.
+            kind: Kind of the workers' update: a gradient, or a change of weights by local steps.
+            rate: Learning rate of the optimizer step, as passed to `apply`.
 
         Returns:
             The factor f, the same for every weight. None if the step does more than subtract the
@@ -106,12 +106,12 @@ class ServerUpdate(Policy, Protocol):
         """
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
-        """Return the learning rate of the optimizer's next update.
+        """Return the learning rate of the server optimizer's next step.
 
         Args:
             scheduled: Learning rate of the run's schedule (--lr_schedule).
             batches: Number of the script's mini-batches that the optimizer's schedule has counted.
-            state: The optimizer's state from `init`.
+            state: The server optimizer's state from `init`.
             number: Index of the optimizer among the script's optimizers.
         """
 
@@ -120,7 +120,7 @@ class ServerUpdate(Policy, Protocol):
 
         Args:
             batches: Number of the script's mini-batches that the optimizer's schedule has counted.
-            state: The optimizer's state from `init`.
+            state: The server optimizer's state from `init`.
             number: Index of the optimizer among the script's optimizers.
         """
 
@@ -140,16 +140,16 @@ class ServerUpdate(Policy, Protocol):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Apply an update to the weights `theta` in place: one optimizer step.
+        """Apply a merged update to the weights `theta` in place: one optimizer step.
 
         Args:
             theta: [n] float32, the shard server's weights.
             update: The merged update: a weighted mean of the workers' updates.
-            kind: Kind of the update: a gradient, or a change of weights by local steps.
+            kind: Kind of the workers' update: a gradient, or a change of weights by local steps.
             rate: Factor on the update: the result of the method `rate` for a gradient, of
                 `outer_rate` for a change of weights.
             kernels: Kernels (array functions) that apply an update to the weights.
-            state: The optimizer's state from `init`.
+            state: The server optimizer's state from `init`.
             number: Index of the optimizer among the script's optimizers.
 
         Returns:
@@ -164,9 +164,9 @@ class ServerUpdate(Policy, Protocol):
         """Return the server optimizer's state as plain data.
 
         Args:
-            state: The optimizer's state from `init`.
-            keep: Function that copies a large array of optimizer slots, or returns a placeholder
-                for the array.
+            state: The server optimizer's state from `init`.
+            keep: Function that copies a large array of optimizer slots, or returns a snapshot of
+                the array.
         """
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
@@ -184,7 +184,7 @@ class LocalStep(Policy, Protocol):
 
     @property
     def optimizer(self) -> str:
-        """Value of the flag --local_optimizer that selects this policy."""
+        """Value of the flag --local_optimizer that selects the policy of local steps."""
 
     @property
     def brings_weights(self) -> bool:
@@ -202,7 +202,7 @@ class LocalStep(Policy, Protocol):
         """Return the number of optimizer slot values in each push, for averaging over workers."""
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return the local optimizer's slots for weights of 0; `restart` sets a round's weights.
+        """Return the local optimizer's initial slots; `restart` sets the weights of a round.
 
         Args:
             num_parameters: Number of weights of the shared model.
@@ -224,7 +224,7 @@ class LocalStep(Policy, Protocol):
         """
 
     def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
-        """Return the gradient [n] to push for one mini-batch, and the learning rate for it.
+        """Return the gradient [n] to push for a mini-batch, and the gradient's learning rate.
 
         Args:
             base: [n] float32, the weights before the mini-batch.

@@ -3,8 +3,9 @@
 The `get_config` of a Keras optimizer lacks two kinds of settings: variables passed to
 `exclude_from_weight_decay`, and rules that match variable paths. The worker has the model's
 variables, so the worker evaluates settings that match variables, and sends the paths of the
-matching variables. Describing an optimizer raises an error if plain data cannot describe it. The
-error about a rejected optimizer lists training methods whose workers run the optimizer themselves.
+matching variables. `describe` raises an error for an optimizer that plain data cannot describe. The
+error about an optimizer that plain data cannot describe lists training methods whose workers run
+the optimizer themselves.
 
 Source: design, section 11, which lists the traps of Keras 3.15.
 """
@@ -54,7 +55,7 @@ def describe(
     """Describe a compiled Keras optimizer as plain data, with its current argument values.
 
     Args:
-        optimizer: An instance of a class of keras.optimizers, built or not.
+        optimizer: Compiled Keras optimizer of the script, built or not built yet.
         variables: The model's variables that all workers share, in their order on the parameter
             server.
         clock: The argument of the optimizer's learning rate schedule: the number of "batches" of
@@ -169,14 +170,14 @@ def _described(
     """Return the class name and the arguments of a learning rate schedule or constraint.
 
     Args:
-        made: The object to describe: a learning rate schedule or a constraint.
-        module: Keras module that must contain the object's class.
+        made: The Keras object to describe: a learning rate schedule or a constraint.
+        module: Keras module that must contain the class of the schedule or constraint.
         known: Keras class name -> argument names, for the classes that a parameter server builds.
         what: Beginning of the error message about an object that a parameter server cannot build.
-        expected: Words of the error message before the list of accepted classes.
+        expected: Words that precede the list of accepted Keras classes in the error message.
 
     Raises:
-        ConfigurationError: A parameter server cannot build the object.
+        ConfigurationError: A parameter server cannot build the schedule or constraint.
     """
     name = type(made).__name__
     if name not in known or type(made) is not getattr(module, name):
@@ -193,7 +194,8 @@ def _plain(value: Any, what: str) -> Any:
     """Return a value as a JSON type: a number, a string, a boolean, None, or a list.
 
     Raises:
-        ConfigurationError: The value is not of a JSON type, for example a function or a schedule.
+        ConfigurationError: The value, for example a function or a learning rate schedule, has no
+            JSON type.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -228,9 +230,9 @@ def _decays(optimizer: Any, variable: Any) -> bool:
 def _is_by_adamw(optimizer: Any, variable: Any) -> bool:
     """Return True if a path rule of a Muon optimizer selects AdamW for the given variable.
 
-    The optimizer Muon also uses AdamW for every variable that is not two-dimensional. The worker
-    does not report variables that Muon steps with AdamW because of their shape, because the
-    parameter server knows the shapes of variables.
+    The optimizer Muon uses AdamW for variables that path rules select and for every variable that
+    is not two-dimensional. The worker does not report variables that Muon steps with AdamW because
+    of their shape, because the parameter server knows the shapes of variables.
     """
     if not hasattr(optimizer, "exclude_layers") or len(variable.shape) != 2:
         return False
@@ -261,7 +263,8 @@ def build_schedule(described: Described) -> Any:
     """Build a Keras learning rate schedule, which is a function of the step.
 
     Raises:
-        ConfigurationError: The schedule is not on the allow-list, or Keras rejects its arguments.
+        ConfigurationError: The learning rate schedule is not on the allow-list, or Keras rejects
+            its arguments.
     """
     import keras
 
@@ -270,7 +273,7 @@ def build_schedule(described: Described) -> Any:
 
 
 def build_constraint(described: Described) -> Any:
-    """Build the Keras constraint of a variable.
+    """Build the Keras constraint of a variable from its description.
 
     Raises:
         ConfigurationError: The constraint is not on the allow-list, or Keras rejects its arguments.

@@ -2,8 +2,8 @@
 
 In some training methods, workers do local steps and push changes of weights instead of gradients.
 Each worker that does local steps has an optimizer with its own slots (momentum, Adam's moments, the
-step count). An exchange with the parameter server keeps the optimizer slots, clears them, or
-averages them over the workers, as it averages the statistics of BatchNorm.
+step count). An exchange with the parameter server leaves the slots of the workers' local optimizers
+unchanged, resets the slots, or averages the slots over the workers.
 
 Source: Li, Zhou et al., "ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous Data
 Centers", IEEE TSC 15(4), allows any local optimizer; the paper's code has only plain SGD.
@@ -148,7 +148,7 @@ class LocalUpdate:
         return 1 + _NUM_SLOTS[self.optimizer] * num_parameters if self._averages else 0
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return the local optimizer's state for weights of 0; `restart` sets a round's weights."""
+        """Return the local optimizer's initial state; `restart` sets the weights of a round."""
         import numpy as np
 
         from thinwire.ops.optimizers.variables import VariablesOptimizer
@@ -179,7 +179,7 @@ class LocalUpdate:
             weights: [n] float32, the worker's weights.
             gradient: [n] float32, the gradient of the mini-batch.
             scheduled_rate: Learning rate of the run's schedule (--lr_schedule).
-            state: The local optimizer's state.
+            state: The local optimizer's state (slots and step count).
             base: [n] float32, the weights at the start of the round of local steps.
         """
         import numpy as np
@@ -338,7 +338,7 @@ def _all_slots(flat: VariablesOptimizer) -> list[Any]:
 
 
 def _clear(flat: VariablesOptimizer, fills: Sequence[Any]) -> None:
-    """Fill each optimizer slot with its initial value from `fills`."""
+    """Fill each slot of the local optimizer with its initial value from `fills`."""
     import numpy as np
 
     for variable, fill in zip(_all_slots(flat), fills, strict=True):

@@ -29,7 +29,7 @@ class MomentumSGD:
 
     Attributes:
         velocity: [n] float32, the velocity (momentum slot) of SGD.
-        num_steps: Number of optimizer steps so far, dense and sparse.
+        num_steps: Number of optimizer steps so far, with dense and sparse updates.
     """
 
     def __init__(self, momentum: float, theta: Float32) -> None:

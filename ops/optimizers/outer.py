@@ -142,10 +142,10 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         """Do an optimizer step for one chunk of the weights and of the optimizer slots, in place.
 
         Args:
-            theta: [k] float32, one chunk of the weights.
+            theta: [k] float32, one chunk of the shard server's weights.
             pseudo_gradient: [k] float32, the pseudo-gradient D; a copy that the step may overwrite.
             slots: Name of the optimizer slot -> [k] float32, the slot values of the chunk.
-            rate: Outer rate g times the bias correction from `_correction`.
+            rate: Outer rate g (factor on the step) times the bias correction from `_correction`.
         """
 
     def _start_of(self, slot: str) -> float:
@@ -157,7 +157,7 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         return 1.0
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the optimizer's slot arrays, which a step changes in place."""
+        """Return the outer optimizer's slot arrays, which an optimizer step changes in place."""
         return [value for value in state.values() if value.ndim]
 
     def save(self, state: State, keep: Keep = copied) -> State:
@@ -363,10 +363,10 @@ SERVER_OPTIMIZERS = tuple(dict.fromkeys((*OPTIMIZERS, *OUTER_OPTIMIZERS)))
 
 
 def _pseudo_gradient(values: Float32, factor: float) -> Float32:
-    """Return the pseudo-gradient D [k] of the workers' merged update.
+    """Return the pseudo-gradient D [k]: the workers' merged update times `factor`.
 
     Args:
-        values: [k] float32, the workers' merged update.
+        values: [k] float32, a chunk of the workers' merged update.
         factor: Factor on `values`: -1 for changes of weights, the learning rate for gradients.
     """
     import numpy as np

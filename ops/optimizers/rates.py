@@ -49,15 +49,15 @@ def check_rates(
 ) -> None:
     """Raise an error if a learning rate schedule has no finite rate at one of the sampled steps.
 
-    Zero and negative learning rates are legal, as in Keras. If the length of the run is unknown, a
-    schedule may have an infinite learning rate at a late step. `check_rates` rejects every schedule
-    with a learning rate of NaN at a sampled step.
+    `check_rates` accepts zero and negative learning rates, as Keras does. If the length of the run
+    is unknown, a schedule may have an infinite learning rate at a late step. `check_rates` rejects
+    every schedule with a learning rate of NaN at a sampled step.
 
     Args:
         schedule: The learning rate schedule, a function of the step.
         described: Class and arguments of the learning rate schedule.
         first: First step of the run at which the schedule is evaluated.
-        most_steps: Largest number of steps of the run; None if the number is unknown.
+        most_steps: Largest number of optimizer steps of the run; None if the number is unknown.
 
     Raises:
         ConfigurationError: A learning rate is not finite. The message contains the schedule, its
@@ -82,9 +82,9 @@ def sample_steps(described: Described, first: int, last: int) -> list[int]:
 
     The sampled steps are the run's first and last step, some early steps, the powers of two and of
     ten after the first step, and steps near special steps of the schedule. A special step of a
-    schedule is an argument of the schedule, or the product, sum or quotient of two arguments. For
-    example, the schedule `InverseTimeDecay` with a negative decay rate divides by zero at the step
-    decay_steps / -decay_rate.
+    learning rate schedule is an argument of the schedule, or the product, sum or quotient of two
+    arguments. For example, the schedule `InverseTimeDecay` with a negative decay rate divides by
+    zero at the step decay_steps / -decay_rate.
 
     Args:
         described: Class and arguments of the learning rate schedule.

@@ -65,7 +65,7 @@ class RateCurve(Schedule):
 
     Attributes:
         shape: Name of the learning rate curve, a key of `CURVES`.
-        warmup: Fraction of the run's budget for warm-up, from 0 to below 1.
+        warmup: Fraction of the run's budget for linear warm-up, from 0 to below 1.
         floor: Final learning rate as a fraction of `learning_rate`, from 0 to below 1.
 
     >>> RateCurve(0.5, shape="linear", warmup=0.5).rate(0.25)
@@ -122,7 +122,7 @@ class Budget:
         return min(1.0, max(by_updates, by_examples))
 
     def can_reach(self, updates: int) -> bool:
-        """Return True if a run with this budget may apply `updates` updates."""
+        """Return True if the budget lets the training run apply `updates` updates."""
         return updates <= (self.iter_max or MOST_UPDATES)
 
     def end(self, updates: int, samples: int) -> str | None:
@@ -143,7 +143,7 @@ class RateInRound:
 
     Attributes:
         schedule: Learning rate schedule of the run.
-        budget: Budget of the run, in updates and examples.
+        budget: Budget of the training run, in updates and training examples.
         nb_workers: Number of workers that do local steps in parallel.
         longest_round: Number of local steps in a training round; 0 if the number is unknown.
     """
@@ -154,14 +154,15 @@ class RateInRound:
     longest_round: int
 
     def rate(self, version: int, samples_of_run: int, steps: int, samples: int) -> float:
-        """Return the learning rate of this worker's next local step.
+        """Return the learning rate of the worker's next local step.
 
         Args:
             version: Number of updates that the run had applied when the round of local steps began.
             samples_of_run: Number of examples that all workers had consumed when the round of local
                 steps began.
-            steps: Number of local steps that this worker has done since the round began.
-            samples: Number of examples that this worker has consumed since the round began.
+            steps: Number of local steps that the worker has done since the round began.
+            samples: Number of examples that the worker has consumed since the round of local steps
+                began.
         """
         updates = version + (steps / self.longest_round if self.longest_round else 0)
         consumed = samples_of_run + self.nb_workers * samples
@@ -170,7 +171,7 @@ class RateInRound:
 
 @functools.lru_cache
 def parse_schedule(learning_rate: float, text: str, flag: str = "lr_schedule") -> Schedule:
-    """Return the schedule of the learning rate, or of the outer rate, from the flags' values.
+    """Return the schedule of the learning rate or of the outer rate that a flag's text describes.
 
     Args:
         learning_rate: Learning rate (or outer rate) at the start of the run.

@@ -54,7 +54,7 @@ class GradientsOnly(ServerUpdate):
         return False
 
     def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return None, because no shortcut replaces the step of the script's optimizer."""
+        """Return None, because the step of a script's optimizer is not ``theta -= f * update``."""
         return None
 
     def outer_rate(self, fraction: float) -> float:
@@ -158,7 +158,7 @@ class ScriptUpdate(GradientsOnly):
 
     @property
     def _is_flat(self) -> bool:
-        """True if the optimizer is an SGD for which Thinwire's step equals Keras's step."""
+        """True if the optimizer is an SGD whose steps Thinwire computes without Keras."""
         config = self.described.config
         plain = self.described.name == "SGD" and not any(config.get(name) for name in _ONLY_KERAS)
         return plain and not self.rules.constraints
@@ -203,8 +203,8 @@ class ScriptUpdate(GradientsOnly):
         """Evaluate the optimizer's learning rate schedule at sampled steps that the run may reach.
 
         Args:
-            firsts: List of one number of the script's mini-batches. A schedule that counts
-                mini-batches starts at this number in this run.
+            firsts: List of one number of mini-batches, at which a learning rate schedule that
+                counts mini-batches starts in the run.
             most_updates: Largest number of updates of the run; None means no limit.
             most_batches: Largest number of the script's mini-batches in the run; None means no
                 limit.
@@ -310,10 +310,10 @@ class _SteppedEntries:
     """The weights of a shard server that one of a script's several optimizers steps.
 
     Attributes:
-        update: Policy of the optimizer that steps the weights.
+        update: Policy of the script's optimizer that steps the weights.
         positions: [k] int64, ascending indices of the optimizer's weights among the shard server's
             weights.
-        theta: [k] float32, copy of the optimizer's weights for its step.
+        theta: [k] float32, copy of the weights that the optimizer steps.
         state: State of the optimizer, from `ScriptUpdate.init`.
     """
 
@@ -363,7 +363,7 @@ class ScriptUpdates(GradientsOnly):
 
     @property
     def num_optimizers(self) -> int:
-        """Number of the script's optimizers."""
+        """Number of optimizers that the script has compiled."""
         return len(self.updates)
 
     @property
@@ -414,7 +414,7 @@ class ScriptUpdates(GradientsOnly):
         return float(part.update.rate(scheduled, batches, part.state))
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return the step at which the schedule of optimizer `number` is evaluated."""
+        """Return the argument (batches or steps) of the schedule of optimizer `number`."""
         part = state["parts"][number]
         return int(part.update.schedule_count(batches, part.state))
 

@@ -54,7 +54,7 @@ class RunsOwnRate(ServerUpdate):
         return scheduled
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return `batches`, because workers, not this policy, evaluate a script's schedule."""
+        """Return `batches`, because a script's learning rate schedule is evaluated on workers."""
         return batches
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
@@ -96,7 +96,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
     gradient.
 
     Attributes:
-        optimizer: A value of the flag --server_optimizer other than "script".
+        optimizer: Value of the flag --server_optimizer, but not "script", for example "adam".
         momentum: Momentum coefficient of "sgd" and "momentum"; 0 for any other optimizer.
         weight_decay: Decoupled weight decay of the optimizer, as in Keras. 0 means the optimizer's
             default.

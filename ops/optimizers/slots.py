@@ -485,7 +485,7 @@ def velocity_slots(state: State, tensors: Sequence[TensorSpec]) -> list[Slot]:
     """Return the velocity of a MomentumSGD as Keras' momentum slots, one per variable slice.
 
     Args:
-        state: Optimizer slots from `MomentumSGD.save`.
+        state: Optimizer slots of SGD with momentum, from `MomentumSGD.save`.
         tensors: Shapes of the shard server's variable slices, in the order of the flat weights.
     """
     slots, start, velocity = [], 0, state["2"]

@@ -1,11 +1,11 @@
 """A Keras optimizer that steps a shard server's variables, with settings for single variables.
 
-The weights of a shard server are one flat buffer. The optimizer's Keras variables contain copies of
-the shard server's weights, and each step writes the new weights back to the flat buffer. In an
-elementwise optimizer, the step of a weight depends only on that weight's gradient and optimizer
-slots. For an elementwise optimizer, one flat Keras variable contains all weights with equal rules
-(weight decay, constraints), which takes a third of the time of separate variables. An optimizer
-that is not elementwise steps whole variables in their shapes.
+The weights of a shard server are stored in one flat array. The optimizer's Keras variables contain
+copies of the shard server's weights, and each step writes the new weights back to the flat buffer.
+In an elementwise optimizer, the step of a weight depends only on that weight's gradient and
+optimizer slots. For an elementwise optimizer, one flat Keras variable contains all weights with
+equal rules (weight decay, constraints), which takes a third of the time of separate variables. An
+optimizer that is not elementwise steps whole variables in their shapes.
 
 Source: design, section 11.
 """
@@ -88,7 +88,8 @@ class VariablesOptimizer:
             theta: [n] float32, the shard server's weights.
             spec: Path and shape of each variable slice of the shard server; a slice that is a part
                 of a variable is flat. None means that all weights are one flat slice.
-            rules: Exceptions of the optimizer for some variables, by path.
+            rules: Exceptions of the optimizer for some variables (no weight decay and others), by
+                path.
 
         Raises:
             ConfigurationError: The optimizer or a constraint is not on the allow-list.
@@ -172,7 +173,7 @@ class VariablesOptimizer:
             theta: [n] float32, the shard server's weights; may be a
                 `thinwire.ops.kernels.device.DeviceArray`.
             update: A dense gradient [n] or a sparse update. A dense gradient may be a DeviceArray.
-            rate: Learning rate of the step.
+            rate: Learning rate of the optimizer step.
             negate: True if `update` is a change of weights, which has the sign of a negative
                 gradient.
         """
@@ -213,7 +214,7 @@ class VariablesOptimizer:
         return DeviceArray(tf.concat([by_slice[number] for number in range(len(by_slice))], 0))
 
     def _by_group(self, flat: Float32) -> Float32:
-        """Return `flat` [n] in the order of the groups of slices; the next call overwrites it."""
+        """Return `flat` [n] in the order of the slices' groups; the next call overwrites it."""
         if self._grouped is None:
             return flat
         start = 0
@@ -266,7 +267,7 @@ class VariablesOptimizer:
         """Overwrite the optimizer's slots, except its step count, by the result of `slots`.
 
         Raises:
-            KeyError: An optimizer slot is missing in `slots`.
+            KeyError: A slot of the optimizer is missing in the argument `slots`.
         """
         import numpy as np
 

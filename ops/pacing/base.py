@@ -1,8 +1,8 @@
 """Interface of pacers, which decide after a local step if a worker pushes or steps again.
 
-A pacer does not read the clock; callers pass times as numbers. Each worker has a pacer and calls it
-after every local step. A pacer that queries a state server also runs in shard server 0, which
-stores the pacer's records of the workers.
+A pacer does not read the clock; callers pass times as numbers. Each worker has a pacer, and calls
+the pacer after every local step. A pacer that queries a state server also runs in shard server 0,
+which stores the pacer's records of the workers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Pacer(Policy, Protocol):
 
     @property
     def longest_round(self) -> int:
-        """Largest number of local steps that a worker takes in a round; 0 means no limit."""
+        """Largest number of local steps that a worker takes between two pushes; 0: no limit."""
 
     @property
     def local_epochs(self) -> int:
-        """Number of passes over a worker's examples in a round; 0 if rounds have no full passes."""
+        """Passes over a worker's examples between two pushes; 0 if a push may follow any step."""
 
     def push_now(self, local_steps: int) -> bool:
         """Return True if the worker must push after `local_steps` steps since the last exchange."""
@@ -65,7 +65,7 @@ class QueryingPacer(Pacer, Protocol):
 
     @property
     def summary_name(self) -> str:
-        """Name under which the pacer's results are in the run's summary.json."""
+        """Key of the pacer's results in the run's summary.json."""
 
     def init(self) -> State:
         """Return the state server's initial records, which contain no worker."""
@@ -79,7 +79,7 @@ class QueryingPacer(Pacer, Protocol):
         """Return True if the querying worker must push now, and the state server's new records.
 
         Args:
-            worker: Number of the querying worker; its report is already recorded.
+            worker: Number of the querying worker, whose report is already recorded.
             members: Ids of the live workers (workers for which rounds wait) of the querying
                 worker's group, ascending. While the querying worker waits to become live, `members`
                 is empty or lacks its id.

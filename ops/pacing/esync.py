@@ -50,14 +50,14 @@ class Esync:
     """ESync's pacer: push when the slowest live worker of the group is about to finish its step.
 
     Attributes:
-        summary_name: Name under which ESync's results are in the run's summary.json.
+        summary_name: Key of ESync's results in the run's summary.json.
         eps: Margin of ESync in seconds, or "auto": workers push this much earlier than the slowest
             worker is expected to finish its step.
         query: Mode of a worker's queries to the state server. "blocking": the worker waits for the
             answer before each local step. "delayed": the worker trains until the answer arrives.
         smoothing: Smoothing of measured step times: "ema:A" (moving average, weight A of the newest
             time), "max:M" (maximum of the last M times), or "none".
-        max_local_steps: Largest number of local steps that a worker takes in a round; 0 means no
+        max_local_steps: Largest number of local steps that a worker takes between two pushes; 0: no
             limit.
     """
 
@@ -70,7 +70,7 @@ class Esync:
     max_local_steps: int = 0
 
     def __post_init__(self) -> None:
-        """Raise an error if settings of the pacer are malformed or out of range."""
+        """Raise an error if settings of the pacer ESync are malformed or out of range."""
         if self.eps != "auto" and not _is_positive_number(self.eps):
             raise ConfigurationError(
                 f"--esync_eps={self.eps}: expected auto or a number of seconds above 0."
@@ -96,7 +96,7 @@ class Esync:
 
     @property
     def longest_round(self) -> int:
-        """Largest number of local steps that a worker takes in a round; 0 means no limit."""
+        """Largest number of local steps that a worker takes between two pushes; 0: no limit."""
         return self.max_local_steps
 
     def push_now(self, local_steps: int) -> bool:
@@ -137,7 +137,7 @@ class Esync:
         next step.
 
         Args:
-            worker: Number of the querying worker; its report is already recorded.
+            worker: Number of the querying worker, whose report is already recorded.
             members: Ids of the live workers (workers for which rounds wait) of the querying
                 worker's group, ascending. While the querying worker waits to become live, `members`
                 is empty or lacks its id.

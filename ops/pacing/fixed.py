@@ -23,7 +23,7 @@ class Every:
 
     @property
     def longest_round(self) -> int:
-        """Largest number of local steps in a round: 1, because every step is pushed."""
+        """Number of local steps between two pushes: 1, because every step is pushed."""
         return 1
 
     def push_now(self, local_steps: int) -> bool:
@@ -39,9 +39,9 @@ class Fixed:
     equals the pacer `every`.
 
     Attributes:
-        local_steps: Number H of local steps that a worker takes in a round.
-        local_epochs: Number of passes over the worker's examples in a round, instead of H local
-            steps. 0 means that a round has H local steps.
+        local_steps: Number of local steps that a worker takes between two pushes.
+        local_epochs: Number of passes over the worker's examples between two pushes. 0 means that
+            `local_steps` determines when the worker pushes.
         pass_steps: Number of mini-batches in one pass over the worker's examples. 0 means that the
             number is unknown, and that the training loop must end the round of local steps.
     """
@@ -76,7 +76,7 @@ class Fixed:
 
     @property
     def longest_round(self) -> int:
-        """Number of local steps in a round; 0 if rounds are passes over a worker's examples."""
+        """Number of local steps between two pushes; 0 if `local_epochs` determines the number."""
         return 0 if self.local_epochs else self.local_steps
 
     def push_now(self, local_steps: int) -> bool:

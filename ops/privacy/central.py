@@ -30,11 +30,11 @@ class Privacy(Policy, Protocol):
         """Return the policy's state on a shard server: the secret key of its random noise.
 
         Args:
-            secret: Secret random bytes of the shard server.
+            secret: Secret random bytes of the shard server, the key of its noise.
         """
 
     def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
-        """Return the update, perhaps with noise, that the shard may apply to its weights.
+        """Return the update, with the policy's noise, that the shard applies to its weights.
 
         Args:
             mean: Mean of the workers' updates of the round, with positions in the shard server's
@@ -42,7 +42,7 @@ class Privacy(Policy, Protocol):
             count: Number of workers' updates in the mean.
             size: Number of weights of the shard server.
             version: Version of the shard server's weights before the round.
-            state: The privacy policy's state on this shard server, from `init`.
+            state: The privacy policy's state on the shard server, from `init`.
         """
 
 
@@ -58,7 +58,7 @@ class NoPrivacy:
         return codec
 
     def init(self, secret: bytes) -> State:
-        """Return an empty state, because the policy draws no noise."""
+        """Return an empty state, because the policy without privacy draws no noise."""
         return {}
 
     def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
@@ -68,7 +68,7 @@ class NoPrivacy:
 
 @dataclasses.dataclass(frozen=True)
 class CentralPrivacy:
-    """Clip each worker's weight change in a round to a norm; add Gaussian noise to the mean.
+    """Clip each worker's weight change to an L2 norm; add Gaussian noise to the mean change.
 
     Each entry of the released update is ``mean D + N(0, (noise * clip / n)^2)``, with N normally
     distributed noise and mean D the mean of the clipped weight changes of n workers. If one of n

@@ -34,7 +34,7 @@ class BoundedContribution(CodecWrapper):
     grow from round to round.
 
     Attributes:
-        inner: The wrapped gradient codec.
+        inner: The gradient codec whose packets the wrapper bounds.
         norm: Largest L2 norm of a decoded packet; above 0.
     """
 

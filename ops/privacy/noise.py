@@ -12,7 +12,7 @@ from thinwire.ops.types import Update, where_of
 
 
 def noised(mean: Update, size: int, deviation: float, version: int, key: bytes) -> Update:
-    """Return a dense update: a round's mean plus Gaussian noise in every entry.
+    """Return the mean of workers' updates plus Gaussian noise in every entry.
 
     The seed of the random noise is a keyed hash of the weights' version, the standard deviation and
     the mean of the updates. A replay of a training round with the same updates draws the same
@@ -26,7 +26,7 @@ def noised(mean: Update, size: int, deviation: float, version: int, key: bytes) 
         size: Number of weights of the shard server.
         deviation: Standard deviation of the noise in each entry of the mean.
         version: Version of the shard server's weights before the round.
-        key: Secret random bytes of the shard server.
+        key: Secret random bytes of the shard server, the key of its noise.
     """
     values = np.zeros(size, np.float32)
     values[where_of(mean.indices)] += mean.values

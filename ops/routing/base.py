@@ -170,7 +170,7 @@ class ReassemblyRules(Protocol):
 
     @property
     def dgt_max_late(self) -> int:
-        """Largest delay of a late UDP datagram that a shard server still uses, in steps."""
+        """Largest delay, in training steps, of a late UDP datagram whose values are used."""
 
     @property
     def dgt_late_decay(self) -> float:
@@ -245,8 +245,8 @@ class Router(Policy, Protocol):
             shard: Number of the shard server that receives the gradient.
             blocks: Gradient for the shard server, ordered by variable slice; `cut` does not change
                 the blocks.
-            state: Router state that `begin` returned.
-            context: Step, loss, seed and worker of the pushed gradient.
+            state: State of the router, as `begin` returned it.
+            context: Training step, loss, random seed and worker of the pushed gradient.
         """
 
     def undelivered(self, shard: int, lost: Sequence[LostEntries] | None, state: State) -> State:
@@ -283,7 +283,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Transport:
-    """Settings of sending gradients over UDP that may differ between nodes.
+    """Settings of the UDP transport of gradients that may differ between nodes.
 
     Attributes:
         dgt_mtu: Largest UDP payload of a datagram, in bytes.

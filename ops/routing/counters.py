@@ -5,8 +5,8 @@ processes can be added.
 
 `SentCounts` counts the gradient blocks and UDP datagrams that a worker has sent.
 `ReassemblyCounters` counts the UDP datagrams that a shard server has received in one worker's
-session. The field names of counter classes are also keys of reports and files. Single UDP datagrams
-are never logged, only counted.
+session. The field names of the classes of UDP datagram counters are also keys in reports and files.
+Single UDP datagrams are never logged, only counted.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class ReassemblyCounters(SummableCounts):
 
     @property
     def num_new(self) -> int:
-        """Number of authentic UDP datagrams that arrived for the first time."""
+        """Number of authentic UDP datagrams that arrived, without repeated datagrams."""
         return sum(self.num_datagrams) - sum(self.dropped[reason] for reason in _REPLAYED)
 
 

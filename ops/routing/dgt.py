@@ -77,14 +77,14 @@ class Dgt(DgtChoices):
 
     @property
     def joins_slots(self) -> bool:
-        """False: a gradient block never spans two variable slices."""
+        """False: with DGT, a gradient block never spans two variable slices."""
         return False
 
     @property
     def takes_device_arrays(self) -> bool:
         """True if dense gradient values may be in the memory of a device (GPU).
 
-        Only the gradient values to send are copied from device to host memory.
+        DGT copies only the gradient values to send from device to host memory.
         """
         return self.divides
 

@@ -50,7 +50,8 @@ class DgtChoices:
             added to the next gradient.
         dgt_wait_ms: Longest wait of a shard server for announced UDP datagrams after the gRPC part
             of the gradient has arrived, in milliseconds.
-        dgt_max_late: Largest delay of a late UDP datagram that a shard server still uses, in steps.
+        dgt_max_late: Largest delay, in training steps, of a late UDP datagram whose values a shard
+            server uses.
         dgt_late_decay: Factor on the gradient values of a late UDP datagram, applied once for each
             training step of delay.
         dgt_error_feedback: True if gradient values that did not arrive are added to the next

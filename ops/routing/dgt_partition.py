@@ -105,7 +105,7 @@ class Partition:
         shard: Number of the shard server that receives the gradient.
         state: The shard server's entry in the state of the router DGT; `Partition` changes the
             entry in place.
-        context: Step, loss, seed and worker of the pushed gradient.
+        context: Training step, loss, random seed and worker of the pushed gradient.
         k: Fraction of gradient blocks to send over gRPC.
     """
 
@@ -294,7 +294,7 @@ def _some(block: Block, chosen: NDArray[np.bool_]) -> CodedValues:
 
 
 def _as_coded(slot: ScoredBlock, kernels: Kernels) -> tuple[ValueEncoding, NDArray[Any], Float32]:
-    """Return encoding, data and scales of values that datagrams send as the codec coded them."""
+    """Return encoding, data and scales of values that the gradient codec coded for datagrams."""
     values = slot.block.values
     encoding = CODEC_ENCODINGS[values.dtype]
     if is_on_device(values.data):
@@ -335,7 +335,7 @@ def channels_by_rank(
     reduces the number of ranks sent over gRPC by one.
 
     Args:
-        num_ranked: Number of gradient blocks that have a rank.
+        num_ranked: Number of gradient blocks that have an importance rank.
         num_ends: Number of last blocks of tensors, which are always sent over gRPC; at least 1.
         k: Fraction of gradient blocks to send over gRPC.
         num_channels: Number C of UDP datagram channels, at least 1.

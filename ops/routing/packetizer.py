@@ -123,7 +123,8 @@ class Packetizer:
     """Writes one worker's UDP datagrams for one shard server, numbered by channel.
 
     Attributes:
-        mtu: Largest size of a datagram, in bytes, which the caller may lower between two steps.
+        mtu: Largest size of a UDP datagram, in bytes, which the caller may lower between two
+            training steps.
     """
 
     def __init__(self, session: DatagramSession, mtu: int, channels: int) -> None:
@@ -289,7 +290,7 @@ def _rows(source: NDArray[Any], starts: Int64, count: int) -> NDArray[Any]:
 class SlotFragments:
     """Division of one variable slice's gradient into datagrams, most important values first.
 
-    A datagram has consecutive values of the array `source`.
+    Each datagram of the division has consecutive values of the array `source`.
     """
 
     # contiguous gradient values, in the dtype of the wire (UINT4: unpacked)

@@ -36,7 +36,7 @@ _ALIKE = [_KIND, _STEP, _COUNT]
 
 @dataclasses.dataclass(frozen=True)
 class ParsedDatagrams:
-    """Checked datagrams that have the same channel, step, encoding and number of values."""
+    """Checked datagrams that have equal channel, step, encoding and number of values."""
 
     channel: int
     step: int  # number of the step whose gradient is pushed, modulo 2**32
@@ -84,7 +84,7 @@ class DatagramParser:
         channels: int,
         counters: ReassemblyCounters,
     ) -> None:
-        """Prepare the checks of received datagrams.
+        """Prepare the checks of the datagrams received in a session.
 
         Args:
             session: Datagram session to which accepted datagrams belong.

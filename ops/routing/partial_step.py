@@ -43,7 +43,7 @@ class MarkedSlots:
 
     @property
     def num_announced(self) -> int:
-        """Number of UDP datagrams that the worker announced in this gRPC message."""
+        """Number of UDP datagrams that the worker announced in the gRPC message."""
         return sum(announced.count for announced in self.manifest.channels)
 
 
@@ -95,7 +95,8 @@ class PartialStep:
     def place(self, arrivals: ParsedDatagrams) -> None:
         """Write the gradient values of new datagrams to their positions in the buffer.
 
-        The variable slices of the datagrams must not be closed (their wait must not be over).
+        The shard server must not have ended the wait for the slices of the datagrams given to
+        `place`.
         """
         slots, values = arrivals.slots, arrivals.values
         starts = self._offsets[slots] + arrivals.offsets
@@ -250,7 +251,8 @@ def _check_ranges(block: RangedBlock) -> None:
     """Check that a partial gradient block has as many values as its ranges have entries.
 
     Raises:
-        ValueError: The number of ranges or the number of gradient values is wrong.
+        ValueError: The numbers of the block's ranges and gradient values do not fit the variable
+            slice.
     """
     num_ranges = -(-block.size // block.block_entries) if block.block_entries > 0 else -1
     if len(block.present) != num_ranges:
@@ -312,7 +314,7 @@ class LateValues:
 class LateBlocks:
     """Late datagrams of a worker, stored until a later push of their variable slice.
 
-    A datagram is late if it arrives after the shard server has stopped waiting for it.
+    A datagram is late if it arrives after the shard server's wait for datagrams has ended.
 
     Source: the diff-reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021:
     a late block is added to the block of the next iteration. Differences: each datagram counts

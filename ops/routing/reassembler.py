@@ -82,7 +82,8 @@ class Reassembler:
         Args:
             session: Id, key and worker of the datagram session.
             sizes: Number of entries of each variable slice of the shard server.
-            rules: The router's settings for reassembling gradients.
+            rules: The router's settings for reassembling gradients from datagrams and gRPC
+                messages.
         """
         self.counters = ReassemblyCounters.zero(rules.dgt_channels)
         block_entries = max(1, rules.dgt_block_size // _ENTRY_BYTES)
@@ -109,7 +110,8 @@ class Reassembler:
         """Process the datagrams that one receive call returned; invalid bytes raise no exception.
 
         Args:
-            datagrams: Consecutive datagrams; the caller may overwrite the buffer after the call.
+            datagrams: Buffer of consecutive datagrams, which the caller may overwrite after the
+                call.
             size: Size of each datagram, in bytes; the last datagram may be shorter.
             now: Current time by the caller's clock, in seconds.
         """
@@ -287,7 +289,7 @@ class Reassembler:
         return newest if newest is not None and newest.step == step else None
 
     def _assembled(self, step: PartialStep) -> ReassembledStep:
-        """Return the reassembled gradient of a closed step, and add the step to the counters."""
+        """Return the reassembled gradient of a step whose wait is over, and count the step."""
         announced, in_time = step.sequences.announced(), step.sequences.in_time()
         for channel in announced:
             self.counters.num_announced[channel] += announced[channel]
@@ -340,10 +342,10 @@ def _share(part: float, whole: int) -> float:
 class StepWindow:
     """A worker's open steps (pushed gradients that are not complete): at most two.
 
-    In UDP datagrams, step numbers are modulo 2**32. A worker is at most one pushed gradient ahead
-    of the shard server's replies: it begins step n only after the reply to step n - 2. If datagrams
-    of step n + 2 arrive, and no gRPC message of the worker's step n has arrived, then no gRPC
-    message of step n will arrive.
+    In UDP datagrams, the numbers of training steps are modulo 2**32. A worker is at most one pushed
+    gradient ahead of the shard server's replies, because it begins training step n only after the
+    reply to step n - 2. If datagrams of step n + 2 arrive, and no gRPC message of the worker's step
+    n has arrived, then no gRPC message of step n will arrive.
     """
 
     def __init__(self, offsets: Sequence[int], counters: ReassemblyCounters) -> None:
@@ -354,15 +356,15 @@ class StepWindow:
 
     @property
     def first(self) -> PartialStep | None:
-        """The oldest step being received, or None; only this step may be closed."""
+        """The oldest step being received, or None; no other step may be closed."""
         return self._open[0] if self._open else None
 
     def find(self, number: int) -> PartialStep | None:
-        """Return the step being received with this number, or None."""
+        """Return the step being received with the given number, or None."""
         return next((step for step in self._open if step.number == number), None)
 
     def step_for(self, number: int) -> PartialStep | str:
-        """Return the step to which received datagrams belong, and open the step if necessary.
+        """Return the step (pushed gradient) of received datagrams; begin the step if it is new.
 
         Args:
             number: Step number of the datagrams, newer than every closed step.

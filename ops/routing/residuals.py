@@ -4,9 +4,9 @@ One shard server's residuals are lists with one item per variable slice: ``resid
 float32; ``holds``, True if the residual is not all zeros; ``owed`` [m] int64, lost positions that
 the next sparse gradient must include; ``before``, the values that undo the last push; ``sent``, the
 values sent in datagrams by the last push, until the shard server reports which datagrams arrived.
-The whole residual of a variable slice is added to a dense gradient. To a sparse gradient only the
-residual at the gradient's positions and at owed positions (lost earlier) is added, so rounding
-errors alone never make a sparse gradient denser.
+The router adds the whole residual of a variable slice to a dense gradient. To a sparse gradient
+only the residual at the gradient's positions and at owed positions (lost earlier) is added, so
+rounding errors alone never make a sparse gradient denser.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def store_errors(kept: State, block: Block, entries: Int64 | None, errors: Float
     """Store the rounding errors of quantized gradient values (value minus sent value) as residuals.
 
     Args:
-        kept: The shard server's residuals.
+        kept: The worker's residuals for one shard server.
         block: Gradient block that `compensate` returned.
         entries: Indices of the sparse gradient's values that have rounding errors; None for a dense
             gradient.

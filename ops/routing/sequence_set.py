@@ -63,7 +63,7 @@ class SequenceSet:
             )
 
     def finish(self) -> None:
-        """Accept only announced sequence numbers of datagrams after this call.
+        """Accept only announced sequence numbers of datagrams from now on.
 
         Raises:
             ValueError: The ranges of a channel do not join to one range, or have more datagrams

@@ -35,7 +35,7 @@ class Placement(Policy, Protocol):
 
     @property
     def name(self) -> str:
-        """Value of the flag --placement that selects this policy."""
+        """Value of the flag --placement that selects the placement policy."""
 
     def place(self, spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
         """Return one layout (list of variable slices) per shard server.

@@ -127,7 +127,7 @@ def part_of_layout(layout: ShardLayout, numbers: Sequence[int]) -> tuple[ShardLa
 def split_packet(packet: Packet, layouts: tuple[ShardLayout, ...]) -> list[tuple[Block, ...]]:
     """Cut a packet into a tuple of blocks per shard server; a block's `slot` is its slice number.
 
-    If a variable slice contains no entry of a sparse block, the shard server gets no block for this
+    If a variable slice contains no entry of a sparse block, the shard server gets no block for the
     slice.
     """
     by_tensor = {block.slot: block for block in packet.blocks}

@@ -68,7 +68,7 @@ class Weighting(Policy, Protocol):
 
     @property
     def needs_copies(self) -> bool:
-        """True if the shard server must keep the weights that it last sent to each worker."""
+        """True if the shard server must store the weights that it sent last to each worker."""
 
     def init(self, size: int, version: int = 0) -> State:
         """Return the weighting policy's state before the shard server applies an update.

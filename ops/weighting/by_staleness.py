@@ -22,7 +22,7 @@ class StatelessWeighting:
 
 @dataclasses.dataclass(frozen=True)
 class Unweighted(StatelessWeighting):
-    """Weighting policy that gives every update its full weight, even if it is stale."""
+    """Weighting policy that gives every update, even a stale one, its full weight."""
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State

@@ -92,11 +92,11 @@ class DcAsgd:
 
     @property
     def needs_copies(self) -> bool:
-        """True if the shard server must keep the weights that it last sent to each worker."""
+        """True if the shard server must store the weights that it sent last to each worker."""
         return self.strength > 0 and not self.shares_backup
 
     def init(self, size: int, version: int = 0) -> State:
-        """Return the initial state; arrays in it are created when they are first needed."""
+        """Return the initial state, without arrays, which are created when they are needed."""
         # Worker id as text, or "all" -> running mean of squared gradients, [n] float32.
         return {"mean_squares": {}}
 

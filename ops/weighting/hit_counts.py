@@ -47,13 +47,13 @@ def begin(size: int, longest_window: int) -> State:
 
 
 def record(touched: HitSet, version: int, first: int, state: State) -> None:
-    """Record which weights are hit by the update after `version` updates.
+    """Record which weights an update hits (has a value for).
 
     Args:
         touched: Unique positions that the update hits; None means all positions.
         version: Number of updates that the shard server applied before this update.
         first: Oldest version of the weights from which hits (updates of a weight) may be counted.
-        state: State from `begin`, which `record` changes in place.
+        state: State of the hit counts from `begin`, which `record` changes in place.
     """
     marks = state["marks"]
     while marks and marks[0]["version"] < first:

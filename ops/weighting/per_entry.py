@@ -43,7 +43,7 @@ class PerEntry:
     needs_copies: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Raise an error if the window is below 1, or `beyond_window` is unknown."""
+        """Raise an error if `window` is below 1, or `beyond_window` is unknown."""
         if self.window < 1:
             raise ConfigurationError(
                 f"--staleness_window={self.window}: expected 1 or more remembered updates."

@@ -187,7 +187,7 @@ class IndexChooser:
     def encode(self, block: Block | WireBlock) -> WireBlock:
         """Return the block coded as bytes, without a copy of dense values.
 
-        A `WireBlock`, which is coded already, is returned unchanged.
+        `encode` returns a `WireBlock`, which is coded already, unchanged.
         """
         if isinstance(block, WireBlock):
             return block
@@ -260,7 +260,7 @@ class IndexChooser:
 
 
 def _name(block: Block) -> str:
-    """Return the prefix of a block's keys in the chooser's state."""
+    """Return the prefix of a block's keys in the state of an IndexChooser."""
     return f"{block.slot}" if block.slots == 1 else f"{block.slot}+{block.slots}"
 
 
@@ -331,7 +331,7 @@ def decode_block(
     chunk_first: int = 0,
     slots: int = 1,
 ) -> Block:
-    """Check and decode one received block.
+    """Check and decode one received block (coded values of a tensor or variable slice).
 
     Args:
         slot: Number of the block's first slot (tensor or variable slice).
@@ -345,7 +345,7 @@ def decode_block(
             FEW_BITS in thinwire.ops.types).
         scale: Factor on the values. 0 means that the sender set no factor: the factor is 1, but for
             int8 a missing factor is an error.
-        value_bytes: Coded values, little-endian.
+        value_bytes: Coded values of the block, little-endian.
         size: Number of entries in the block's slot (tensor or variable slice), or in all slots that
             the block spans.
         value_coding: How the values are coded, a ValueCoding: EXPONENTS only with positions; CODES

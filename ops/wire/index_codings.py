@@ -251,7 +251,7 @@ def _pack_octets(numbers: NDArray[np.uint8], low_bits: int) -> bytes:
 
 
 def _unpack(data: memoryview, count: int, low_bits: int) -> NDArray[Any]:
-    """Return the numbers that `_pack` packed into fields of bits."""
+    """Return the numbers that `_pack` packed into consecutive fields of bits."""
     if not low_bits:
         return np.zeros(count, np.int64)
     padded = np.zeros(len(data) + 3, np.uint8)

@@ -51,7 +51,7 @@ def encode_exponents(data: NDArray[Any]) -> bytes:
 
 
 def _lower_bytes(numbers: NDArray[Any]) -> bytes:
-    """Return all bytes of each number except the upper byte.
+    """Return all bytes of each integer in an array except the integer's upper byte.
 
     For many numbers of four bytes, `_lower_bytes` shifts four numbers into three words, because
     numpy is slow at copying slices of three bytes.
@@ -89,9 +89,9 @@ def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryvi
     """Return the plain little-endian bytes of the values that `encode_exponents` coded.
 
     Args:
-        data: Received bytes of the coded values.
-        count: Number of values to decode.
-        value_bytes: Bytes of one value, 2 or 4.
+        data: Received bytes of the coded floats.
+        count: Number of floats to decode.
+        value_bytes: Number of bytes of one value, 2 or 4.
 
     Raises:
         WireError: The received bytes do not decode to `count` values.
