@@ -40,7 +40,7 @@ _free: dict[int, list[NDArray[Any]]] = {}
 
 
 class _InUse:
-    """A memory buffer from the pool while an array uses the buffer.
+    """Memory buffer taken from the pool, for as long as an array uses the buffer.
 
     A buffer returns to the pool when no array and no view uses the buffer any more.
     """

@@ -111,9 +111,9 @@ class DownDelta(DownCodec):
 
     A reply omits weights that only the receiving worker's own push has changed, because the worker
     itself adds the values that it pushed (operation SET_REST). The state of the downlink codec
-    stores the positions of each worker's newest push, so that a reply can omit them. Checkpoints do
-    not contain the positions of each worker's newest push, because a worker that rejoins receives
-    the whole model.
+    stores the positions of each worker's newest push, so that a reply can omit them. Checkpoints of
+    a shard server do not contain the positions of each worker's newest push, because a worker that
+    rejoins receives the whole model.
 
     Attributes:
         dense_fraction: Fraction of changed weights, 0 to 1, above which a reply has all weights of

@@ -354,8 +354,8 @@ def adopt(method: Method, offer: Offer) -> Method:
     """Return the training method with the script's optimizers, if the PS steps with them.
 
     Workers and parameter server divide the model with the training method that `adopt` returns:
-    `adopt(method, offer).place(spec, num_shards)`. Nodes compare the fingerprints of the training
-    method before `adopt`, not of the method that `adopt` returns.
+    `adopt(method, offer).place(spec, num_shards)`. Workers and servers compare the fingerprints of
+    the training method before `adopt`, not of the method that `adopt` returns.
 
     Raises:
         ConfigurationError: The offer (a worker's description of its script) names a class that is

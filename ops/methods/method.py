@@ -227,7 +227,7 @@ class Method:
 
     @property
     def ahead(self) -> float:
-        """Fraction (0 to 1) of unsent update entries that a worker adds to its weights."""
+        """Fraction (0 to 1) of its unsent values that a worker adds to pulled weights."""
         codecs = wrappers_of(self.codec)
         return max((codec.ahead for codec in codecs if isinstance(codec, ErrorFeedback)), default=0)
 

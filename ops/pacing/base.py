@@ -23,7 +23,7 @@ class Pacer(Policy, Protocol):
 
     @property
     def queries(self) -> bool:
-        """True if workers query the state server before each local step except a round's first."""
+        """True if workers query the state server before each step but the first after a push."""
 
     @property
     def waits_for_answer(self) -> bool:

@@ -68,7 +68,7 @@ class PrivacyLedger:
     delta: float
 
     def block(self, rounds: int) -> dict[str, dict[str, Any]]:
-        """Return the privacy results for the summary after `rounds` rounds; {} without --dp_clip.
+        """Return epsilon and settings for the summary after `rounds` rounds; {} without --dp_clip.
 
         In the privacy results, ``epsilon`` is None without noise, because clipping alone guarantees
         no privacy.

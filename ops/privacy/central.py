@@ -116,7 +116,7 @@ class CentralPrivacy:
         return {"key": np.frombuffer(secret, np.uint8).copy()}
 
     def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
-        """Return the mean of `count` updates plus noise in every entry of the shard."""
+        """Return the mean of `count` workers' updates, plus noise in each of the `size` entries."""
         if not self.adds_noise:
             return mean
         from thinwire.ops.privacy.noise import noised

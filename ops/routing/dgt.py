@@ -1,8 +1,8 @@
 """Router DGT: send important gradient blocks over gRPC, all other blocks in prioritized datagrams.
 
-A gradient block is important if its values are large on average over the steps. The module `dgt`
-has the router DGT, `dgt_choices` has DGT's settings, and `dgt_partition` has DGT's functions on
-arrays.
+A gradient block is important if its values are large on average over the training steps. The module
+`dgt` has the router DGT, `dgt_choices` has DGT's settings, and `dgt_partition` has DGT's functions
+on arrays.
 
 Source: Zhou et al., "DGT: a contribution-aware differential gradient transmission mechanism for
 distributed machine learning", Future Generation Computer Systems 121, 2021; docs/methods/dgt.md.
@@ -128,7 +128,7 @@ class Dgt(DgtChoices):
 
         The fraction of gradient blocks sent over gRPC is ``k = max(k_min, k0 L / L_first)``, at
         most 1, with the loss L, the first loss L_first and the settings k0 = `dgt_k` and k_min =
-        `dgt_k_min`. The fraction does not change if the loss is missing or not finite, or if the
+        `dgt_k_min`. The fraction k does not change if the loss is missing or not finite, or if the
         first loss is below 0.
         """
         loss = context.loss

@@ -248,11 +248,11 @@ def _is_dense(block: Block) -> bool:
 
 
 def _check_ranges(block: RangedBlock) -> None:
-    """Check that a partial gradient block has as many values as its ranges have entries.
+    """Check that a gradient block received in part has as many values as its ranges have entries.
 
     Raises:
-        ValueError: The numbers of the block's ranges and gradient values do not fit the variable
-            slice.
+        ValueError: The number of ranges or of values of the gradient block is wrong for its
+            variable slice.
     """
     num_ranges = -(-block.size // block.block_entries) if block.block_entries > 0 else -1
     if len(block.present) != num_ranges:

@@ -45,7 +45,7 @@ def begin_push(kept: State) -> None:
 
 
 def owed_blocks(kept: State, blocks: tuple[Block, ...]) -> list[Block]:
-    """Return an empty sparse block for each slice not in `blocks` that has owed (lost) positions.
+    """Return an empty sparse block for each slice that `blocks` lacks and that has owed positions.
 
     Owed positions are positions with lost gradient values, which the next push must include.
     """

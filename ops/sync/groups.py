@@ -133,7 +133,7 @@ def uneven(groups: Groups) -> str | None:
 
 
 def propose_groups(speeds: Mapping[int, float], nb_workers: int) -> Groups:
-    """Form groups of workers with similar speed.
+    """Form groups of workers of similar speed, from the workers' measured speeds.
 
     The number of proposed groups follows from the workers' speeds.
 
@@ -143,8 +143,8 @@ def propose_groups(speeds: Mapping[int, float], nb_workers: int) -> Groups:
     similar speeds, `propose_groups` forms one group.
 
     Args:
-        speeds: Worker id -> measured samples per second, above 0. A worker without a speed gets a
-            group of one worker.
+        speeds: Worker id -> measured training examples per second, above 0. A worker without a
+            measured speed gets a group of one worker.
         nb_workers: Number n of workers; the proposed groups contain workers 1..n.
 
     Returns:
@@ -235,8 +235,8 @@ def shares(groups: Groups, speeds: Mapping[int, float]) -> dict[int, float]:
 
     Worker w in group g gets the fraction ``p_w = s_g / sum over h of n_h s_h`` of the training set,
     where s_h is the lowest speed of a worker in group h and n_h is the number of workers in group
-    h. Workers of one group get equal fractions of the training set. A worker group without a
-    measured speed counts as being as slow as the slowest group.
+    h. Workers of one group get equal fractions of the training set from `shares`. A worker group
+    without a measured speed counts as being as slow as the slowest group.
 
     Source: Jiang et al. (CCGrid 2019) and their published code. Differences: the fractions are not
     rounded, so that no training data are left out.

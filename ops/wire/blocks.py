@@ -335,7 +335,7 @@ def decode_block(
 
     Args:
         slot: Number of the block's first slot (tensor or variable slice).
-        count: Number of values in the block.
+        count: Number of coded values in the received block.
         coding: How the positions of values are coded, an IndexCoding.
         coding_parameter: Number of low bits for the coding RICE, rank for LOW_RANK, 0 for other
             codings.

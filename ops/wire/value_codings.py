@@ -2,7 +2,8 @@
 
 A sparse block holds the largest of many gradient values, so the values have few different
 exponents, but their mantissas look random. The coding rotates each float left by one bit, which
-moves the sign below the mantissa. The upper byte of a rotated float then holds only exponent bits.
+moves the sign below the mantissa. After each float is rotated left by one bit, its upper byte holds
+only exponent bits.
 """
 
 from __future__ import annotations
