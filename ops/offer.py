@@ -1,9 +1,9 @@
-"""Offer: JSON document by which a worker describes a script's model to a parameter server.
+"""Offer: JSON document in which a worker describes its script's model to a parameter server.
 
-A parameter server runs no user code. The parameter server reads only the offer (a worker's
-description of the model) to know the model's variables, and how to step these variables. The
-parameter server builds only optimizers and constraints that `thinwire.ops.optimizers.described`
-allows by name.
+A parameter server does not run the user's script. The parameter server learns from the offer (a
+worker's description of its script's model) the model's variables, and the optimizers that step
+these variables. The parameter server builds only optimizers and constraints that
+`thinwire.ops.optimizers.described` allows by name.
 
 Source: design, section 10, "The PS runs no user code".
 """
@@ -50,11 +50,11 @@ FROM_FLAGS, FROM_WORKER = "flags", "worker"
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-    """Description of a Keras object (optimizer, constraint) by its class and arguments.
+    """Description of a Keras object (optimizer, schedule, constraint) by its class and arguments.
 
     Attributes:
-        name: Name of the object's Keras class.
-        config: Arguments of the Keras class, as the object's `get_config` returns the arguments.
+        name: Class name of the described Keras object.
+        config: Arguments of the Keras class, as returned by the object's `get_config`.
     """
 
     name: str
@@ -70,8 +70,9 @@ class OptimizerOffer:
             scaling.
         without_decay: Paths of the variables that weight decay excludes
             (`exclude_from_weight_decay`).
-        clock: Count at which the optimizer's learning rate schedule is read: "batches" for the
-            script's batches that the run has consumed, "steps" for the optimizer's steps.
+        clock: Argument of the optimizer's learning rate schedule: "batches" for the number of the
+            script's batches that the run has consumed, "steps" for the number of the optimizer's
+            steps.
         by_adamw: Paths of the variables that the optimizer, if it is Muon, steps with AdamW's rule.
         iterations: Number of steps that the optimizer took before the phase (the time in which the
             run trains this model).
@@ -94,7 +95,7 @@ class OptimizerOffer:
 class LossScale:
     """Initial state of a dynamic loss scale (factor on the loss against float16 underflow).
 
-    The parameter server adjusts the loss scale during the run.
+    The parameter server adjusts the dynamic loss scale during the run.
 
     Attributes:
         initial: Loss scale at the start of the phase (the time in which the run trains this model).
@@ -120,22 +121,20 @@ class Offer:
             exactly one optimizer. Empty if workers step and send changes of weights.
         constraints: Variable's path -> Keras constraint that the parameter server applies to the
             variable.
-        unused: Paths of shared variables without a gradient. No optimizer steps or decays the
-            unused variables.
+        unused: Paths of shared variables without a gradient, which no optimizer steps or decays.
         loss_scale: Initial state of the dynamic loss scale. None if the script does not scale
             losses.
         num_examples: Number of examples of the whole training set; 0 if unknown.
-        num_batches: Number of batches per epoch when the script runs without Thinwire; 0 if
-            unknown.
+        num_batches: Number of batches per training epoch when the script runs without Thinwire; 0
+            if unknown.
         first_batches: For each optimizer of the script, on the parameter server or on workers:
             number of batches that its learning rate schedule counted before the phase (the time in
             which the run trains this model). Empty if the counts equal the optimizers' steps.
         weights_digest: SHA-256 of the initial weights, in hexadecimal. Shard servers compare the
-            digests that they have received.
-        script_optimizer: Names of the script's compiled optimizers, by which the parameter server
-            compares the workers' scripts.
-        succession: Number of times that the script replaced the model that it trains by a new
-            model.
+            digests to detect that workers sent different weights.
+        script_optimizer: Class names of the script's compiled optimizers. The parameter server
+            compares the names of all workers' scripts.
+        succession: Number of times that the script has replaced the trained model by a new model.
     """
 
     spec: ModelSpec
@@ -160,13 +159,13 @@ class Offer:
         return json.dumps({"format": FORMAT, **rows}, sort_keys=True)
 
     def fingerprint(self) -> list[tuple[str, str]]:
-        """Return (name, value) of each property that must be equal in all scripts of a run.
+        """Return (name, value) of each property that must be equal in all workers' scripts.
 
         The fingerprint of an offer leaves out the variables, which a Hello message lists
         separately. The fingerprint of an offer also leaves out the values that training changes:
         the initial weights, the optimizers' state, the loss scale, and learning rates that are
-        numbers. The run takes initial weights, optimizer state and learning rates from the first
-        worker, and a worker that rejoins may have other values.
+        numbers. A run takes initial weights, optimizer state and learning rates from the first
+        worker; a worker that rejoins may have other values of its own.
         """
         document = json.loads(self.to_json())
         for name in ("format", "spec", "weights_digest", "first_batches"):
@@ -181,11 +180,11 @@ class Offer:
         return [(f"{OFFER_PREFIX}{name}", json.dumps(document[name])) for name in sorted(document)]
 
     def schedule_starts(self) -> tuple[int, ...]:
-        """Return each optimizer's schedule count (batches or steps) at the model's start."""
+        """Return the schedule count (batches or steps) of each optimizer at the model's start."""
         return self.first_batches or tuple(optimizer.iterations for optimizer in self.optimizers)
 
     def groups(self) -> list[tuple[int, ...]]:
-        """Return for each optimizer the numbers of the variables that it steps, ascending."""
+        """Return, for each optimizer, the indices of the variables that it steps, ascending."""
         numbers = {tensor.path: number for number, tensor in enumerate(self.spec.tensors)}
         return [
             tuple(sorted(numbers[path] for path in optimizer.paths)) or tuple(range(len(numbers)))
@@ -323,7 +322,7 @@ def _optimizer(row: Any) -> OptimizerOffer:
 
 
 def _check_groups(optimizers: Sequence[OptimizerOffer], paths: Collection[str]) -> None:
-    """Raise ValueError if not exactly one optimizer steps each variable."""
+    """Raise ValueError unless exactly one of the offer's optimizers steps each variable."""
     stepped = [path for optimizer in optimizers for path in optimizer.paths]
     if len(optimizers) == 1 and not stepped:
         return
@@ -367,7 +366,7 @@ def _loss_scale(row: Any) -> LossScale:
 
 
 def _digest(value: Any) -> str:
-    """Check and return a digest of weights, which a PS sends to every client in a Welcome."""
+    """Check and return a digest of weights, which a PS sends to clients in Welcome messages."""
     if not _DIGEST.fullmatch(_word(value)):
         raise ValueError(
             f"the field weights_digest is {value!r:.100}; expected 64 hexadecimal digits, or none"
@@ -392,8 +391,8 @@ def _count(value: Any) -> int:
 def _counts(values: Any, num_optimizers: int) -> tuple[int, ...]:
     """Check and return the batch counts in an offer (a model description), one per optimizer.
 
-    If the optimizers step on workers, any number of batch counts is valid, because the offer then
-    lists no optimizers.
+    If the script's optimizers step on workers, any number of batch counts is valid, because the
+    offer lists no optimizers.
     """
     if not isinstance(values, list) or len(values) > MAX_OPTIMIZERS:
         raise ValueError(
@@ -422,7 +421,7 @@ def _word(value: Any) -> str:
 
 
 def _name(value: Any) -> str:
-    """Check and return a path or class name, which logs and messages quote."""
+    """Check and return a variable's path or a class name, which logs and messages quote."""
     name = _word(value)
     if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
         raise ValueError(f"a name is {name!r:.100}; expected 1 to {MAX_NAME} printable characters")

@@ -1,9 +1,9 @@
 """Coding of few-bit values as bytes: the scales of each chunk, then the codes of the values.
 
-A scale of few-bit values is sent as the upper two bytes of its float32, little-endian, chunk by
-chunk. Codes of few-bit values are packed from the lowest bit of each byte on; zeros fill the last
-byte. If there are many codes and some codes are more frequent than others, the packed bytes are
-deflated with a Huffman code alone, to near their entropy.
+Each scale of few-bit values is sent as the upper two bytes of a float32, little-endian, in order of
+the chunks. Codes of few-bit values are packed from the lowest bit of each byte on; zeros fill the
+last byte. If a block has many few-bit codes, and some codes are more frequent than others, the
+packed bytes are deflated with a Huffman code alone, to near their entropy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LARGEST_CHUNK = (1 << 32) - 1
 
 
 def encode_codes(coded: ChunkedValues) -> tuple[ValueCoding, bytes]:
-    """Code few-bit values as bytes; return the shorter coding (CODES or DEFLATED_CODES) too."""
+    """Code few-bit values as bytes with the shorter of the codings CODES and DEFLATED_CODES."""
     scales = (coded.scales.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
     packed = _pack(coded.data, FEW_BITS[coded.dtype])
     if coded.data.size >= LEAST_VALUES:
@@ -53,7 +53,8 @@ def checked_edges(
         num_bytes: Number of received bytes of values, which limits the allocated memory.
 
     Raises:
-        WireError: `first` is not in the chunk, or the chunks need more bytes than were received.
+        WireError: `first` is not a position in a chunk, or the chunks need more bytes than were
+            received.
     """
     if not (0 < chunk <= _LARGEST_CHUNK and 0 <= first < chunk):
         raise WireError(
@@ -140,7 +141,7 @@ def _pack(codes: NDArray[np.uint8], bits: int) -> bytes:
 
 
 def _unpack(packed: memoryview, count: int, bits: int) -> NDArray[np.uint8]:
-    """Return the codes [count] that `_pack` packed."""
+    """Return the few-bit codes [count] that `_pack` packed."""
     octets = np.frombuffer(packed, np.uint8)
     if bits == 1:
         codes = np.unpackbits(octets, bitorder="little")
