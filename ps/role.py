@@ -85,7 +85,7 @@ class ShardInitials:
     """The initial weights and limits of a shard's cores, for a new run and for a journal replay.
 
     Attributes:
-        leads: True on shard 0, which leads the run.
+        leads: True on shard 0, which decides about members and the end of the run.
         loss_scale: Settings of the loss scale in the worker's script; None if the script has no
             LossScaleOptimizer.
         kernels: Implementation of the array operations that the shard cores use.

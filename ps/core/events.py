@@ -21,7 +21,7 @@ _LONGEST_CAUSE = 200
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-    """Event: a worker sent its Hello to the shard; `incarnation` identifies the worker's
+    """Event: a worker registers at the shard (Hello); `incarnation` identifies the worker's
     process.
     """
 
@@ -109,7 +109,8 @@ class Push:
 class Query:
     """Event: a worker queries whether to push now or to take another local step.
 
-    A worker's query with `local_steps` 0 reports that the worker begins a round.
+    A worker's Query (push now or not) with `local_steps` 0 reports that the worker begins a
+    training round.
     """
 
     worker: int
@@ -165,7 +166,7 @@ class GroupAssignment:
 
 @dataclasses.dataclass(frozen=True)
 class MembershipEpoch:
-    """Event: shard 0 announces the live workers to the following shards (all except shard 0)."""
+    """Event: shard 0 announces the list of live workers to all other shards."""
 
     number: int
     live: tuple[int, ...]
@@ -222,7 +223,7 @@ class ProcessStalled:
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """Event: time has passed, so a deadline of `PsCore.next_deadline` may be due."""
+    """Event: time has passed, so the deadline that `PsCore.next_deadline` returned may be over."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,7 +281,7 @@ class Welcome:
 
 @dataclasses.dataclass(frozen=True)
 class Reject:
-    """Action: reject a worker's Hello, pull (`step` 0) or push.
+    """Action: reject a worker's Hello, its pull of the model (`step` 0) or its push of an update.
 
     The `reason` of a rejection is the name of a Reason in the wire format. A rejection that is a
     notice (`is_notice`) answers no request of the worker.
@@ -325,7 +326,7 @@ class Reply:
 
     @property
     def stop(self) -> bool:
-        """True if the run accepts no more updates."""
+        """True if the training run is over and the shard accepts no more updates."""
         return self.stop_reason is not None
 
 
@@ -371,7 +372,9 @@ class GroupsChanged:
 
 @dataclasses.dataclass(frozen=True)
 class SaveSnapshot:
-    """Action: write the core's durable state to disk; later updates do not change its arrays."""
+    """Action: write the shard's durable state to disk; later updates do not change the saved
+    arrays.
+    """
 
     version: int
     state: State

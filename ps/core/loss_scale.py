@@ -28,7 +28,7 @@ class LossScaler:
     """
 
     def __init__(self, policy: LossScale | None) -> None:
-        """Start with the policy's initial loss scale; None: the training script scales no
+        """Start with the settings' initial loss scale; None: the training script scales no
         losses.
         """
         self._policy = policy

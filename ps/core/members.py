@@ -16,7 +16,7 @@ from thinwire.ps.core import events
 
 @dataclasses.dataclass(frozen=True)
 class CoreConfig:
-    """Settings of a PS shard's state machine, except the training method."""
+    """Settings of a parameter server shard, except the training method's policies."""
 
     budget: Budget
     schedule: Schedule
@@ -81,7 +81,9 @@ class Member:
 
     @property
     def phase(self) -> MemberPhase:
-        """State of the worker's newest push on this shard."""
+        """State of the worker's newest push on this shard: absent, buffered, or submitted to a
+        round.
+        """
         if self.submitted:
             return MemberPhase.SUBMITTED
         return MemberPhase.COMPUTING if self.buffered is None else MemberPhase.BUFFERED
@@ -93,8 +95,8 @@ class Member:
 
     @property
     def applied_step(self) -> int:
-        """Newest step of the worker that needs no retry: the step before the oldest push that
-        waits.
+        """Newest training step of the worker whose push needs no retry: all pushes up to it are
+        applied.
         """
         return self.last_step if self.waiting is None else self.waiting.step - 1
 
@@ -103,7 +105,9 @@ class Member:
         self.request, self.requested_at = OpenRequest(step, base_version), now
 
     def take_request(self, run_is_over: bool) -> OpenRequest | None:
-        """Close and return the worker's open request; None if the shard may not answer it yet."""
+        """Return the worker's open request, which is answered now; None if the shard must not
+        answer yet.
+        """
         if not (self.may_proceed or run_is_over):
             return None
         request, self.request = self.request, None
@@ -212,8 +216,8 @@ class MemberTable:
     # -- pushes -----------------------------------------------------------------------------
 
     def buffer(self, push: events.Push) -> None:
-        """Accept a worker's push; it waits until the worker is live and the shard knows its
-        epoch.
+        """Accept a worker's push; it waits until the worker is live and its membership epoch is
+        known.
         """
         self._members[push.worker].buffer(push)
         self._buffered.add(push.worker)
@@ -271,7 +275,7 @@ class MemberTable:
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the workers' applied steps and versions of weights; if `soft`, their whole
+        """Return the workers' applied steps and model versions; if `soft`, the workers' whole
         records.
         """
         if soft:
@@ -287,7 +291,7 @@ class MemberTable:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the records of workers that `state_dict` returned."""
+        """Restore the workers' records (pushes, requests, versions) that `state_dict` returned."""
         if soft:
             self._members, self._buffered = dict(state["members"]), set(state["buffered"])
             self._oldest_base = state["oldest_base"]

@@ -79,8 +79,8 @@ class UpdateGuard:
         return self._policy.median(self._sizes)
 
     def state_dict(self, soft: bool) -> State:
-        """Return the norms of applied pushes and the refused steps, or if `soft`, the norms of
-        waiting pushes.
+        """Return the norms of applied pushes and the steps of refused ones, or if `soft`, waiting
+        norms.
         """
         if soft:
             return {"waiting": dict(self._waiting)}
@@ -135,7 +135,9 @@ class Quarantine:
         self._counts.setdefault(reason, collections.Counter())[worker] += 1
 
     def offend(self, worker: int) -> bool:
-        """Record an offence (a refused push); return whether to quarantine the worker now."""
+        """Count a worker's refused push (an offence); return whether to quarantine the worker
+        now.
+        """
         if not self.is_on:
             return False
         recent = self._offences.setdefault(worker, [])
@@ -169,7 +171,7 @@ class Quarantine:
         return {"refused": refused, "quarantines": _with_text_keys(self._terms)}
 
     def state_dict(self, soft: bool) -> State:
-        """Return the workers' offences, quarantines and refused pushes, or if `soft`, the clock's
+        """Return the workers' refused pushes and quarantines, or if `soft`, the quarantine clock's
         start.
         """
         if soft:

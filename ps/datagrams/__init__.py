@@ -1,4 +1,4 @@
-"""Receiving side of the UDP datagram path: a shard's sockets, sessions, reassembly and counters.
+"""How a PS shard receives pushes over UDP: its sockets, sessions, reassembly and counters.
 
 With `--router=dgt` (differential gradient transmission) a worker's push arrives in two parts, one
 on the gRPC stream and one in UDP datagrams. The package `ps.datagrams` joins the stream part and

@@ -172,7 +172,9 @@ class DatagramPort:
 
 
 def _not_handed_over(udp: UdpReceiver | None) -> tuple[int, int]:
-    """Return the number of datagrams that the kernel dropped, and of empty datagrams."""
+    """Return the number of datagrams that the kernel dropped, plus the number of empty
+    datagrams.
+    """
     counts = udp.counts() if udp is not None else ()
     return sum(port.kernel_drops or 0 for port in counts), sum(port.num_empty for port in counts)
 

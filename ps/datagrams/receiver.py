@@ -169,7 +169,7 @@ class DatagramReceiver:
     # -- received messages and datagrams ----------------------------------------------------
 
     def receive(self, data: memoryview, size: int) -> int:
-        """Process a buffer of consecutive datagrams of `size` bytes; the last one may be shorter.
+        """Process a buffer of datagrams of `size` bytes each; the last datagram may be shorter.
 
         The session of a datagram is looked up before the datagram's contents are checked, so that
         datagrams of an unknown session cost little time.
@@ -264,7 +264,9 @@ class DatagramReceiver:
             self._wake()
 
     def _repeat(self, session: WorkerReassembly, push: pb.Push, contents: DecodedPush) -> None:
-        """Handle a repeated message of a complete push: deliver the push's update again."""
+        """Deliver a complete push's update again, because the worker repeated a message of the
+        push.
+        """
         assembled = session.reassembler.find_closed(push.step)
         if assembled is None:
             # If the step is older than the newest complete step, the core has already replied to
@@ -281,7 +283,9 @@ class DatagramReceiver:
     # -- delivery of complete pushes --------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return the time at which `poll` must be called; None if no push waits for datagrams."""
+        """Return when `poll` must deliver an incomplete push; None if no push waits for
+        datagrams.
+        """
         with self._lock:
             deadlines = [session.reassembler.next_deadline() for session in self._sessions]
         return min((when for when in deadlines if when is not None), default=None)
@@ -367,7 +371,9 @@ class InjectedLoss:
         self._rate, self._random = rate, np.random.default_rng(seed)
 
     def thin(self, data: memoryview, size: int) -> tuple[memoryview, int]:
-        """Drop datagrams of a buffer at random; return the rest, joined, and the number dropped."""
+        """Drop datagrams of a buffer at random; return the other datagrams, joined, and the drop
+        count.
+        """
         pieces = [data[start : start + size] for start in range(0, len(data), size)]
         survives = self._random.random(len(pieces)) >= self._rate
         surviving = [piece for piece, stays in zip(pieces, survives, strict=True) if stays]

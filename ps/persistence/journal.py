@@ -56,7 +56,8 @@ class JournalFailed(Exception):
 
 
 class Uncodable(Exception):
-    """Error: an event has a value of an illegal type, so it cannot be coded as a journal record.
+    """Error: an event cannot be coded as a journal record, because of the type of one of its
+    values.
 
     Attributes:
         cause: Exception raised when the event was coded as a journal record.
@@ -124,8 +125,8 @@ def _create(path: pathlib.Path) -> BinaryIO:
 
 
 class Journal:
-    """Writes the journal of a shard from one restart to the next. The journal is used only on the
-    shard's writer thread.
+    """Writes the journal of a shard from one restart to the next. Only the shard's writer thread
+    may use the journal.
 
     Args:
         folder: Folder of the shard's checkpoints, which also holds the journal files.
@@ -257,7 +258,7 @@ class HighWaterLog:
     thread writes the high-water mark.
 
     The file of a high-water mark has 20 bytes, which are overwritten in place. A checksum detects a
-    partly written high-water mark.
+    high-water mark that was only partly written.
     """
 
     def __init__(self, folder: pathlib.Path, mark: HighWaterMark) -> None:
@@ -323,7 +324,7 @@ class JournaledCore:
     """
 
     def __init__(self, core: PsCore) -> None:
-        """Begin without a journal, so that events of the shard are not written."""
+        """Begin without a journal, so that the events of the shard are not written to disk."""
         self.core = core
         self.journal: Journal | None = None
         self.failure: JournalFailed | None = None
@@ -415,15 +416,14 @@ class JournaledCore:
 
         At the end of a run, the shard takes a snapshot before every worker has received its last
         reply, so the core may have handled more events than `state` includes. The new journal file
-        does not hold the events that the core has handled since `state`. After the end of the run,
-        the function therefore returns the core's current state, else `state`.
+        does not hold the events that the shard's core has handled since the snapshot `state`.
+        `consistent` therefore returns the core's current state after the end of the run, and the
+        snapshot `state` before.
         """
         return self.core.snapshot() if self._writes and self.core.stop_reason else state
 
     def close(self) -> None:
-        """Close the journal and the high-water mark, because the next snapshot is the run's
-        last.
-        """
+        """Close the files of the journal and the high-water mark before the run's last snapshot."""
         self._writes = False
         for file in (self.journal, self.high_water):
             if file is not None:

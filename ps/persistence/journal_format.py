@@ -50,7 +50,9 @@ _DECODING_ERRORS = (
 
 
 class DamagedRecord(ValueError):
-    """Error: a journal record was changed after it was written; the message names the damage."""
+    """Error: a journal record was changed after it was written; the error's text names the
+    damage.
+    """
 
 
 class TruncatedRecord(DamagedRecord):
@@ -133,7 +135,7 @@ class EventCoder:
         """Return (event, time at which the core handled the event) from a record's body.
 
         Raises:
-            DamagedRecord: The body of the record does not hold an event.
+            DamagedRecord: The body of the journal record does not hold an event.
         """
         try:
             now, kind = _BODY.unpack_from(body)

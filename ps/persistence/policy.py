@@ -78,8 +78,8 @@ class JournalPolicy:
         }
 
     def begin(self, journaled: JournaledCore, decoder: PushDecoder, lease_seconds: float) -> None:
-        """Count the updates lost before the restart; start a journal with the next snapshot if
-        --journal allows it.
+        """Count updates lost before the restart; start a journal at the next snapshot if --journal
+        allows it.
 
         Args:
             journaled: Core of the shard, with the journal of its events.
@@ -165,8 +165,8 @@ def push_fraction(method: Method, spec: ModelSpec) -> float:
 def _sample(spec: ModelSpec) -> ModelSpec:
     """Return the model's first tensors that together have at most `_MOST_ENTRIES` entries.
 
-    The sample of the model's tensors contains at least one tensor. A sampled tensor with more than
-    `_MOST_ENTRIES` entries is cut to the rows that fit.
+    The sample of the model's tensors, whose coded size is measured, contains at least one tensor. A
+    sampled tensor with more than `_MOST_ENTRIES` entries is cut to its first rows.
     """
     sampled: list[TensorSpec] = []
     num_entries = 0

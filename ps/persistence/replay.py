@@ -65,8 +65,8 @@ class Replayed:
         num_records: Number of events that were replayed from the journal.
         generation: Highest generation (number of restarts of the shard) in the snapshot's state and
             in the heads of all journal files.
-        damage: Why the replay ended before the end of the journal; None if the replay reached the
-            end.
+        damage: Why the replay ended before the end of the journal; None if all records were
+            replayed.
     """
 
     core: State
@@ -234,7 +234,7 @@ def _attempt(
     coder: EventCoder,
     most: int | None,
 ) -> Replayed:
-    """Replay all events of a journal; if `most` is not None, replay only the first `most` events.
+    """Replay a journal's events: all if `most` is None, otherwise only the first `most` events.
 
     Raises:
         _Unhandled: The core raised an exception on an event of the journal.
@@ -297,7 +297,9 @@ def _handle(
 def _core_for(
     core: PsCore | None, settings: ReplaySettings, start: tuple[State, State], make: MakeCore
 ) -> PsCore:
-    """Return the core for a journal file's events: `core`, or a new core if the shard restarted."""
+    """Return the core that replays a journal file: `core`, or a new one if the shard restarted
+    there.
+    """
     if core is not None and core.config.generation == settings.config.generation:
         return core
     fresh = make(settings.config, settings.lease_seconds)

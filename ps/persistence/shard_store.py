@@ -44,7 +44,9 @@ _NB_PS, _OPTIMIZER = "nb_ps", "server_optimizer"
 
 
 def _compiled(offer: Offer) -> list[object]:
-    """Return the properties of a model's description (offer) that determine its training steps."""
+    """Return the parts of a model's description that determine the computation of training
+    steps.
+    """
     fresh = [dataclasses.replace(optimizer, iterations=0) for optimizer in offer.optimizers]
     return [fresh, offer.fingerprint()]
 
@@ -114,7 +116,9 @@ class Saver:
                 )
 
     def _take(self) -> tuple[int, State] | None:
-        """Return the snapshot to write next; None if no snapshot waits, which ends the thread."""
+        """Return the snapshot to write next; None if no snapshot waits, which ends the writing
+        thread.
+        """
         # The saver clears `_is_writing` under the lock under which `put` reads it. A snapshot that
         # arrives later therefore starts a new thread. Without the lock, that snapshot could wait
         # forever.
@@ -161,11 +165,14 @@ class SavedShard:
 
     @property
     def offer(self) -> str | None:
-        """JSON text of the saved offer (a worker's description of its model); None without one."""
+        """JSON text of the saved model description that a worker had sent; None without such a
+        description.
+        """
         return self._found.get("offer") if self._found else None
 
     def check(self, spec: ModelSpec, offer: Offer | None = None) -> None:
-        """Check that the saved run fits this run, and take over the checkpoints for writing.
+        """Check that the saved run has this run's settings and model, and take over its
+        checkpoints.
 
         Args:
             spec: Names, shapes and dtypes of the whole model's variables.
@@ -259,7 +266,7 @@ class SavedShard:
         return int(self._found["since"]) if self._found else 0
 
     def begin_phase(self, spec: ModelSpec, offer: Offer | None, phase: int, since: int) -> None:
-        """From now on, save the model of the script's next phase, with a new journal.
+        """Save the training script's next model in later checkpoints, with a new journal.
 
         Args:
             spec: Names, shapes and dtypes of the whole model's variables.
@@ -467,9 +474,7 @@ class SavedShard:
             ) from error
 
     def ended_models(self) -> CheckpointStore:
-        """Return the storage of models from the script's earlier phases, for writing by this
-        process.
-        """
+        """Return the storage of the script's earlier models, which this process may write to."""
         name = f"{self._name}-ended"
         store = self._checkpoints_of(name, self.folder / "ended", self._run.keep_checkpoints)
         store.take_over(self._owner)
