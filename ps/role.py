@@ -191,7 +191,9 @@ def main(run: Run) -> int:
 
 
 def _stay(run: Run, own: PsFlags) -> None:
-    """Keep a finished shard's port open until a signal arrives, but close every client's stream."""
+    """Keep a finished shard's network port open until a signal arrives; close all clients'
+    streams.
+    """
     ended = threading.Event()
     with handle_signals(lambda number, frame: ended.set()):
         listening = serve(own.bind, own.port, lambda stream: stream.close(), guard=guard_of(run))
@@ -244,11 +246,12 @@ def _serve(run: Run, own: PsFlags) -> int:
 
 
 def saved_model(run: Run, own: PsFlags, saved: SavedShard) -> InitialModel:
-    """Return the model of a saved offer, without weights, because the checkpoint holds the weights.
+    """Build the model from a saved description; leave out the weights, which the checkpoint holds.
 
     Raises:
         ConfigurationError: This version of Thinwire refuses the saved description of a script's
-            model, although an earlier version accepted the description. No file is deleted.
+            model, although an earlier version accepted the description. In this case no file of the
+            run is deleted.
     """
     try:
         offer = read_offer(saved.offer or "", own.max_model_bytes)
@@ -300,15 +303,15 @@ def start_offered(
         run: Settings of the training run.
         own: Settings of this PS shard from its command-line flags.
         saved: Saved files of the shard, which contain no model to continue.
-        stage: Open port that receives the workers' offers of a model.
+        stage: Open network port at which workers offer (send) their model to the shard.
 
     Returns:
         The started shard, or None if this process was interrupted first.
 
     Raises:
         NobodyAdmitted: The shard has refused all clients that connected.
-        ConfigurationError, Unreachable, RequestRejected: The start of the shard failed in
-            `ShardProcess.start`.
+        ConfigurationError, Unreachable, RequestRejected: `ShardProcess.start` could not start the
+            shard.
     """
     shard: ShardProcess | None = None
     has_started = False
@@ -340,9 +343,9 @@ def _shard_of_offer(
 
 
 class ShardProcess:
-    """One shard of a run, from its saved state to its end.
+    """One parameter server shard of a run, from loading its saved state to the end of the run.
 
-    A shard runs in a PS process of its own, or within a worker's script.
+    A parameter server shard runs in a process of its own, or within a worker's script.
 
     Args:
         run: Settings of the training run.
@@ -397,8 +400,8 @@ class ShardProcess:
             )
 
     def _hold(self, model: InitialModel) -> None:
-        """Store a model's variables, description, shard layout, and the slices of each
-        optimizer.
+        """Store a model's variables, description and shard layout, and each optimizer's variable
+        slices.
         """
         self.spec, self.offer, layouts = model.spec, model.offer, model.layouts
         self.layout = layouts[self.own.id_ps]
@@ -423,11 +426,11 @@ class ShardProcess:
             return self.run_to_end()
 
     def start(self, stage: OfferStage | None = None) -> bool:
-        """Open the port. When it starts, a shard with id 1 or higher also connects to shard 0.
+        """Open the port. At its start, a shard with id 1 or higher connects to shard 0.
 
         Args:
-            stage: Object that received the model from a worker, whose open port the shard takes
-                over; None to open a port.
+            stage: Object that has received the model from a worker and whose open network port the
+                shard takes over; None to open a new port.
 
         Returns:
             False if the run is already finished, so that no client must be served.
@@ -487,8 +490,8 @@ class ShardProcess:
     # -- start of the shard -----------------------------------------------------------------
 
     def _listen(self, stage: OfferStage | None) -> None:
-        """Open the network port of the shard. The shard's server admits clients only after `_open`
-        is called.
+        """Open the network port of the parameter server shard. The shard's network server admits no
+        client before `_open` is called.
         """
         core, settings = self.core, self.own
         self.server = ShardServer(
@@ -583,8 +586,8 @@ class ShardProcess:
     def _propose(self, found: events.GroupsChanged) -> None:
         """Write the groups of workers that shard 0 has measured to the run directory.
 
-        A later run can use the worker groups that this run has measured. A run cannot use worker
-        groups that it has measured itself, because data are split at its start.
+        A later run can use the worker groups that this run has measured. A run does not use the
+        worker groups that it writes, because it splits the data at its start.
         """
         if len(found.speeds) < self.run.nb_workers:
             return
@@ -640,8 +643,8 @@ class ShardProcess:
     ) -> None:
         """Replace the shard's model by the script's next model.
 
-        The shard's model is replaced on the writer thread. After the replacement of the shard's
-        model, the workers join the run again.
+        The shard's model is replaced on the writer thread. After the shard has replaced its model
+        by the script's next model, the workers join the run again.
         """
         server, journaled = self.server, self.server.journaled
         if self.core.stop_reason is not None or stage.phase <= self.phase:
@@ -740,8 +743,8 @@ class ShardProcess:
     def _nothing_flows(self, since: float) -> bool:
         """Return True if no bytes were sent to any client for `_INTERRUPTED_LINGER_SECONDS`.
 
-        A client that is suspended, or whose host is lost, never disconnects, so a longer wait for
-        the client is useless.
+        A client that is suspended, or whose host is lost, never disconnects, so waiting longer for
+        this client is useless.
 
         Args:
             since: Time since the end of the run, in seconds.
@@ -754,7 +757,7 @@ class ShardProcess:
     def _had_supervisor(self) -> bool:
         """Return True if the run's Supervisor has connected.
 
-        If workers offer the model, a Supervisor that only reads the status also counts as
+        If workers send the model, even a Supervisor that only reads the run's status counts as
         connected.
         """
         connections = self.server.connections
@@ -782,8 +785,8 @@ class ShardProcess:
         return EXIT_CONFIGURATION if unsaved else EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     def _leaves_all_behind(self) -> bool:
-        """Save the shard's state at the end of the run. If the final state cannot be saved, the
-        function logs the reason and returns False.
+        """Save the shard's state at the end of the run. If the shard's final state cannot be saved,
+        the function logs the reason and returns False.
         """
         try:
             self._leave_behind()

@@ -95,8 +95,8 @@ class Member:
 
     @property
     def applied_step(self) -> int:
-        """Newest training step of the worker whose push needs no retry: all pushes up to it are
-        applied.
+        """Newest training step of the worker up to which no push of the worker waits or needs a
+        retry.
         """
         return self.last_step if self.waiting is None else self.waiting.step - 1
 
@@ -105,8 +105,8 @@ class Member:
         self.request, self.requested_at = OpenRequest(step, base_version), now
 
     def take_request(self, run_is_over: bool) -> OpenRequest | None:
-        """Return the worker's open request, which is answered now; None if the shard must not
-        answer yet.
+        """Return and clear the worker's open request; None if the shard must not answer the worker
+        yet.
         """
         if not (self.may_proceed or run_is_over):
             return None

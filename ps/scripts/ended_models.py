@@ -75,7 +75,7 @@ class EndedModel:
 
 
 class EndedModels:
-    """The newest models of ended phases of the run, by phase number (writer thread).
+    """Final models of the run's newest ended phases, by phase number; used by the writer thread.
 
     Attributes:
         since: Number of the run's first phase that trained the current model's variables.
@@ -116,7 +116,7 @@ class EndedModels:
             self._checkpoints.save(ended.first, ended.to_plain())
 
     def find(self, phase: int) -> EndedModel | None:
-        """Return the final model of a phase of the run; None if that phase's model is not
+        """Return the final model of a phase of the run; None if the model of the phase is not
         stored.
         """
         return next((model for model in self._kept if model.first <= phase <= model.last), None)

@@ -57,13 +57,13 @@ _LONGEST_MESSAGE = 2000
 
 
 class OfferRefused(Exception):
-    """Error: the model that a worker offers is invalid. The message of the error is sent to the
-    worker that offered the model.
+    """Error: the model that a worker offers is invalid. The worker that offered an invalid model
+    receives the text of this error.
     """
 
 
 class _SentAway(Exception):
-    """Raised inside this module to end a client's stream."""
+    """Raised inside the module `offering` to end a client's stream."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ReceivedOffer:
         payload: Bytes of the shard's initial weights, then of moving statistics and optimizer
             slots, of the expected length.
         worker: Id of the worker that offered the model.
-        stream: Stream of the offering worker, which waits for an answer.
+        stream: Stream of the worker that offered the model and waits for an answer.
         program: Rows that describe the script of the worker; empty if the worker has no script.
     """
 
@@ -93,7 +93,7 @@ class OfferStage:
     calls all other methods.
 
     Attributes:
-        guard: Guard that limits and counts the clients of the port.
+        guard: Object that limits and counts the clients of the shard's network port.
         watch: Object that detects that the shard refuses all workers, so that it can end.
         listening: The open network port of the shard; None before `listen` is called.
         interrupted: True if the shard must end before it has a model.
@@ -143,7 +143,7 @@ class OfferStage:
             own: Settings of this PS shard from its command-line flags.
             phase: Number of the phase (model of the script) for which the stage accepts a model.
             run_id: Random identifier of the training run.
-            guard: Guard that limits and counts the clients of the shard's port.
+            guard: Object that limits and counts the clients of the shard's network port.
             on_offer: Function called with each received model offer, in the thread that reads the
                 offering worker's stream.
         """
@@ -161,7 +161,7 @@ class OfferStage:
     # -- methods of the main thread ---------------------------------------------------------
 
     def listen(self) -> None:
-        """Open the port. A shard with id 1 or higher also starts to wait for shard 0's model.
+        """Open the port. A shard with id 1 or higher starts to wait for shard 0's model, too.
 
         Raises:
             thinwire.proto.grpc.PortInUse: Another process already listens at the port.
@@ -213,7 +213,9 @@ class OfferStage:
         return None
 
     def refuse(self, received: ReceivedOffer, why: str, reason: int = pb.REASON_OFFER) -> None:
-        """Reject a worker's model, end the worker's stream, and wait for another worker's model."""
+        """Reject the model that a worker offers, end its stream, and wait for another worker's
+        model.
+        """
         self._is_taken = False
         self.refuse_offer(received.stream, why, reason)
         received.stream.close()
@@ -225,10 +227,11 @@ class OfferStage:
         self._closing.set()
 
     def close(self, has_model: bool) -> None:
-        """Refuse all clients that wait, and close the port if the shard has no model.
+        """Refuse all clients that wait to offer a model, and close the port if the shard has no
+        model.
 
         Args:
-            has_model: True if the shard has a model by now, so that its port stays open.
+            has_model: True if the shard has received a model, so that its network port stays open.
         """
         with self._lock:
             self._has_model = True
@@ -242,8 +245,8 @@ class OfferStage:
             self.listening.stop(0.5)
 
     def tick(self) -> None:
-        """Send heartbeats, end streams held too long, and drop an offering worker that sends
-        nothing.
+        """Send heartbeats, end streams held too long, and drop a worker that stops sending its
+        model.
         """
         now = self.clock()
         with self._lock:
@@ -401,7 +404,7 @@ class OfferReader:
             clock.
 
     Args:
-        stage: Object of the shard that accepts the model.
+        stage: Object of the shard that accepts the model that a worker offers.
         stream: Stream of the client that this object reads.
     """
 
@@ -446,7 +449,7 @@ class OfferReader:
         return False
 
     def forget(self) -> None:
-        """Notify the stage that the client's stream has ended."""
+        """Notify the `OfferStage` that the stream of this client has ended."""
         self._stage.forget(self.stream)
 
     def _take(self, data: bytes | Arriving) -> None:
@@ -568,8 +571,8 @@ class OfferReader:
         return expected
 
     def _reject(self, why: str, refusal: tuple[int, str]) -> None:
-        """Send a client a refusal and end the client's stream. The port's guard counts the refusal
-        under the name `why`.
+        """Send a client a refusal and end the client's stream. The connection guard of the port
+        counts the refusal under the name `why`.
         """
         _refuse(self.stream, *refusal)
         self._stage.guard.record_refusal(why, self.stream.peer, refusal[1])

@@ -40,7 +40,7 @@ from thinwire.ps.service.connections import Connection
 
 
 class RunControl:
-    """Network interface of a run's scripts (writer thread, except methods marked "any thread").
+    """Server side of the control streams of a run's scripts (writer thread, except where noted).
 
     Args:
         barriers: State of the barriers between the workers' scripts.
@@ -85,7 +85,7 @@ class RunControl:
         return self._barriers.phase >= phase
 
     def is_running(self, worker: int) -> bool:
-        """Return True if a worker's script has connected and takes part in the run (any thread)."""
+        """Return True if a worker's script has connected and is still running (any thread)."""
         return self._barriers.is_running(worker, self._clock())
 
     @staticmethod
@@ -112,7 +112,7 @@ class RunControl:
         self._conclude(self._meetings.begin(worker, incarnation, now))
 
     def arrive(self, connection: Connection, arrival: BarrierArrival) -> None:
-        """Record that a worker's script has reached a barrier."""
+        """Record that a worker's script has reached a barrier of all scripts."""
         if self._is_current(connection):
             now, worker = self._clock(), connection.id
             self._perform(self._barriers.arrive(worker, arrival, now))
@@ -171,7 +171,7 @@ class RunControl:
         self._conclude(self._meetings.arrive(connection.id, "", self._clock()))
 
     def alive(self, connection: Connection) -> None:
-        """Record a heartbeat message of a worker's script."""
+        """Record the time of a heartbeat message of a worker's script."""
         if self._is_current(connection):
             self._perform(self._barriers.alive(connection.id, self._clock()))
 
@@ -228,7 +228,7 @@ class RunControl:
             self._notify(self._evaluations.answer(evaluated, self._clock()))
 
     def lose_evaluator(self, connection: Connection) -> None:
-        """Record that the evaluator's stream has ended."""
+        """Record that the control stream of the run's evaluator has ended."""
         if self._evaluator is connection:
             self._evaluator = None
             self._notify(self._evaluations.end_evaluator(self._clock()))
@@ -242,14 +242,16 @@ class RunControl:
         self._meetings.excuse(seconds)
 
     def tick(self) -> None:
-        """Handle the scripts' deadlines that have passed."""
+        """Send the scripts the messages that result from deadlines that have passed."""
         now = self._clock()
         self._perform(self._barriers.tick(now))
         self._notify(self._evaluations.tick(now, self._version()))
         self._conclude(self._meetings.tick(now, self._version()))
 
     def next_deadline(self) -> float | None:
-        """Return the next time at which `tick` must be called; None if no deadline is set."""
+        """Return the time of the scripts' next deadline, at which `tick` must be called; None if
+        none is set.
+        """
         now = self._clock()
         parts = (self._barriers, self._evaluations, self._meetings)
         moments = [part.next_deadline(now) for part in parts]

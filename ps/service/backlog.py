@@ -1,4 +1,4 @@
-"""Limit on the messages that one client has in the writer thread's queue.
+"""Limit on the number of one client's messages in the queue of the shard's writer thread.
 
 At the limit of queued messages, the thread that reads the client's stream waits, so that TCP slows
 the client down.

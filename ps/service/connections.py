@@ -66,8 +66,8 @@ class Connection:
     def send_report(self, report: pb.Report) -> int:
         """Queue a status report for a client.
 
-        Older status reports in the queue of a client that reads slowly are dropped. Return the
-        number of reports that were dropped.
+        If a client reads slowly, older status reports in the client's queue are dropped. Return the
+        number of older status reports that were dropped from the queue.
         """
         return self.stream.send_report(frame(pb.ToClient(report=report)))
 
@@ -84,12 +84,12 @@ class ReplySender:
         members: Callable[[], list[pb.Member]],
         datagrams: DatagramReceiver | None,
     ) -> None:
-        """Start a batch of replies to workers.
+        """Start a batch of the shard's replies to pulls and pushes of workers.
 
         Args:
             layout: Layout of the shard: the slices of variables that it holds.
             generation: Number of times that the shard has been restarted.
-            members: Function that returns the workers that take part in the next round; called at
+            members: Function that returns the workers of the next training round; called once, at
                 the first reply.
             datagrams: Receiver of UDP datagrams; None if the method sends no datagrams.
         """
@@ -99,9 +99,9 @@ class ReplySender:
         self._shared: dict[int, SharedBlocks] = {}
 
     def send(self, reply: events.Reply, connection: Connection, counted: bool = True) -> None:
-        """Queue one reply of the shard to a worker.
+        """Queue one of the shard's replies to a worker's pull or push.
 
-        The thread that sends on a worker's stream encodes the reply.
+        A reply is encoded by the thread that sends on the worker's stream.
         """
         if self._members is None:
             self._members = self._find_members()
@@ -147,7 +147,8 @@ class Connections:
             or another shard.
         had_supervisor: True if a supervisor that evaluates has connected.
         was_evaluated: True if a supervisor that evaluates has left with a Leave message.
-        had_onlooker: True if any supervisor has connected.
+        had_onlooker: True if any supervisor has connected, even a supervisor that does not
+            evaluate.
     """
 
     def __init__(self) -> None:
@@ -305,7 +306,7 @@ class RoundsRelay:
 class Observers:
     """Sends the run's status, round reports and membership epochs to observers (writer thread).
 
-    A new observer also receives the earlier reports and the membership epoch that it needs.
+    A new observer first receives the earlier reports and the membership epoch that it needs.
 
     Attributes:
         on_status: Function that returns the status document for supervisors; None to send no

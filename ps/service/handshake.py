@@ -155,7 +155,7 @@ def program_of(hello: pb.Hello) -> program.Rows:
 
 
 def _first_of_offers(expected: Sequence[pb.Setting], given: Sequence[pb.Setting]) -> str | None:
-    """Return a text about the first row that differs if this row describes the model; else None.
+    """Return a text about the first differing row of two Hellos if this row describes a model.
 
     An offer describes the model of a worker's script. The rows that describe a model are long JSON
     documents (`Offer.fingerprint`), so the text about a difference names only its place in the

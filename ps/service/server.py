@@ -68,7 +68,7 @@ _COUNTED_BY_CORE = ("NON_FINITE", *_GIVEN_UP)
 
 
 def dscp_of(router: Router, marks: str) -> int | None:
-    """Return the DSCP value (packet priority) of a shard's streams; None for the system's default.
+    """Return the DSCP value (IP priority) of a shard's gRPC streams; None for the system's default.
 
     Args:
         router: Routing policy of the training method, which may use UDP datagrams.
@@ -206,7 +206,7 @@ class ShardServer:
         self.connections.end_training()
 
     def listen(self, bind: str, port: int, marks: str = "off") -> int:
-        """Open the port and start to accept clients; return the port number.
+        """Open the shard's network port and start to accept clients; return the port number.
 
         Args:
             bind: IP address of this machine to listen on.
@@ -222,7 +222,7 @@ class ShardServer:
         return self.server.port
 
     def take_over(self, listening: GrpcServer, guard: ConnectionGuard) -> int:
-        """Serve the streams of a port that is already open; return the port number."""
+        """Serve the streams of a network port that is already open; return the port number."""
         self.server, self.guard = listening, guard
         listening.hand_over(self._read)
         return listening.port
@@ -247,11 +247,13 @@ class ShardServer:
         StreamReader(self, self.decoder, stream).read()
 
     def expect(self, incarnation: int, connection: Connection) -> None:
-        """Store a worker's stream until the core admits or rejects the worker (reader threads)."""
+        """Store a joining worker's stream until the core admits or rejects it (on reader
+        threads).
+        """
         self._welcomes[incarnation] = connection
 
     def lose(self, connection: Connection) -> None:
-        """Record that a worker's stream has ended (reader threads).
+        """Record that the gRPC stream of a worker has ended (on reader threads).
 
         The loss of the stream is queued behind the stream's Hello message. If the loss of a stream
         were handled before its Hello message, the Hello message would register a stream that has
@@ -300,7 +302,7 @@ class ShardServer:
         """Admit the control stream of a worker's script (writer thread).
 
         A script that connects without an incarnation (process number) only requests the optimizer's
-        state and waits at no barriers.
+        state and never waits at barriers.
         """
         connection.send(self._welcome_message(connection))
         if not connection.incarnation:
@@ -365,7 +367,7 @@ class ShardServer:
             self._do_regular_work(time.monotonic())
 
     def _deadlines(self) -> list[float]:
-        """Return the times of the next deadlines of the core and of pushes awaiting datagrams."""
+        """Return the next deadlines of the core and of pushes that wait for missing datagrams."""
         deadlines = [self.core.next_deadline()]
         if self.datagrams is not None:
             deadlines.append(self.datagrams.receiver.next_deadline())
@@ -421,7 +423,7 @@ class ShardServer:
                 self._actions[type(action)](self, action)
 
     def _members(self) -> list[pb.Member]:
-        """Return the connected workers if workers sum gradients among themselves; else []."""
+        """Return the connected workers if the workers all-reduce gradients; otherwise return []."""
         core = self.core
         if core.model.kind is not Kind.VALUES:
             return []

@@ -75,7 +75,7 @@ _SHARD_HALT_CAUSES = (STOP_REASON,)
 
 
 class _EndOfStream(Exception):
-    """Raised inside this module to end the client's stream."""
+    """Raised inside the module `stream_reader` to end a client's stream."""
 
 
 class OfferingStream(Protocol):
@@ -92,12 +92,14 @@ class OfferingStream(Protocol):
 
 
 class PhaseGate(Protocol):
-    """Interface through which stream readers reach a script's next phase (next model)."""
+    """Interface through which a stream reader passes on workers that have the script's next
+    model.
+    """
 
     def reader(self, phase: int, stream: ServerStream) -> OfferingStream | None:
-        """Return a reader for the stream of a worker that already has the script's next model.
+        """Return a reader for the stream of a worker that already sends the script's next model.
 
-        The reader is None if the scripts have not agreed on the worker's model yet.
+        `reader` returns None if the scripts have not agreed on the worker's model yet.
         """
 
     def tick(self) -> None:
@@ -145,7 +147,7 @@ class StreamOwner(Protocol):
 
     @property
     def queue(self) -> WriterQueue:
-        """Queue of work for the shard's writer thread."""
+        """Queue of events and calls for the shard's writer thread."""
 
     @property
     def datagrams(self) -> DatagramPort | None:
@@ -157,7 +159,9 @@ class StreamOwner(Protocol):
 
     @property
     def observers(self) -> Observers:
-        """Object that sends reports to supervisors, and membership epochs to the other shards."""
+        """Object that sends status reports to supervisors, and membership epochs to other
+        shards.
+        """
 
     @property
     def directory(self) -> ShardDirectory:
@@ -347,7 +351,7 @@ class StreamReader:
         self._offers = offers
 
     def _announce(self, hello: pb.Hello) -> None:
-        """Record the address of a following shard (id 1 and up) that has its model."""
+        """Record the network address of a shard with id 1 or higher that has its model."""
         if hello.role == pb.ROLE_SHARD and hello.model:
             directory = self.server.directory
             conflict = directory.announce(hello.id, hello.generation, hello.peer_address)
@@ -569,7 +573,9 @@ class StreamReader:
         return self.connection
 
     def _check_current(self, connection: Connection) -> None:
-        """Raise Malformed or end the stream if it is not the worker's current, admitted stream."""
+        """Raise Malformed or end the stream if the worker is not admitted, or has a newer
+        stream.
+        """
         if not connection.welcomed:
             raise Malformed("the client sent a message before the PS had accepted its Hello")
         if self.server.connections.workers.get(connection.id) is not connection:
@@ -591,15 +597,15 @@ class StreamReader:
         self.stream.send((framing.frame(pb.ToClient(refusal=refusal)),), counted=False)
 
     def _reject_stream(self, why: str, refusal: tuple[int, str]) -> None:
-        """Send the client a refusal and end the client's stream. The port's guard counts the
-        refusal under the name `why`.
+        """Send the client a refusal and end the client's stream. The connection guard of the port
+        counts the refusal under the name `why`.
         """
         self._refuse(*refusal)
         self.server.guard.record_refusal(why, self.stream.peer, refusal[1])
         raise _EndOfStream
 
     def forget(self) -> None:
-        """Notify the server that this client's stream has ended; called once, after the last
+        """Notify the server that this client's stream has ended; called once, after its last
         frame.
         """
         connection = self.connection

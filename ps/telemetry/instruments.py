@@ -1,4 +1,4 @@
-"""Instruments (metrics) of one shard for monitoring; they describe the shard, not the whole run."""
+"""Prometheus metrics of one parameter server shard, which describe the shard, not the whole run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ShardInstruments:
         return metrics_server.open_port(run, node, self.collect)
 
     def collect(self) -> list[Instrument]:
-        """Return fresh metrics, or the last collected metrics if the shard's writer thread is
+        """Return new metrics, or the last collected metrics if the shard's writer thread is
         busy.
         """
         with self._lock:

@@ -29,7 +29,7 @@ _LONGEST_STATUS = MAX_MESSAGE_BYTES - 1024
 
 @dataclasses.dataclass(frozen=True)
 class StatusSources:
-    """Functions that return those counters of a shard that the shard's core does not have.
+    """Functions that return counters of a shard that are stored outside the shard's state machine.
 
     Attributes:
         refused_peers: Function that returns reason -> number of clients that were refused or
@@ -60,7 +60,7 @@ class StatusReporter:
         received: Callable[[], DatagramCounts | None] = lambda: None,
         sources: StatusSources | None = None,
     ) -> None:
-        """Store the functions and objects that the status documents are made from.
+        """Store the functions and objects from which status documents are computed.
 
         For each status document, the writer thread reads the current values of the counters.
         """
@@ -69,7 +69,7 @@ class StatusReporter:
         self._ledger = PrivacyLedger(run.method.privacy, run.dp_delta)
 
     def begin_phase(self, spec: ModelSpec) -> None:
-        """Report the model `spec` in all later status documents."""
+        """Report the variables and shapes in `spec` as the model in all later status documents."""
         self._spec = spec
 
     def about(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class StatusReporter:
         return {worker: self._state(worker, worker in waits) for worker in core.known_workers()}
 
     def guards(self) -> dict[str, Any]:
-        """Return the pushes that limits rejected on all shards, and the workers in quarantine."""
+        """Return the pushes that all shards refused as too large, and the workers in quarantine."""
         block = self._core.guard_summary()
         if not block:
             return {}
@@ -187,7 +187,9 @@ class StatusReporter:
         return self._ledger.block(most + self._lost_updates())
 
     def _policies(self, workers: list[run_status.WorkerMetrics]) -> dict[str, Any]:
-        """Return the parts of the run's status that only runs with certain policies have."""
+        """Return entries of the run's status that exist only for some synchronization or codec
+        policies.
+        """
         summary = self._core.summary()
         weighting, down = summary.pop("weighting"), summary.pop("down")
         return {
@@ -204,7 +206,7 @@ class StatusReporter:
         }
 
     def _composition(self) -> dict[str, str]:
-        """Return the chosen policies of the training method, by part, as in the run's summary."""
+        """Return kind of policy (for example "codec") -> chosen policy, as in the run's summary."""
         method = self._run.method
         return {**method.choices, "collective": method.collective}
 
@@ -288,7 +290,7 @@ class StatusReporter:
         return {"refused_peers": dict(total)} if total else {}
 
     def _lost_updates(self) -> int:
-        """Return the number of lost updates summed over all shards, which count separately."""
+        """Return the number of updates lost in crashes, summed over all shards of the run."""
         lost = {"lost_updates": self._core.counters.lost_updates}
         return self._totals("membership", lost)["lost_updates"]
 

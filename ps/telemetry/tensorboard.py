@@ -22,7 +22,7 @@ _INTERVAL_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class _Reading:
-    """Values of a PS shard's counters at one time."""
+    """Values of a parameter server shard's counters at one time."""
 
     at: float  # time at which the counters were read, in seconds of the monotonic clock
     version: int
@@ -113,7 +113,7 @@ class PsScalars:
 def _of_datagrams(
     before: ReassemblyCounters | None, now: ReassemblyCounters | None
 ) -> dict[str, float | None]:
-    """Return mean datagram counts per push since `before`, and the number of lost datagrams."""
+    """Return mean datagram counts per push since the reading `before`, and the lost datagrams."""
     if before is None or now is None:
         return {}
     new = now.minus(before)

@@ -42,7 +42,7 @@ class WholeShard:
     """All weights of a shard as a read-only array, sent to one worker without coding."""
 
     def __init__(self, weights: FrozenArray, layout: ShardLayout) -> None:
-        """Store the array `weights` of the shard, which no other object reads."""
+        """Store the array `weights` of the shard, which only this object reads."""
         self._weights, self._layout = weights, layout
 
     def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
@@ -77,7 +77,7 @@ def coded_update(
         update: Update of the weights in the reply to a worker.
         layout: Layout of the shard: the slices of the model that the shard holds.
         shared: Python `id` of an update -> object that writes that update. Replies with the same
-            update share one such object.
+            update share one object that writes it.
     """
     if isinstance(update, RelayedRounds):
         return PassedOn(update)
@@ -98,14 +98,14 @@ def reply_frames(
     chunk_bytes: int | Callable[[], int],
     reception: pb.DatagramOutcome | None = None,
 ) -> Iterable[Frame]:
-    """Return the wire frames of one reply to a worker. The thread that sends to a worker calls this
-    function to code the reply.
+    """Return the wire frames of one reply to a worker. The thread that sends to a worker calls
+    `reply_frames` to encode the reply.
 
     Args:
         reply: Reply that the core returned as an action.
         generation: Generation of the shard (number of restarts).
-        members: Workers that sum together in the next round, if workers sum among themselves; else
-            empty.
+        members: Workers that all-reduce gradients in the next round; empty if the workers do not
+            all-reduce gradients.
         update: Object that writes the reply's update into the wire message.
         chooser: Object that chooses the coding of indices for the worker's stream.
         chunk_bytes: Size of the largest frame for the worker's link, in bytes, or a function that
