@@ -5,6 +5,6 @@ The files `thinwire.proto` and `peers.proto` define the messages between nodes. 
 compares protocol versions. The package `grpc` sends frames over one gRPC stream for each pair of
 client and shard. The package `bulk` sends frames over a TCP connection in addition to a client's
 gRPC stream. The package `udp` sends datagrams, `security` authenticates nodes, `emulation` models
-links, and `metrics_server` serves Prometheus. The packages `proto.grpc` and `proto.udp` re-export
-their public names.
+links, and `metrics_server` serves Prometheus. The packages `proto.grpc` and `proto.udp` export the
+public names of their modules.
 """

@@ -1,8 +1,8 @@
 """Cuts messages into frames of at most 1 MiB, and reassembles messages from frames.
 
 A frame is exactly the protobuf bytes of one envelope: ToServer, ToClient, ToPeer or FromPeer.
-The module `framing` encodes and decodes frames with payload bytes itself, because protobuf's
-runtime would copy the payload bytes once more on each side.
+The module `framing` encodes and decodes frames with payload bytes without protobuf's runtime, which
+would copy the payload bytes once more on each side.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ Message = TypeVar("Message", pb.ToServer, pb.ToClient, peers.ToPeer, peers.FromP
 
 
 class Malformed(Exception):
-    """Error: the received bytes are not a message, or not one that the receiver allows now."""
+    """Error: the received bytes are not a message, or are a message that the receiver must
+    refuse.
+    """
 
 
 class Chunk:
@@ -114,9 +116,9 @@ def frame(message: Envelope) -> bytes:
 def chunk_bytes_for(link: Link) -> int:
     """Return how many payload bytes a chunk should carry over a link.
 
-    The receiver of a payload notices progress only after a whole chunk. A chunk of a payload
-    therefore has the size that passes the link in half a second, much less than a lease, but at
-    least 16 KiB.
+    The receiver of a payload notices progress only after a whole chunk (piece of the payload) has
+    arrived. A chunk of a payload therefore has the size that passes the link in half a second, much
+    less than a lease, but at least 16 KiB.
     """
     if link.mbps <= 0:
         return MAX_CHUNK_BYTES
@@ -229,7 +231,7 @@ class MessageAssembler(Generic[Message]):
         self._filled = 0
 
     def feed(self, data: bytes | Arriving) -> tuple[Message, memoryview] | None:
-        """Process one frame of the stream, or the received part of a payload piece.
+        """Process one received frame of a gRPC stream, or the received part of a payload piece.
 
         Returns:
             (message, payload), or None while chunks are missing. The payload is empty if the

@@ -42,8 +42,9 @@ class ScalarWriter(Protocol):
 class MetricsLog:
     """Appends evaluations and statuses of a run to ``metrics.jsonl`` and to TensorBoard.
 
-    ``metrics.jsonl`` has one JSON object per line. Every line of ``metrics.jsonl`` has the key
-    ``kind``: ``eval`` (an Evaluation), ``status`` (a RunStatus) or an event's name.
+    ``metrics.jsonl`` has one JSON object per line. Every JSON object in ``metrics.jsonl`` has the
+    key ``kind``, whose value is ``eval`` (an Evaluation), ``status`` (a RunStatus) or an event's
+    name.
 
     Args:
         run_dir: Directory of the run, created if it is missing.
@@ -52,7 +53,8 @@ class MetricsLog:
         scalars: Writer that replaces the TensorBoard writer, for tests; None for TensorBoard.
 
     Raises:
-        ConfigurationError: On resume, the file contains evaluations in another format.
+        ConfigurationError: The file ``metrics.jsonl`` of the resumed run contains evaluations in
+            another format.
     """
 
     def __init__(
@@ -76,20 +78,20 @@ class MetricsLog:
         self._previous: RunStatus | None = None
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
-        """Write an evaluation of the central model to the records."""
+        """Write an evaluation of the central model to metrics.jsonl and TensorBoard."""
         self.evaluations.append(evaluation)
         self._append({"kind": EVALUATION_KIND, **evaluation.to_dict()})
         values = {f"eval/{name}": value for name, value in evaluation.metrics.items()}
         self._scalars.write(values, evaluation.version)
 
     def add_status(self, status: RunStatus) -> None:
-        """Write a status of the run to the records."""
+        """Write a status of the run to metrics.jsonl and TensorBoard."""
         self._append({"kind": STATUS_KIND, **status.to_dict()})
         self._scalars.write(status_scalars(status, self._previous), status.version)
         self._previous = status
 
     def close(self) -> None:
-        """Close the files of the records; the method may be called twice."""
+        """Close the files of metrics and measured rounds; the method may be called twice."""
         if not self._file.closed:
             with naming(self._path):
                 self._file.close()
@@ -115,7 +117,8 @@ def status_scalars(status: RunStatus, previous: RunStatus | None) -> dict[str, f
     Args:
         status: Status of the run to write.
         previous: Status written before ``status``; None if ``status`` is the run's first status.
-            The ``sync/`` values cover the time between the two statuses.
+            The ``sync/`` values among the TensorBoard scalars cover the time between the two
+            statuses.
     """
     pushes, wait_seconds = status.pushes, _wait_seconds(status)
     delays, weighted = status.staleness.total, status.staleness.mean * status.staleness.total
@@ -161,7 +164,7 @@ def read_lines(path: pathlib.Path) -> tuple[list[dict[str, Any]], int]:
     writer leaves an incomplete last line.
 
     Raises:
-        OSError: The file of metrics or rounds cannot be read.
+        OSError: The file with metrics or measured rounds cannot be read.
     """
     documents: list[dict[str, Any]] = []
     num_bytes = 0
@@ -210,8 +213,8 @@ class RoundsLog:
     """Appends the measured rounds (timings of training rounds) of all workers to files.
 
     Within one incarnation (process) of a worker, rounds are numbered in ascending order. A measured
-    round whose number is not above the worker's last written number was written before and is
-    skipped.
+    round whose number is not above the number of the worker's last written round was written before
+    and is skipped.
 
     Args:
         run_dir: Directory of the run; files are created when the first round arrives.
@@ -247,7 +250,7 @@ class RoundsLog:
                 self._files[worker].flush()
 
     def close(self) -> None:
-        """Close the files of the records; the method may be called twice."""
+        """Close the files of metrics and measured rounds; the method may be called twice."""
         for worker, file in self._files.items():
             with naming(rounds_of(self._run_dir, worker)):
                 file.close()
@@ -273,7 +276,7 @@ def read_rounds(path: pathlib.Path) -> list[Round]:
     """Return the measured rounds in one worker's file; skip an incomplete last line.
 
     Raises:
-        OSError: The file of metrics or rounds cannot be read.
+        OSError: The file with metrics or measured rounds cannot be read.
         ValueError: A line is not a measured round in the format of this version.
     """
     lines, _ = read_lines(path)

@@ -105,7 +105,8 @@ def random_box(height: int, width: int, draws: Sequence[float]) -> Box:
     Args:
         height: Height of the image in pixels.
         width: Width of the image in pixels.
-        draws: At least WIDTH - 1 uniform random numbers in [0, 1), which determine the crop.
+        draws: At least WIDTH - 1 uniform random numbers in [0, 1), which determine the crop of the
+            image.
     """
     for attempt in range(_ATTEMPTS):
         area, ratio, row, column = draws[4 * attempt : 4 * attempt + 4]
@@ -120,12 +121,12 @@ def random_box(height: int, width: int, draws: Sequence[float]) -> Box:
 
 
 def is_mirrored(draws: Sequence[float]) -> bool:
-    """Return True if an image's random numbers request to mirror it; probability 1/2."""
+    """Return True if the random numbers of an image mean to mirror it, with probability 1/2."""
     return draws[WIDTH - 1] < 0.5
 
 
 class Decoded(Lazy):
-    """Images of files that are read and decoded only when they are indexed.
+    """Images in files, which are read and decoded only when they are indexed.
 
     Args:
         source: Object that reads the encoded images.
@@ -233,8 +234,8 @@ class Decoded(Lazy):
         return self._source.read(int(self._chosen[position]))
 
     def _explained(self, batches: list[NDArray[np.int64]], error: Exception) -> Exception:
-        """Return an error that names a batch's first damaged image; decode images one by one to
-        find it.
+        """Decode a batch's images one by one; return an error that names the first damaged
+        image.
         """
         import tensorflow as tf
 
@@ -253,9 +254,7 @@ class Decoded(Lazy):
 
 
 class _Ahead:
-    """Decodes the batches of a cursor ahead of training; restarts if the cursor's position
-    jumps.
-    """
+    """Decodes a cursor's batches ahead of training; begins again if the cursor's position jumps."""
 
     def __init__(self, images: Decoded, cursor: Cursor) -> None:
         self._images, self._cursor = images, cursor
@@ -279,8 +278,8 @@ class _Ahead:
 def _batches(
     chosen: NDArray[np.int64], place: int, ahead: Cursor
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield a cursor's batches from ``chosen`` on, each with the number of examples before the
-    batch.
+    """Yield the image positions (in ``chosen``) of each batch of a cursor, and the number of
+    earlier examples.
     """
     while True:
         yield chosen, place
@@ -337,7 +336,9 @@ def _cropped(encoded: Any, box: Any, mirrored: Any, size: int) -> Any:
 
 
 def _middle(encoded: Any, size: int) -> Any:
-    """Resize an image's shorter side to size * 256/224; crop the middle: float32 in 0..255."""
+    """Resize an image's shorter side to size * 256/224 and crop the middle; pixels are float32 in
+    0..255.
+    """
     import tensorflow as tf
 
     image = tf.io.decode_image(encoded, DEPTH, expand_animations=False)

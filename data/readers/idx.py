@@ -28,14 +28,14 @@ def read(path: Path, ranks: tuple[int, ...]) -> NDArray[np.uint8]:
 
     Args:
         path: Path of the IDX file, which is decompressed if the name ends in ``.gz``.
-        ranks: Accepted numbers of dimensions: (1,) for labels, (3, 4) for images.
+        ranks: Accepted numbers of dimensions of the array: (1,) for labels, (3, 4) for images.
 
     Returns:
         A writable uint8 array with the shape of the header.
 
     Raises:
         ConfigurationError: The IDX file is missing, unreadable, truncated, too long, or has another
-            magic number. The message names the file, the fault and the expected content.
+            magic number. The error's text names the file, the fault and the expected content.
     """
     try:
         with _open(path) as stream:

@@ -1,7 +1,7 @@
 """Reader of ImageNet (ILSVRC 2012) and data sets of the same layout: class folders or TFRecords.
 
 - Folders: ``train/n01440764/*.JPEG`` and ``val/n01440764/*.JPEG``, one folder per class. The sorted
-  names of the class folders define the numbers of the classes.
+  names of ImageNet's class folders define the numbers of the classes.
 - TFRecords: ``train-00000-of-01024`` ... and ``validation-00000-of-00128`` ..., in the folder or in
   ``train/`` and ``validation/``, with the features ``image/encoded`` and ``image/class/label``.
   The labels in the TFRecords count from 0 or from 1; the usual build scripts of ImageNet count from
@@ -40,8 +40,8 @@ class EncodedImages(Protocol):
 
     Attributes:
         labels: Class of each image, [N] int32.
-        file_offsets: Number of the first image of each file, then N, [files + 1] int64. None if
-            each image is a separate file.
+        file_offsets: Index of the first image of each file, then the number N of images, [files +
+            1] int64. The offsets are None if each image is a separate file.
     """
 
     labels: NDArray[np.int32]
@@ -89,7 +89,7 @@ def find(data_dir: str | None, part: str, nb_classes: int) -> EncodedImages:
 
 
 class ImageFolders:
-    """Encoded images of the training or test part, with one folder for each class."""
+    """Encoded images of ImageNet's training or test part, with one folder for each class."""
 
     file_offsets: NDArray[np.int64] | None = None
 
@@ -122,7 +122,7 @@ class ImageFolders:
 
 
 class ImageRecords:
-    """Encoded images of the training or test part, stored in TFRecord files."""
+    """Encoded images of ImageNet's training or test part, stored in TFRecord files."""
 
     def __init__(self, files: Sequence[Path], first_label: int) -> None:
         self._files = files

@@ -1,4 +1,4 @@
-"""An index of the images and labels in TFRecord files of tf.train.Example.
+"""An index of the images and labels in TFRecord files whose records are tf.train.Examples.
 
 A worker reads single images from TFRecord files in its own order, but tf.data reads a file only
 from the start. The module `tfrecords` therefore scans the TFRecord files once to build an index.
@@ -54,7 +54,7 @@ class RecordIndex:
 
 
 class _InvalidTfRecord(ValueError):
-    """Error: a file has bytes that are not a valid TFRecord."""
+    """Error: a TFRecord file contains bytes that are not a valid record."""
 
 
 def files_of(folders: Sequence[Path], parts: Sequence[str]) -> list[Path]:
@@ -63,7 +63,8 @@ def files_of(folders: Sequence[Path], parts: Sequence[str]) -> list[Path]:
 
     Args:
         folders: Folders to search for the files, in this order.
-        parts: Possible names of the part, for example ("val", "validation").
+        parts: Possible names of the training or test part in file names, for example ("val",
+            "validation").
 
     Returns:
         Paths in the order of the file numbers; empty if no folder holds a file of the part.
@@ -134,7 +135,7 @@ def _scan(path: Path) -> NDArray[np.int64]:
 
 @contextlib.contextmanager
 def _explained(path: Path, done: Sized) -> Iterator[None]:
-    """Add the file and the record number to errors; ``done`` has one entry per record read so
+    """Add the file and the record number to errors; ``done`` has one entry per TFRecord read so
     far.
     """
     import tensorflow as tf
@@ -193,9 +194,9 @@ def _image_and_label(record: bytes) -> tuple[bytes, int]:
 def _place(image: bytes, record: bytes) -> int:
     """Return the offset of an encoded image in its TFRecord, in bytes.
 
-    The function searches the record for the first 64 bytes of the image, because a search for the
-    whole image takes as long as reading the record. If the first match of 64 bytes is not the
-    image, the function searches the record for the whole image.
+    `_place` searches the record for the first 64 bytes of the image, because a search for the whole
+    image takes as long as reading the record. If the first match of 64 bytes is not the image,
+    `_place` searches the record for the whole image.
     """
     place = record.index(image[:_HEAD_BYTES])
     return place if record.startswith(image, place) else record.index(image)

@@ -1,9 +1,9 @@
-"""Handshake of a bulk (TCP) connection: client and shard prove to be the ends of a gRPC stream.
+"""How client and shard prove on a bulk (TCP) connection that they are the ends of a gRPC stream.
 
-A client begins the handshake with the attempt's number from the offer in the shard's Welcome
-message. After the attempt's number, TLS starts on the bulk connection if the run uses TLS. On the
-bulk connection, client and shard then prove to each other that they have the run's token, and the
-key that the gRPC stream carried.
+A client begins a bulk connection's handshake with the secret number of its attempt, which the offer
+in the shard's Welcome message determines. After the attempt's number, TLS starts on the bulk
+connection if the run uses TLS. On the bulk connection, client and shard then prove to each other
+that they have the run's token, and the key that the gRPC stream carried.
 
 `Handshake` is the state machine of one end (client or shard) after the client has sent the
 attempt's number. `Handshake` uses no socket and no clock: callers pass all bytes in and out.
@@ -11,11 +11,11 @@ Without sockets in `Handshake`, a shard can run all handshakes in one thread, wi
 each whole handshake, and tests reach every state. The function `connect` runs the client's end of
 the handshake over a socket.
 
-The secret number of an attempt to open a bulk connection is valid once. Every attempt of a client
-to open a bulk connection has a different number. If the run does not use TLS, only the number of a
-client's first attempt is sent in clear before its use. An eavesdropper on one connection attempt
-can neither compute the number of the next attempt nor repeat a proof, because a proof is valid for
-one number only.
+The secret number of an attempt to open a bulk connection is valid for one connection only. Every
+attempt of a client to open a bulk connection has a different number. If the run does not use TLS,
+the Welcome message contains the number of the client's first connection attempt in clear, but not
+the numbers of later attempts. An eavesdropper on one connection attempt can neither compute the
+number of the next attempt nor repeat a proof, because a proof is valid for one number only.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Handshake:
     after the gRPC stream has taken over the bulk connection.
 
     Attributes:
-        state: Current state of this end's handshake.
+        state: Current state of the handshake at this end (client or shard).
 
     Args:
         number: Secret number of 16 bytes that identifies this connection attempt.
@@ -127,8 +127,7 @@ class Handshake:
         return _READ_BYTES if self._records else PROOF_BYTES - len(self._arrived)
 
     def begin(self) -> bytes:
-        """Return the first bytes of the handshake to send to the peer; empty if this end waits
-        first.
+        """Return the handshake's first bytes for the peer; empty if the peer must send bytes first.
 
         Raises:
             ssl.SSLError: The TLS handshake of the connection fails.

@@ -5,15 +5,16 @@ open. One thread of the shard accepts bulk connections and runs all their handsh
 A bulk connection therefore occupies no thread of its own before it carries frames.
 
 Theory of operation. A bulk connection is a stranger (not related to any client) until it has sent
-the secret number of an open offer. Strangers cannot guess the number of an offer, which has 16
-random bytes. At most 64 strangers (connections that have not sent an offer's number) stay open
-together. A new connection to the bulk port is always accepted. If too many strangers are connected,
-the shard closes the oldest connection of the address with the most connections (`FairPlaces`). An
-honest client sends the offer's number in its first packet and is a stranger only for an instant, so
-waiting strangers cannot keep an honest client out. After it has sent an offer's number, a bulk
-connection belongs to the gRPC stream of that offer. A gRPC stream has at most one bulk connection
-whose client has not proven its identity. The client's next attempt, or the end of the stream,
-closes that connection.
+the secret number of an open offer. A stranger (connection of an unknown client) cannot guess the
+number of an offer, which has 16 random bytes. At most 64 strangers (connections that have not sent
+an offer's number) stay open together. A shard always accepts a new connection to its bulk (TCP)
+port. If too many strangers are connected, the shard closes the oldest connection of the address
+with the most connections (`FairPlaces`). An honest client sends the offer's number in its first
+packet and is a stranger only for an instant, so waiting strangers cannot keep an honest client out.
+After it has sent an offer's number, a bulk connection belongs to the gRPC stream of that offer. A
+gRPC stream has at most one bulk connection whose client has not proven its identity. The client's
+next attempt, or the end of its gRPC stream, closes a bulk connection whose client has not proven
+its identity.
 
 On every bulk connection, the client must prove its identity within a time limit from the acceptance
 of the connection. Single bytes that a client sends do not extend the deadline of its handshake.
@@ -184,7 +185,7 @@ class BulkListener:
                 self._awaken()
 
     def stop(self) -> None:
-        """Stop accepting bulk connections, and end every handshake."""
+        """Stop accepting bulk connections, and end all handshakes of bulk connections."""
         with self._lock:
             self._stopped = True
             thread, wake, self._wake = self._thread, self._wake, None
@@ -408,7 +409,9 @@ class _Halves:
         return half in self._all
 
     def add(self, half: _Half, address: str, now: float) -> None:
-        """Add a new connection; close another new connection if there are too many."""
+        """Add a new bulk connection; if too many have not sent an offer's number, close one of
+        them.
+        """
         self._all[half] = None
         self._selector.register(half.socket, selectors.EVENT_READ, half)
         for displaced in self._strangers.take(half, address, now, MOST_STRANGERS):
@@ -424,12 +427,14 @@ class _Halves:
         half.offer, offer.connection = offer, half
 
     def watch(self, half: _Half) -> None:
-        """Watch the connection for writing while it has unsent bytes, else for reading."""
+        """Wait until the connection can be written if it has unsent bytes, else until it can be
+        read.
+        """
         event = selectors.EVENT_WRITE if half.unsent else selectors.EVENT_READ
         self._selector.modify(half.socket, event, half)
 
     def late(self, now: float) -> list[_Half]:
-        """Return the connections past their deadline, and connections whose gRPC stream has
+        """Return the bulk connections past their deadline, and those whose gRPC stream has
         ended.
         """
         return [

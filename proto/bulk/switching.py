@@ -88,7 +88,7 @@ class SwitchState(enum.Enum):
 
 
 class SwitchEvent(enum.Enum):
-    """Event that changes the `SwitchState` of a client's stream."""
+    """Event that changes the `SwitchState` of a client's gRPC stream."""
 
     CONNECTED = "connected"
     TURNED_AWAY = "turned away"
@@ -131,7 +131,7 @@ class ClientSwitch:
 
     Attributes:
         state: Current state of the client's stream on its move to a bulk connection.
-        attempt: Index of the running or next connection attempt, from 0.
+        attempt: Index of the running or next attempt to open a bulk connection, from 0.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class ClientSwitch:
         self._pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
 
     def on(self, event: SwitchEvent) -> None:
-        """Change the state of the client's stream by one event."""
+        """Change the `SwitchState` of the client's gRPC stream by one event."""
         if (self.state, event) not in SWITCH_TRANSITIONS:
             raise RuntimeError(
                 f"the event {event.name} is not allowed in state {self.state.name} of the switch "
@@ -324,7 +324,7 @@ class PathState(enum.Enum):
 
 
 class PathEvent(enum.Enum):
-    """Event that changes the `PathState` of a shard's stream."""
+    """Event that changes the `PathState` of a gRPC stream at the shard."""
 
     OFFERED = "offered"
     ATTACHED = "attached"
@@ -346,7 +346,8 @@ PATH_TRANSITIONS: dict[tuple[PathState, PathEvent], PathState] = {
 
 
 class ServerPath:
-    """State machine of the path of one stream's messages at the shard. Thread-safe.
+    """State machine of a shard that decides whether a stream's messages use gRPC or a bulk
+    connection. Thread-safe.
 
     An event of a stream that is not legal in the stream's current state is ignored. Two examples of
     events that are not legal: a client's bulk connection becomes ready just after its stream has

@@ -1,9 +1,10 @@
 """A model of one direction of an emulated link with classes of service.
 
-The model of the link has no threads and runs on the caller's clock. Urgent packets overtake other
-packets on the link, so the arrival time of a message is unknown when the message is sent. The
-caller therefore first puts messages on the emulated link and then advances the time. `PriorityLink`
-is the model of the link, and consists of `ClassQueue`, `Background` and `draw_fates`.
+The model of the emulated link has no threads and runs on the caller's clock. Urgent packets
+overtake other packets on the link, so the arrival time of a message is unknown when the message is
+sent. The caller therefore first puts messages on the emulated link and then advances the time.
+`PriorityLink` is the model of the emulated link; it uses `ClassQueue`, `Background` and
+`draw_fates`.
 """
 
 from __future__ import annotations
@@ -144,7 +145,9 @@ class ClassQueue:
             self.counts.bytes_on_wire += num_bytes
 
     def finished(self, job: Transmission) -> None:
-        """Remove a message or datagrams that have passed the link; queue the next message."""
+        """Remove a message or datagrams that have passed the link; queue the next reliable
+        message.
+        """
         self.num_own -= job.own
         if job.reliable:
             self.has_message = bool(self.stream)
@@ -198,8 +201,8 @@ class Background:
             self._begun_at = self.next_at = now
 
     def skip(self, until: float) -> None:
-        """Let background bursts before the time `until` pass an idle link, except the last
-        burst.
+        """Skip bursts of background traffic on an idle link before the time `until`, except the
+        last.
         """
         if self._begun_at is None:
             return
@@ -273,15 +276,15 @@ class PriorityLink:
 
     The emulated link serves the most urgent class that has packets, so that an urgent packet waits
     for at most one less urgent packet. Each class of service has a queue of ``link.queue_kb`` on
-    the emulated link. A datagram that does not fit into the queue is dropped. Messages of the
-    reliable stream wait outside the queue of their class. The queue of a class holds one reliable
-    message at a time. A reliable message moves to the end of its queue after each 64 KB if other
-    traffic waits. A lost segment of a message is sent again one round trip later and delays all
-    later messages, as in `LinkModel`. With messages of a single class only, the models
-    `PriorityLink` and `LinkModel` are equal. The emulated link loses, delays (by one link delay, at
-    least 10 ms) or duplicates datagrams with the link's probabilities. Background traffic arrives
-    at the emulated link at a constant rate and waits in the queue of its class, in order of
-    arrival.
+    the emulated link. A datagram that does not fit into its class's queue on the emulated link is
+    dropped. Messages of the reliable stream wait outside the queue of their class. The queue of a
+    class holds one reliable message at a time. A reliable message moves to the end of its queue
+    after each 64 KB if other traffic waits. A lost segment of a message is sent again one round
+    trip later and delays all later messages, as in `LinkModel`. With messages of a single class of
+    service only, `PriorityLink` and `LinkModel` compute equal times. The emulated link loses,
+    delays (by one link delay, at least 10 ms) or duplicates datagrams with the link's
+    probabilities. Background traffic arrives at the emulated link at a constant rate and waits in
+    the queue of its class, in order of arrival.
 
     All random numbers of a message are drawn when the caller puts it on the emulated link, and
     every event on the link has an exact time. The arrival times on the emulated link therefore do
@@ -345,7 +348,7 @@ class PriorityLink:
             now: Current time on the caller's clock, in seconds.
             priority: Class of service, 0 (most urgent) to 7.
             num_bytes: Size of the message with framing, in bytes.
-            item: Any object; the message's `PacketArrival` contains it.
+            item: Any object, which the `PacketArrival` of the message contains.
         """
         self._background.begin(now)
         now = self._come_to(now)
@@ -364,7 +367,7 @@ class PriorityLink:
             priority: Class of service, 0 (most urgent) to 7.
             size: UDP payload of one datagram, in bytes.
             count: Number of datagrams to put on the link.
-            item: Any object; every `PacketArrival` of these datagrams contains it.
+            item: Any object, which every `PacketArrival` of the datagrams contains.
 
         Returns:
             Number of datagrams that fit into the queue, counted from the first one.
@@ -465,7 +468,7 @@ class PriorityLink:
         return until
 
     def _fitting(self, priority: int, unit: int, count: int, now: float) -> int:
-        """Return how many of `count` packets fit into the queue of a class."""
+        """Return how many of `count` packets fit into the queue of a class of service."""
         if math.isinf(self._queue_bytes):
             return count
         # bounded_bytes includes the datagrams that pass the link now, but the packets among them
@@ -497,8 +500,8 @@ class PriorityLink:
         self._serve(now)
 
     def _interrupt(self, job: Transmission, now: float) -> None:
-        """Put the current message back into its queue, unless the link already sends its last
-        packet.
+        """Interrupt a message on the link and queue it again, unless its last packet is being
+        sent.
         """
         num_bytes = self._begun_bytes(job, now)
         if num_bytes < self._turn_bytes:

@@ -158,7 +158,9 @@ class RunningLink:
 
 
 class _Ticket:
-    """Event of the arrival, and number of wire bytes, of one message on the emulated link."""
+    """Event that is set when a message has passed the emulated link, and its number of wire
+    bytes.
+    """
 
     def __init__(self) -> None:
         self.arrived = threading.Event()
@@ -173,8 +175,8 @@ class PrioritySender(EmulatedSender):
     for the link's delay only once.
 
     Args:
-        link: Running emulated link that carries the streams.
-        priority: Class of service of all streams, 0 (most urgent) to 7.
+        link: Running emulated link that carries the worker's gRPC streams.
+        priority: Class of service of all gRPC streams of the worker, 0 (most urgent) to 7.
     """
 
     def __init__(self, link: RunningLink, priority: int) -> None:
@@ -191,8 +193,8 @@ class PrioritySender(EmulatedSender):
         return next(self.carry_all((num_bytes,), ready_at))
 
     def carry_all(self, sizes: Sequence[int], ready_at: float) -> Iterator[int]:
-        """Wait until messages have passed the link one after the other; yield each one's wire
-        bytes.
+        """Wait until messages have passed the link in sequence; yield the wire bytes of each
+        message.
         """
         for ticket in self._link.offer(self._priority, sizes, ready_at):
             ticket.arrived.wait()

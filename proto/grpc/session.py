@@ -86,9 +86,7 @@ class RequestRejected(Exception):
 
 
 class OfferAccepted(RequestRejected):
-    """The shard has accepted this worker's offer (its script's model) and expects a new Hello
-    message.
-    """
+    """Raised when a shard has accepted the model that a worker offers and expects a new Hello."""
 
 
 #: Function that returns the document and the payload (byte buffers in order) of an offered model.
@@ -136,12 +134,12 @@ class ClientSession:
 
     Attributes:
         address: Network address ``host:port`` of the shard.
-        arrivals: Estimator of the timeout after which a silent shard counts as lost.
+        arrivals: Estimator of the timeout in seconds after which a silent shard counts as lost.
 
     Args:
         address: Network address ``host:port`` of the shard.
-        hello: Hello message, the first message of the session, which adds its proof and its wish
-            for a bulk connection.
+        hello: Hello message, the first message of the session, which adds the client's proof and
+            its request for a bulk connection.
         max_payload_bytes: Maximum payload of a reply, in bytes. A larger reply is rejected before
             memory is allocated.
         link: The worker's emulated uplink; None to send frames without an emulated link.
@@ -259,7 +257,7 @@ class ClientSession:
 
         Args:
             leader: ``host:port`` of shard 0.
-            given_up: Function that returns True if the caller no longer wants the address.
+            given_up: Function that returns True if the caller no longer needs the shard's address.
         """
         own_hello = self._hello
         hello = pb.Hello(
@@ -316,11 +314,15 @@ class ClientSession:
         self._stream.send(parts, counted=False)
 
     def send_control(self, message: pb.ToServer, counted: bool = False) -> None:
-        """Queue a message without payload; if `counted`, its bytes count as training traffic."""
+        """Queue a message without payload to the shard; if `counted`, count its bytes as training
+        traffic.
+        """
         self._stream.send((frame(message),), counted)
 
     def send(self, message: pb.ToServer, pieces: Sequence[BytesLike]) -> None:
-        """Queue a push with its payload; the payload's `pieces` must not change until the reply."""
+        """Queue a push with its payload; the payload's `pieces` must not change before the shard
+        replies.
+        """
         self._stream.send(frames(message, pieces, self._chunk_bytes))
 
     def receive(self, progress_seconds: float) -> tuple[pb.ToClient, memoryview]:
@@ -395,7 +397,8 @@ class ClientSession:
                 return complete
 
     def _feed_frame(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
-        """Receive one frame; return the completed message, or None if parts of it are missing.
+        """Receive one frame; return the completed message, or None if parts of the message are
+        missing.
 
         Raises:
             NoProgress: No byte arrived from the shard within the time limit.
@@ -423,8 +426,8 @@ class Dialler:
         name: Name of the shard, for log lines and errors.
         make: Function that returns a new session with the shard, which is not open yet.
         closing: Event that is set when the client must stop.
-        transient: Rejection reasons after which the client sends a Hello again. A rejection with a
-            retry time also leads to another Hello.
+        transient: Rejection reasons after which the client sends a Hello again. After a rejection
+            with a retry time, the client always sends a Hello again.
         leader: ``host:port`` of shard 0, which knows the present addresses of restarted shards;
             empty if the address of shard 0 is not known.
     """

@@ -36,13 +36,13 @@ class GuardedStream(Protocol):
     peer: str
 
     def close(self) -> None:
-        """End the stream of the client."""
+        """End the gRPC stream of the client."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits on the client streams of a listening node, far above the use of honest clients. The
-    node ends or rejects client streams beyond the limits.
+    """Limits on the client streams of a listening node, far above what honest clients need. A
+    listening node ends or rejects client streams that exceed its limits.
     """
 
     #: Longest time in seconds from the opening of a stream to the client's Hello, which clients
@@ -228,7 +228,9 @@ class ConnectionGuard:
             stream.close()
 
     def _full(self, address: str) -> tuple[str, str] | None:
-        """Return the refusal (reason, text) of a new stream from an address; None if accepted."""
+        """Return why a new stream from an address is refused, as (reason, text); None if
+        accepted.
+        """
         most, most_of_one = self.limits.streams, self.limits.streams_per_address
         if most is not None and len(self._inside) >= most:
             return "no_room", f"all {most} streams of this node are taken"

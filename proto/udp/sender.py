@@ -184,7 +184,8 @@ class UdpSender:
     the rate by one burst of 1 ms at most, so that datagrams are never sent faster than the rate for
     more than about 5 ms.
 
-    The caller must not overwrite a batch's buffer before the batch is sent or dropped.
+    The caller must not overwrite the buffer of a batch of datagrams before the batch is sent or
+    dropped.
 
     Attributes:
         failure: Exception that ended the sending thread. None while the thread works.

@@ -1,4 +1,4 @@
-"""UDP sockets with the options for datagrams; no option needs privileges.
+"""UDP sockets for a worker's datagrams, with socket options that need no privileges.
 
 Some options of UDP sockets exist only on Linux. On systems other than Linux, datagrams are sent one
 by one, without a priority in the local queue, and IP may fragment the datagrams.
@@ -34,7 +34,7 @@ def tos(scheme: str, channel: int, channels: int) -> int | None:
     """Return the TOS byte (IPv6: traffic class) of a channel's packets.
 
     - ``cs``: the stream gets class CS ``channels``, and channel i gets CS ``channels - i``, so that
-      the last channel is best effort.
+      the last channel is best effort (CS0).
     - ``compact``: the stream gets CS5, and channel i gets CS ``max(0, 5 - ceil(5 i / channels))``.
       The scheme ``compact`` avoids the classes of network control.
     - ``off``: the result is None, and packets are not marked.
@@ -85,8 +85,9 @@ def queue_priority(channel: int, channels: int) -> int:
 
     Linux maps every class of service to priority 0, so classes of service alone reorder nothing on
     the sending host. The default queues of Linux (pfifo_fast, prio) send priority 0, which the
-    reliable stream has, before priorities 1, 2 and 3. Only queues that sort by number distinguish
-    the priorities 1, 2 and 3. A process needs no privileges to set these queue priorities.
+    reliable stream has, before priorities 1, 2 and 3. Only queues of Linux that sort packets by
+    priority number distinguish the priorities 1, 2 and 3. A process needs no privileges to set the
+    queue priorities 1, 2 and 3.
     """
     return _NUM_QUEUE_PRIORITIES - _NUM_QUEUE_PRIORITIES * (channel - 1) // channels
 
@@ -202,7 +203,8 @@ def connect(host: str, ports: Sequence[int], scheme: str) -> list[socket.socket]
     """Return a connected non-blocking UDP socket for each channel, with class of service set and
     without fragmentation.
 
-    A socket option that the system rejects is not an error: one warning lists all rejected options.
+    A UDP socket option that the system rejects is not an error: one warning lists all rejected
+    options.
 
     Args:
         host: Host name or address of the shard.

@@ -2,7 +2,7 @@
 
 The functions `run_page` and `comparison_page` make whole report pages. The functions `table` and
 `figures` make HTML tables with formatted and escaped values. The function `tables` makes the HTML
-tables of a run's datagram counts.
+tables of a run's UDP datagram counts.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def is_number(value: Any) -> bool:
 
 
 def _shown(write: Callable[[float], str]) -> Callable[[Any], str]:
-    """Return a formatter that applies a given formatter to numbers and shows a dash otherwise."""
+    """Return a function that formats numbers with a given formatter and other values as a dash."""
     return lambda value: write(value) if is_number(value) else ABSENT
 
 
@@ -335,7 +335,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
 
 
 def _target_tile(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the HTML tile with the run's time to its target; empty text without a target."""
+    """Return the HTML tile with the run's time to its target metric value; "" without a target."""
     target = summary.get("target")
     if not isinstance(target, dict):
         return []
@@ -426,7 +426,9 @@ def _leading(names: Iterable[str]) -> list[str]:
 
 
 def _datagram_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
-    """Return the table columns "fresh" and "fill" if a run sent datagrams; else an empty list."""
+    """Return the table columns "fresh" and "fill" (of UDP datagrams) if a run sent datagrams, else
+    [].
+    """
     if not any(map(block_of, summaries)):
         return []
     return [
