@@ -82,13 +82,14 @@ _INTERRUPTED_LINGER_SECONDS = 1.5
 
 
 class ShardInitials:
-    """The initial weights and limits of a shard's cores, for a new run and for a journal replay.
+    """The initial weights and limits of a shard's state machines, for a new run and for a journal
+    replay.
 
     Attributes:
         leads: True on shard 0, which decides about members and the end of the run.
         loss_scale: Settings of the loss scale in the worker's script; None if the script has no
             LossScaleOptimizer.
-        kernels: Implementation of the array operations that the shard cores use.
+        kernels: Implementation of the array operations that the shard's state machines use.
         bounds: Limits of the numbers that workers may report in messages, for example batch sizes.
 
     Args:
@@ -118,7 +119,7 @@ class ShardInitials:
         return WorkerAverages(self.model.statistics.copy(), num_averaged)
 
     def config(self, saved: SavedShard, start_timeout_seconds: float) -> CoreConfig:
-        """Return the settings of a shard's core that continues from the saved state.
+        """Return the settings of a shard's state machine that continues from the saved state.
 
         Args:
             saved: Saved files (checkpoints and journals) of the shard.
@@ -151,15 +152,15 @@ class ShardInitials:
 def build_core(
     initials: ShardInitials, config: CoreConfig, lease_seconds: float, is_last: bool = False
 ) -> PsCore:
-    """Return a shard's core at version 0, with a copy of the initial weights.
+    """Return a shard's state machine at version 0, with a copy of the initial weights.
 
     Args:
-        initials: Initial weights and limits of the shard's core.
-        config: Settings of the shard's core, except the training method.
+        initials: Initial weights and limits of the shard's state machine.
+        config: Settings of the shard's state machine, except the training method.
         lease_seconds: Time in seconds without a message of a worker, after which the worker is
             expelled.
-        is_last: True if no other core needs the initial weights, so that this core takes the array
-            of weights without a copy.
+        is_last: True if no other state machine needs the initial weights, so that this state
+            machine takes the array of weights without a copy.
     """
     model = initials.model
     method = model.method

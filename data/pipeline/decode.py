@@ -278,8 +278,8 @@ class _Ahead:
 def _batches(
     chosen: NDArray[np.int64], place: int, ahead: Cursor
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield the image positions (in ``chosen``) of each batch of a cursor, and the number of
-    earlier examples.
+    """Yield (image positions, number of earlier examples) of the batch ``chosen`` and of all later
+    batches of a cursor.
     """
     while True:
         yield chosen, place

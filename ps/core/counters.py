@@ -123,7 +123,7 @@ class WorkerTotals:
 
 
 class Counters:
-    """All counters of a PS shard; only the shard's core changes them."""
+    """All counters of a PS shard; only the shard's state machine changes them."""
 
     def __init__(self) -> None:
         self.staleness: collections.Counter[int] = collections.Counter()

@@ -1,4 +1,6 @@
-"""Inputs (events) and outputs (actions) of a PS shard's core, as data without sockets or clocks."""
+"""Inputs (events) and outputs (actions) of a PS shard's state machine, as data without sockets or
+clocks.
+"""
 
 from __future__ import annotations
 
@@ -228,10 +230,11 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """Event: the core raised an exception while it handled the previous event, of a worker.
+    """Event: the shard's state machine raised an exception while it handled the previous event, of
+    a worker.
 
-    After an exception, the core expels the worker that caused the event; all other workers
-    continue.
+    After an exception, the shard's state machine expels the worker that caused the event; all other
+    workers continue.
     """
 
     worker: int
@@ -243,7 +246,9 @@ class Failed:
 
     @staticmethod
     def of(event: OfWorker, error: Exception) -> Failed:
-        """Return the Failed event for an event whose handling made the core raise `error`."""
+        """Return the Failed event for an event whose handling made the shard's state machine raise
+        `error`.
+        """
         return Failed(
             event.worker,
             getattr(event, "incarnation", 0),

@@ -1,4 +1,6 @@
-"""Settings of a PS shard's core, and its record of each worker: pushes, requests, versions."""
+"""Settings of a PS shard's state machine, and its record of each worker: pushes, requests,
+versions.
+"""
 
 from __future__ import annotations
 

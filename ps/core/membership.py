@@ -1,7 +1,8 @@
 """Membership of a run's workers: leases on shard 0, and numbered epochs on all other shards.
 
-The core of shard 0 uses a `Coordinator`, and the core of each other shard a `FollowerMembership`.
-The protocol `Membership` is the common interface of `Coordinator` and `FollowerMembership`.
+The state machine of shard 0 uses a `Coordinator`, and the state machine of each other shard a
+`FollowerMembership`. The protocol `Membership` is the common interface of `Coordinator` and
+`FollowerMembership`.
 """
 
 from __future__ import annotations

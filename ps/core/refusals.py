@@ -1,4 +1,4 @@
-"""Refusals that a PS shard's core sends to workers, each with its cause and the remedy."""
+"""Refusals that a PS shard's state machine sends to workers, each with its cause and the remedy."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ class DatagramPort:
         core: Core (state machine) of the shard, which applies complete pushes.
         decoder: Decoder of the pushes that the shard receives.
         sizes: Number of values in each slot (slice of a variable) of the shard.
-        put: Function that queues a core event or a callable for the shard's writer thread.
+        put: Function that queues a state machine's event or a callable for the shard's writer
+            thread.
         reject: Function that sends a worker the rejection of its push; called on the writer thread.
     """
 

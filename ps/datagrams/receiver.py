@@ -5,7 +5,8 @@ A worker's push reaches a shard as messages on the worker's gRPC stream and as d
 worker's session (`thinwire.ops.routing.reassembler`), which joins them, and then delivers the
 complete push. Three kinds of threads call `DatagramReceiver`: the threads that read streams, the
 thread that reads datagrams, and the writer thread, which watches the deadlines of incomplete
-pushes. The module `receiver` of the datagram path uses neither sockets nor the shard's core.
+pushes. The module `receiver` of the datagram path uses neither sockets nor the shard's state
+machine.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class DatagramReceiver:
         decoder: Decoder of the pushes that the shard receives.
         sizes: Number of values in each slot (slice of a variable) of the shard.
         router: Routing policy of the method; its `uses_datagrams` must be true.
-        deliver: Function called with the core event of each complete push.
+        deliver: Function called with the state machine's event of each complete push.
         refuse: Function called with (worker id, step, message) for a push that holds NaN or
             infinity.
         wake: Function called when the time that `next_deadline` returns has become earlier.
@@ -230,7 +231,8 @@ class DatagramReceiver:
     def _deliver_empty(
         self, worker: int, push: pb.Push, aux: Float32 | None, incarnation: int
     ) -> None:
-        """Deliver a push without gradient values to the core, which replies to the worker.
+        """Deliver a push without gradient values to the shard's state machine, which replies to the
+        worker.
 
         Args:
             worker: Id of the worker, from 1.
@@ -238,7 +240,7 @@ class DatagramReceiver:
             aux: Values of the push that shard 0 averages over workers (for example moving
                 statistics), or None.
             incarnation: Incarnation (process number) of the worker to write into the push;
-                `_NO_INCARNATION` makes the core reject the push.
+                `_NO_INCARNATION` makes the shard's state machine reject the push.
         """
         update = self._decoder.flatten([])
         if not push.more:
@@ -325,7 +327,9 @@ class DatagramReceiver:
         self._deliver(event)
 
     def on_push_refused(self, worker: int, step: int) -> None:
-        """Discard a complete push that the core rejected, and drop the push's late datagrams."""
+        """Discard a complete push that the shard's state machine rejected, and drop the push's late
+        datagrams.
+        """
         with self._lock:
             session = self._sessions.of_worker(worker)
             if session is not None:

@@ -67,8 +67,8 @@ class JournalPolicy:
         """Replay the journal's events on the state of the newest snapshot.
 
         Args:
-            make: Function that makes a shard core from its settings; None: continue from the
-                snapshot without a replay.
+            make: Function that makes a shard's state machine from its settings; None: continue from
+                the snapshot without a replay.
         """
         replayed = None if make is None else self._saved.replay(make, self._coder)
         before = self._saved.recovered
@@ -82,7 +82,7 @@ class JournalPolicy:
         allows it.
 
         Args:
-            journaled: Core of the shard, with the journal of its events.
+            journaled: State machine of the shard, with the journal of its events.
             decoder: Decoder of the shard's pushes.
             lease_seconds: Time in seconds without a message of a worker, after which the worker is
                 expelled.
@@ -98,7 +98,7 @@ class JournalPolicy:
 
         Args:
             before: Journal policy of the training script's previous model.
-            journaled: Core of the shard; its journal must be closed.
+            journaled: State machine of the shard; its journal must be closed.
             decoder: Decoder of the new model's pushes.
             lease: Time in seconds without a message of a worker, after which the worker is
                 expelled.

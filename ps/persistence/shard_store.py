@@ -131,7 +131,7 @@ class Saver:
 
 
 class SavedShard:
-    """The saved files of one shard of a run: the core's state, and the run's identity.
+    """The saved files of one shard of a run: the state machine's state, and the run's identity.
 
     Args:
         run: Settings of the training run.
@@ -279,7 +279,9 @@ class SavedShard:
 
     @property
     def core(self) -> State | None:
-        """State of the shard's core in the newest checkpoint; None without a checkpoint."""
+        """State of the shard's state machine in the newest checkpoint; None without a
+        checkpoint.
+        """
         return self._found["core"] if self._found else None
 
     @property
@@ -362,7 +364,7 @@ class SavedShard:
         """Replay the journal on the state of the newest checkpoint; return None without a journal.
 
         Args:
-            make: Function that makes a core from its settings.
+            make: Function that makes a shard's state machine from its settings.
             coder: Coder of the shard's events as journal records.
         """
         if self._found is None or self._found.get("journal") is None:
@@ -425,8 +427,8 @@ class SavedShard:
 
         Args:
             version: Version of the weights in the state (number of updates).
-            core: Snapshot of the shard core's state; the caller must not change the snapshot
-                afterwards.
+            core: Snapshot of the state of the shard's state machine; the caller must not change the
+                snapshot afterwards.
             run_id: Random identifier of the training run.
             bytes_down: Worker id -> number of bytes that the shard has sent to the worker.
             reports: Newest status report of each node: (role, id) -> JSON text.

@@ -297,7 +297,9 @@ class Barriers:
         self.first_evaluator.excuse(seconds)
 
     def present(self, now: float) -> list[int]:
-        """Return the ids of the workers whose scripts are running, in ascending order."""
+        """Return the ids of the workers whose scripts are not finished, lost or absent,
+        ascending.
+        """
         return [w for w in range(1, self._nb_workers + 1) if now < self._gone_at(w)]
 
     def is_running(self, worker: int, now: float) -> bool:

@@ -152,8 +152,8 @@ class Evaluations:
         return [*self._for_evaluator(message), ForSupervisors(message), *self._settle(now)]
 
     def end_fit(self, fit: pb.FitEnded) -> list[Notice]:
-        """Record the history that a call of fit has returned; only the first script's report is
-        used.
+        """Record the history that a call of fit has returned; use only the first report of each
+        fit.
         """
         if fit.fit in self._histories:
             return []
@@ -401,8 +401,8 @@ class Evaluations:
         return max(script.since, self._moved_at) + STALL_SECONDS
 
     def _given_up_at(self, place: tuple[int, int]) -> float:
-        """Return the time at which scripts stop waiting for an evaluation; -inf if they stop
-        now.
+        """Return the time at which scripts stop waiting for an evaluation; -inf if they must not
+        wait.
         """
         if place in self._appointed:
             return self._requested[place] + ANSWER_SECONDS

@@ -35,7 +35,7 @@ class NextPhase:
         self._lock = threading.Lock()
 
     def reader(self, phase: int, stream: ServerStream) -> OfferReader | None:
-        """Return a reader for the stream of a worker that already has the script's next model.
+        """Return a reader for the stream of a worker whose script already has its next model.
 
         Returns:
             The reader, or None if the scripts have not agreed on the phase yet; then the worker

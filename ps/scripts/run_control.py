@@ -45,7 +45,7 @@ class RunControl:
     Args:
         barriers: State of the barriers between the workers' scripts.
         lease_seconds: Time after which a disconnected Supervisor counts as lost, in seconds.
-        put: Function that queues an event for the shard's core.
+        put: Function that queues an event for the shard's state machine.
         version: Function that returns the number of updates that the shard has applied so far.
         held: Function that returns the ids of the workers that wait in a round for other workers'
             pushes.

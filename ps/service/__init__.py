@@ -1,4 +1,5 @@
-"""Network service of a PS shard: `ShardServer` (module server) runs the core in one thread.
+"""Network service of a PS shard: `ShardServer` (module server) runs the state machine in one
+thread.
 
 One `StreamReader` (module stream_reader) for each client's stream checks and queues its messages.
 The module `connections` holds the open streams of clients and sends replies. The module `handshake`

@@ -1,13 +1,12 @@
 """Isolation of failures in a shard's writer thread: a failed request affects only its client.
 
-The writer thread serves all clients of a shard, and does three kinds of work:
-
-* The writer thread calls the core with events. An event that fails may leave the core's state
+The writer thread serves all clients of a shard, and does three kinds of work: * The writer thread
+calls the state machine with events. An event that fails may leave the shard's state machine's state
   inconsistent. If an event of a worker fails, `JournaledCore` expels that worker; any other failing
   event ends the process.
 * The writer thread works for one client: it sends a welcome, a status, a reply, or the opening of a
-  script's barrier. Work of the writer thread for one client only reads the core. If work for one
-  client fails, the client gets a refusal and its stream ends.
+  script's barrier. Work of the writer thread for one client only reads the shard's state machine.
+  If work for one client fails, the client gets a refusal and its stream ends.
 * The writer thread does regular work for all clients, for example sends the status to all
   observers. If regular work of the writer thread fails, the thread skips the work until it is due
   again.

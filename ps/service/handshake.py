@@ -1,4 +1,6 @@
-"""Checks of a client's Hello message before it reaches the core; limits on a client's requests."""
+"""Checks of a client's Hello message before it reaches the shard's state machine; limits on a
+client's requests.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +157,7 @@ def program_of(hello: pb.Hello) -> program.Rows:
 
 
 def _first_of_offers(expected: Sequence[pb.Setting], given: Sequence[pb.Setting]) -> str | None:
-    """Return a text about the first differing row of two Hellos if this row describes a model.
+    """Return a text if the first differing row of two Hellos describes a model; else None.
 
     An offer describes the model of a worker's script. The rows that describe a model are long JSON
     documents (`Offer.fingerprint`), so the text about a difference names only its place in the

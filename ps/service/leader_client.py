@@ -116,7 +116,7 @@ class LeaderClient:
             address: ``host:port`` of shard 0.
             hello: Hello message of this shard for shard 0.
             layout: Layout of this shard: the slices of variables that it holds.
-            put: Function that queues an event for the core of this shard.
+            put: Function that queues an event for the state machine of this shard.
             report: Function that returns this shard's counters as JSON text.
             credentials: Certificates and token with which this shard authenticates to shard 0.
             is_wanted: Function that returns True while workers are connected to this shard.

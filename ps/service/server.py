@@ -1,4 +1,6 @@
-"""Network server of a PS shard: reader threads queue messages, one writer thread runs the core."""
+"""Network server of a PS shard: reader threads queue messages, one writer thread runs the state
+machine.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +166,9 @@ class ShardServer:
         bounds: ClaimBounds,
         groups: Sequence[Collection[int]],
     ) -> None:
-        """Prepare the push decoder and the UDP datagram port for the core's current model."""
+        """Prepare the push decoder and the UDP datagram port for the shard's state machine's
+        current model.
+        """
         core, model = self.core, self.core.model
         model.freezer.turn_on(lambda values: self.copied(values))
         self.layout, self.share, self.bounds = layout, share, bounds
@@ -185,7 +189,8 @@ class ShardServer:
         bounds: ClaimBounds,
         groups: Sequence[Collection[int]],
     ) -> None:
-        """Serve the script's next model, which the core has already loaded (writer thread).
+        """Serve the script's next model, which the shard's state machine has already loaded (writer
+        thread).
 
         During the change of the model, the shard admits no client until `open_for` is called.
         After a change of the model, workers and supervisors that evaluate must connect again.
@@ -229,7 +234,7 @@ class ShardServer:
 
     @property
     def version(self) -> int:
-        """Number of updates that the core has applied so far."""
+        """Number of updates that the shard's state machine has applied so far."""
         return self.core.version
 
     def open_for(self, identity: Identity, document: str) -> None:
@@ -247,8 +252,8 @@ class ShardServer:
         StreamReader(self, self.decoder, stream).read()
 
     def expect(self, incarnation: int, connection: Connection) -> None:
-        """Store a joining worker's stream until the core admits or rejects it (on reader
-        threads).
+        """Store a joining worker's stream until the shard's state machine admits or rejects it (on
+        reader threads).
         """
         self._welcomes[incarnation] = connection
 
@@ -367,7 +372,9 @@ class ShardServer:
             self._do_regular_work(time.monotonic())
 
     def _deadlines(self) -> list[float]:
-        """Return the next deadlines of the core and of pushes that wait for missing datagrams."""
+        """Return the next deadlines of the shard's state machine and of pushes that wait for
+        missing datagrams.
+        """
         deadlines = [self.core.next_deadline()]
         if self.datagrams is not None:
             deadlines.append(self.datagrams.receiver.next_deadline())

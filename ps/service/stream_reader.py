@@ -97,7 +97,7 @@ class PhaseGate(Protocol):
     """
 
     def reader(self, phase: int, stream: ServerStream) -> OfferingStream | None:
-        """Return a reader for the stream of a worker that already sends the script's next model.
+        """Return a reader for the stream of a worker whose script already has its next model.
 
         `reader` returns None if the scripts have not agreed on the worker's model yet.
         """
@@ -182,7 +182,9 @@ class StreamOwner(Protocol):
         """
 
     def expect(self, incarnation: int, connection: Connection) -> None:
-        """Store the stream of a worker's Hello until the core admits or rejects the worker."""
+        """Store the stream of a worker's Hello until the shard's state machine admits or rejects
+        the worker.
+        """
 
     def lose(self, connection: Connection) -> None:
         """Record that a worker's stream to the shard has ended."""
@@ -212,8 +214,8 @@ class StreamReader:
     """Reader of one client's stream, which runs in a thread of its own.
 
     Invalid input from a client raises at most Malformed, which ends only that client's stream. The
-    reader accepts a worker's messages only after the core has welcomed this stream as that worker's
-    stream, and only until a newer stream of the worker replaces it.
+    reader accepts a worker's messages only after the shard's state machine has welcomed this stream
+    as that worker's stream, and only until a newer stream of the worker replaces it.
     """
 
     def __init__(self, server: StreamOwner, decoder: PushDecoder, stream: ServerStream) -> None:

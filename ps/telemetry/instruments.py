@@ -32,9 +32,9 @@ class ShardInstruments:
     """Exporter of a PS shard's metrics (for Prometheus). The shard's writer thread collects the
     metrics and never waits for a scrape.
 
-    Only the shard's writer thread may read the core's counters. Therefore a scrape of the metrics
-    port queues a request for the writer thread, and the scraping thread waits for the collected
-    metrics.
+    Only the shard's writer thread may read the state machine's counters. Therefore a scrape of the
+    metrics port queues a request for the writer thread, and the scraping thread waits for the
+    collected metrics.
 
     Args:
         server: Network server of the shard.

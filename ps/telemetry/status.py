@@ -162,7 +162,7 @@ class StatusReporter:
         return {worker: self._state(worker, worker in waits) for worker in core.known_workers()}
 
     def guards(self) -> dict[str, Any]:
-        """Return the pushes that all shards refused as too large, and the workers in quarantine."""
+        """Return the numbers of pushes that any shard refused, and the workers in quarantine."""
         block = self._core.guard_summary()
         if not block:
             return {}
@@ -187,8 +187,8 @@ class StatusReporter:
         return self._ledger.block(most + self._lost_updates())
 
     def _policies(self, workers: list[run_status.WorkerMetrics]) -> dict[str, Any]:
-        """Return entries of the run's status that exist only for some synchronization or codec
-        policies.
+        """Return entries of the run's status that only some runs have, such as UDP datagram
+        counts.
         """
         summary = self._core.summary()
         weighting, down = summary.pop("weighting"), summary.pop("down")

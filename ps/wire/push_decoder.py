@@ -130,7 +130,7 @@ class PushDecoder:
         num_bytes: int,
         coded: tuple[Any, Sequence[Any]] | None = None,
     ) -> events.Push:
-        """Return the core's event for a push that arrived in one message.
+        """Return the shard's state machine's event for a push that arrived in one message.
 
         Args:
             worker: Id of the worker that pushes.

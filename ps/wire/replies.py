@@ -102,7 +102,7 @@ def reply_frames(
     `reply_frames` to encode the reply.
 
     Args:
-        reply: Reply that the core returned as an action.
+        reply: Reply that the shard's state machine returned as an action.
         generation: Generation of the shard (number of restarts).
         members: Workers that all-reduce gradients in the next round; empty if the workers do not
             all-reduce gradients.
