@@ -47,7 +47,7 @@ def draw_balanced(labels: NDArray[np.uint8], count: int, seed: int) -> NDArray[n
 
 
 def make_sample(source: Path, out: Path) -> None:
-    """Write the four files of the sample from the four files of the full data set."""
+    """Write the four files of the Fashion-MNIST sample from the four files of the full data set."""
     out.mkdir(parents=True, exist_ok=True)
     for index, (prefix, count) in enumerate((("train", NUM_TRAIN), ("t10k", NUM_TEST))):
         names = (f"{prefix}-images-idx3-ubyte.gz", f"{prefix}-labels-idx1-ubyte.gz")

@@ -101,7 +101,7 @@ TOPICS = (
 
 @dataclasses.dataclass(frozen=True)
 class SupervisorFlags:
-    """How often the Supervisor evaluates the central model and shows progress.
+    """Settings that define how often the Supervisor evaluates the central model and shows progress.
 
     Attributes:
         eval_interval_seconds: Time between two evaluations, in seconds.

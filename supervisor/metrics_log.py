@@ -50,7 +50,8 @@ class MetricsLog:
         run_dir: Directory of the run, created if it is missing.
         resume: True to append to the existing files and reload their evaluations; False to delete
             the existing files first.
-        scalars: Writer that replaces the TensorBoard writer, for tests; None for TensorBoard.
+        scalars: Writer of scalars that replaces TensorBoard's writer in tests; None for
+            TensorBoard's writer.
 
     Raises:
         ConfigurationError: The file ``metrics.jsonl`` of the resumed run contains evaluations in
@@ -190,8 +191,8 @@ def evaluations_in(documents: list[dict[str, Any]]) -> list[Evaluation]:
 
 
 def _reload(path: pathlib.Path) -> list[Evaluation]:
-    """Read a file's earlier evaluations and cut off an incomplete last line, to append new
-    lines.
+    """Read the earlier evaluations in metrics.jsonl and cut off an incomplete last line of the
+    file.
     """
     if not path.exists():
         return []

@@ -155,7 +155,7 @@ class Decoded(Lazy):
         return next(self.walk([positions]))
 
     def subset(self, chosen: NDArray[np.int64]) -> Decoded:
-        """Return the images at the positions ``chosen`` without decoding them."""
+        """Return the set of the images at the positions ``chosen``, without decoding the images."""
         part = self._chosen[chosen]
         return Decoded(self._source, part, self.shape[1], self.scaling, self.augment)
 

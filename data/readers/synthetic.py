@@ -2,7 +2,7 @@
 
 A generated image is a coarse pattern under strong noise. The pattern of a generated image belongs
 to a class, is a sum of patterns of labels, or consists of random patches. A generated sequence of
-tokens follows one of two grammars.
+tokens follows one of two artificial grammars.
 """
 
 from __future__ import annotations

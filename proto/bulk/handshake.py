@@ -1,15 +1,15 @@
 """How client and shard prove on a bulk (TCP) connection that they are the ends of a gRPC stream.
 
 A client begins a bulk connection's handshake with the secret number of its attempt, which the offer
-in the shard's Welcome message determines. After the attempt's number, TLS starts on the bulk
-connection if the run uses TLS. On the bulk connection, client and shard then prove to each other
-that they have the run's token, and the key that the gRPC stream carried.
+in the shard's Welcome message determines. After the client has sent its attempt's number, TLS
+starts on the bulk connection if the run uses TLS. On the bulk connection, client and shard then
+prove to each other that they have the run's token, and the key that the gRPC stream carried.
 
-`Handshake` is the state machine of one end (client or shard) after the client has sent the
-attempt's number. `Handshake` uses no socket and no clock: callers pass all bytes in and out.
-Without sockets in `Handshake`, a shard can run all handshakes in one thread, with one deadline for
-each whole handshake, and tests reach every state. The function `connect` runs the client's end of
-the handshake over a socket.
+`Handshake` is the state machine of one end (client or shard) of a bulk connection after the client
+has sent its attempt's number. `Handshake` uses no socket and no clock: callers pass all bytes in
+and out. Without sockets in `Handshake`, a shard can run all handshakes in one thread, with one
+deadline for each whole handshake, and tests reach every state. The function `connect` runs the
+client's end of the handshake over a socket.
 
 The secret number of an attempt to open a bulk connection is valid for one connection only. Every
 attempt of a client to open a bulk connection has a different number. If the run does not use TLS,
@@ -143,7 +143,8 @@ class Handshake:
             data: Handshake bytes received from the peer; at least one, at most `wanted_bytes`.
 
         Raises:
-            ConnectionRefusedError: The peer's proof is false, or the peer sent too many bytes.
+            ConnectionRefusedError: The peer's proof of its identity is false, or the peer sent too
+                many bytes.
             ssl.SSLError: The TLS handshake of the connection fails.
         """
         self._num_bytes += len(data)
@@ -260,7 +261,8 @@ def connect(
         credentials: Certificate, key and token of the client.
         server_name: Name that the shard's certificate must have; None: `host`.
         dscp: Class of service (DSCP) of sent packets, 0..63; None: the system's default.
-        seconds: Time limit for name lookup, connecting and the whole handshake, in seconds.
+        seconds: Time limit in seconds for name lookup, connecting and the whole handshake of a bulk
+            connection.
         attempt: Number of earlier attempts of the client to connect on this offer.
         clock: Function that returns seconds of a monotonic clock.
 

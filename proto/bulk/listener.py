@@ -9,12 +9,12 @@ the secret number of an open offer. A stranger (connection of an unknown client)
 number of an offer, which has 16 random bytes. At most 64 strangers (connections that have not sent
 an offer's number) stay open together. A shard always accepts a new connection to its bulk (TCP)
 port. If too many strangers are connected, the shard closes the oldest connection of the address
-with the most connections (`FairPlaces`). An honest client sends the offer's number in its first
-packet and is a stranger only for an instant, so waiting strangers cannot keep an honest client out.
-After it has sent an offer's number, a bulk connection belongs to the gRPC stream of that offer. A
-gRPC stream has at most one bulk connection whose client has not proven its identity. The client's
-next attempt, or the end of its gRPC stream, closes a bulk connection whose client has not proven
-its identity.
+with the most connections (`FairPlaces`). An honest client sends the number of its offer in its
+first packet, so waiting connections of unknown clients cannot keep an honest client out. After it
+has sent an offer's number, a bulk connection belongs to the gRPC stream of that offer. A gRPC
+stream has at most one bulk connection whose client has not proven its identity. The client's next
+attempt, or the end of its gRPC stream, closes a bulk connection whose client has not proven its
+identity.
 
 On every bulk connection, the client must prove its identity within a time limit from the acceptance
 of the connection. Single bytes that a client sends do not extend the deadline of its handshake.
@@ -418,7 +418,7 @@ class _Halves:
             self.end(displaced)
 
     def name(self, half: _Half, offer: _OpenOffer) -> None:
-        """Assign a connection to the offer whose number it sent; close the offer's previous
+        """Assign a bulk connection to the offer whose number it sent; close the offer's earlier
         connection.
         """
         self._strangers.leave(half)
@@ -444,8 +444,8 @@ class _Halves:
         ]
 
     def release(self, half: _Half) -> None:
-        """Remove a connection from the listening thread's selector and tables; keep its socket
-        open.
+        """Remove a bulk connection from the selector and tables of the listening thread; keep its
+        socket open.
         """
         if half not in self._all:
             return

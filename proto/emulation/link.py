@@ -66,9 +66,9 @@ class LinkModel:
     """Model of one direction of an emulated network link.
 
     Messages pass an emulated link one after the other at the link's rate and arrive one delay
-    later, in order. A lost segment of a message is sent again one round trip (at least 1 ms) later.
-    The retransmission of a lost segment uses the link's rate again and delays the segment's message
-    and all later messages, but does not block the sender.
+    later, in order. On an emulated link, a lost TCP segment of a message is sent again one round
+    trip (at least 1 ms) later. The retransmission of a lost segment uses the link's rate again and
+    delays the segment's message and all later messages, but does not block the sender.
 
     Args:
         link: Rate (0: no limit), delay and loss probability of the emulated link.

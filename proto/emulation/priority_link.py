@@ -212,7 +212,9 @@ class Background:
             self._go_to(number)
 
     def take(self) -> int:
-        """Return the size of the next background burst in bytes and advance `next_at`."""
+        """Return the size of the next burst of background traffic in bytes, and advance
+        `next_at`.
+        """
         self._go_to(self._number + 1)
         return self.turn_bytes
 
@@ -278,13 +280,13 @@ class PriorityLink:
     for at most one less urgent packet. Each class of service has a queue of ``link.queue_kb`` on
     the emulated link. A datagram that does not fit into its class's queue on the emulated link is
     dropped. Messages of the reliable stream wait outside the queue of their class. The queue of a
-    class holds one reliable message at a time. A reliable message moves to the end of its queue
-    after each 64 KB if other traffic waits. A lost segment of a message is sent again one round
-    trip later and delays all later messages, as in `LinkModel`. With messages of a single class of
-    service only, `PriorityLink` and `LinkModel` compute equal times. The emulated link loses,
-    delays (by one link delay, at least 10 ms) or duplicates datagrams with the link's
-    probabilities. Background traffic arrives at the emulated link at a constant rate and waits in
-    the queue of its class, in order of arrival.
+    class of service holds one reliable message (of a gRPC stream) at a time. A reliable message
+    moves to the end of its queue after each 64 KB if other traffic waits. On an emulated link, a
+    lost TCP segment of a message is sent again one round trip later and delays all later messages,
+    as in `LinkModel`. With messages of a single class of service only, `PriorityLink` and
+    `LinkModel` compute equal times. The emulated link loses, delays (by one link delay, at least 10
+    ms) or duplicates datagrams with the link's probabilities. Background traffic arrives at the
+    emulated link at a constant rate and waits in the queue of its class, in order of arrival.
 
     All random numbers of a message are drawn when the caller puts it on the emulated link, and
     every event on the link has an exact time. The arrival times on the emulated link therefore do
@@ -448,8 +450,8 @@ class PriorityLink:
     # -- the passage of time --------------------------------------------------------------------
 
     def _come_to(self, until: float) -> float:
-        """Process all link events up to the time `until`; return the model's new time, in
-        seconds.
+        """Process all events on the emulated link up to the time `until`; return the link's new
+        time in seconds.
         """
         self._now = until = max(until, self._now)
         background = self._background
@@ -510,7 +512,9 @@ class PriorityLink:
             self._current, self._free_at = None, self._started + num_bytes / self._rate
 
     def _serve(self, until: float) -> None:
-        """Send waiting traffic up to the time `until`, the most urgent class of service first."""
+        """Let waiting messages and datagrams pass the link up to the time `until`, the most urgent
+        first.
+        """
         while True:
             if self._current is not None:
                 if self._ends > until:

@@ -96,7 +96,7 @@ class RunningLink:
     def offer_datagrams(
         self, priority: int, size: int, count: int, deliver: Callable[[PacketArrival], None]
     ) -> None:
-        """Put datagrams of one size on the emulated link.
+        """Put a worker's datagrams, which all have one size, on the emulated link.
 
         Args:
             priority: Class of service, 0 (most urgent) to 7.
@@ -232,7 +232,7 @@ class EmulatedSocket:
         """Put several datagrams of equal size on the emulated link.
 
         Args:
-            buffers: Bytes of all datagrams, one after the other.
+            buffers: Bytes of all datagrams to send, one datagram after the other.
             ancillary: One control message, UDP_SEGMENT, with the size of a datagram in bytes.
 
         Raises:

@@ -157,9 +157,10 @@ _IN_A_ROW = 8
 class ChunkPace:
     """Adaptive size of the pieces of a large payload; only the sending thread may call its methods.
 
-    The size of payload pieces doubles while the network accepts pieces fast. After a slow payload
-    piece, the piece size falls to the number of bytes that pass within the target time. The size of
-    payload pieces starts small, because the speed of a new connection is unknown.
+    The size of payload pieces doubles while the network accepts pieces fast. After a payload piece
+    that the network accepts slowly, the piece size falls to the number of bytes that it accepts
+    within the target time. The size of payload pieces starts small, because the speed of a new
+    connection is unknown.
 
     Attributes:
         num_bytes: Size of the next payload piece, in bytes.

@@ -112,8 +112,8 @@ def rhythm(lease_seconds: float = 0.0) -> RtoEstimator:
     """Return an estimator of the time for which a live shard may send nothing.
 
     The timeout for a silent shard is at least two heartbeat intervals and 2 s, and at most the
-    longer of 10 s and three leases. Between its bounds, the timeout for a silent shard follows the
-    intervals between arrived messages.
+    longer of 10 s and three leases. Between its bounds, the timeout for a silent shard is estimated
+    from the intervals between the shard's messages.
 
     Args:
         lease_seconds: Lease of the run, in seconds; 0 if it is not known yet.

@@ -147,7 +147,7 @@ class ConnectionGuard:
         return limits.streams + limits.waiting_streams + limits.waiting_strangers
 
     def known_peers(self) -> set[str]:
-        """Return the client addresses of all admitted streams, except of clients without the
+        """Return the addresses of all clients with an admitted stream, except clients without the
         token.
         """
         with self._lock:
@@ -173,7 +173,8 @@ class ConnectionGuard:
     def admit(self, stream: GuardedStream) -> str | None:
         """Let a stream wait for its client's Hello; return the reason if it is rejected, else None.
 
-        If too many streams wait for their Hello, the guard closes another waiting stream.
+        If too many client streams wait for their Hello message, `admit` closes another waiting
+        stream.
         """
         limits, address = self.limits, address_of_peer(stream.peer)
         is_known = not self.credentials.token or stream.evidence.shows_token

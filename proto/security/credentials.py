@@ -292,7 +292,7 @@ def check_client(
     proof: bytes,
     claims: Sequence[str],
 ) -> tuple[pb.Reason, str] | None:
-    """Check that a client has the role and id in the run that it claims.
+    """Check that a client really has the role and id in the run that its Hello claims.
 
     Args:
         evidence: Evidence about the client from its stream: certificate names, random numbers,
@@ -383,8 +383,8 @@ def read(
             connects to servers.
 
     Raises:
-        ConfigurationError: A credential file is missing, unreadable or unusable, or a flag is given
-            without another flag that it needs.
+        ConfigurationError: A credential file is missing, unreadable or unusable, or a flag of a
+            credential file is given without another flag that it needs.
     """
     _check_together(files, serves)
     credentials = Credentials(

@@ -170,14 +170,14 @@ class UdpReceiver:
     thread pauses 1 ms after each small round, so that more datagrams collect. The receiving
     thread's pause after small rounds delays datagrams and the owner's timer by 1 ms.
 
-    **Floods.** The receiving thread charges the processor time that it spends on rejected datagrams
-    to the datagrams' channel. When a channel has used up its budget of processor time, the thread
-    does not read the channel's socket until the budget recovers. While a channel's socket is not
-    read, the kernel fills the socket's buffer and drops further datagrams. All datagram channels
-    together may spend 0.2 of a core on rejected datagrams, and each channel has an equal share of
-    that budget. A datagram channel without recent floods may spend 2 ms on rejected datagrams
-    without a pause, and exceeds its budget by one round of reading at most. The processor time for
-    accepted datagrams is not charged to a channel's budget.
+    The receiving thread charges the processor time that it spends on rejected datagrams to the
+    datagrams' channel. When a channel has used up its budget of processor time, the thread does not
+    read the channel's socket until the budget recovers. While a channel's socket is not read, the
+    kernel fills the socket's buffer and drops further datagrams. All datagram channels together may
+    spend 0.2 of a core on rejected datagrams, and each channel has an equal share of that budget. A
+    datagram channel without recent floods may spend 2 ms on rejected datagrams without a pause, and
+    exceeds its budget by one round of reading at most. The processor time for accepted datagrams is
+    not charged to a channel's budget.
 
     The constructor of `UdpReceiver` binds the sockets, and `start` begins to read them.
 

@@ -4,8 +4,8 @@ Some options of UDP sockets exist only on Linux. On systems other than Linux, da
 by one, without a priority in the local queue, and IP may fragment the datagrams.
 
 The function `tos` returns the class of service that a channel's packets request from the network,
-and `queue_priority` returns their priority in the local queue. Channel 0 is the reliable stream,
-and channel 1 is the most important datagram channel.
+and `queue_priority` returns their priority in the local queue. Channel 0 is the reliable gRPC
+stream, and channel 1 is the most important UDP datagram channel.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _NUM_QUEUE_PRIORITIES = 3
 def tos(scheme: str, channel: int, channels: int) -> int | None:
     """Return the TOS byte (IPv6: traffic class) of a channel's packets.
 
-    - ``cs``: the stream gets class CS ``channels``, and channel i gets CS ``channels - i``, so that
-      the last channel is best effort (CS0).
-    - ``compact``: the stream gets CS5, and channel i gets CS ``max(0, 5 - ceil(5 i / channels))``.
-      The scheme ``compact`` avoids the classes of network control.
-    - ``off``: the result is None, and packets are not marked.
+    - With the scheme ``cs``, the gRPC stream gets class CS ``channels``, and UDP channel i gets CS
+      ``channels - i``, so that the last channel is best effort (CS0).
+    - With the scheme ``compact``, the gRPC stream gets CS5, and UDP channel i gets CS ``max(0, 5 -
+      ceil(5 i / channels))``. The scheme ``compact`` avoids the classes of network control.
+    - With the scheme ``off``, the function returns None, and packets are not marked.
 
     Args:
         scheme: Scheme that marks packets with classes of service, one of `SCHEMES`.

@@ -41,8 +41,7 @@ class DatagramPort:
         core: Core (state machine) of the shard, which applies complete pushes.
         decoder: Decoder of the pushes that the shard receives.
         sizes: Number of values in each slot (slice of a variable) of the shard.
-        put: Function that queues a state machine's event or a callable for the shard's writer
-            thread.
+        put: Function that queues an event or a function call for the shard's writer thread.
         reject: Function that sends a worker the rejection of its push; called on the writer thread.
     """
 
@@ -108,8 +107,8 @@ class DatagramPort:
         return counts.with_dropped(EMPTY, self._num_empty + empty)
 
     def poll(self) -> None:
-        """Deliver incomplete pushes at their deadlines; close failed UDP sockets (writer
-        thread).
+        """Deliver incomplete pushes at their deadlines; close failed UDP sockets (called on the
+        writer thread).
         """
         self.receiver.poll()
         udp = self._udp
@@ -128,7 +127,9 @@ class DatagramPort:
         self.receiver.end_all_sessions()
 
     def end_sessions(self) -> None:
-        """End the datagram sessions of workers that have left the run (writer thread)."""
+        """End the datagram sessions of workers that have left the run (called on the writer
+        thread).
+        """
         core = self._core
         self.receiver.retain_members([*core.live_workers(), *core.joining_workers()])
         self._filter_sessions()

@@ -56,7 +56,7 @@ class DatagramReceiver:
         decoder: Decoder of the pushes that the shard receives.
         sizes: Number of values in each slot (slice of a variable) of the shard.
         router: Routing policy of the method; its `uses_datagrams` must be true.
-        deliver: Function called with the state machine's event of each complete push.
+        deliver: Function called with the `Push` event of each complete push.
         refuse: Function called with (worker id, step, message) for a push that holds NaN or
             infinity.
         wake: Function called when the time that `next_deadline` returns has become earlier.
@@ -203,7 +203,9 @@ class DatagramReceiver:
         return num_useful
 
     def _feed(self, session: WorkerReassembly, data: memoryview, size: int) -> int:
-        """Pass datagrams to their session's reassembler; return how many were genuine and new."""
+        """Pass datagrams to the reassembler of their session; return how many were genuine and
+        new.
+        """
         counters, now = session.reassembler.counters, self._clock()
         before = counters.num_new
         session.reassembler.feed(data, size, now)

@@ -1,4 +1,4 @@
-"""The write-ahead journal of a PS shard: all events that its core has handled since a snapshot.
+"""The write-ahead journal of a PS shard: all events that the shard has handled since a snapshot.
 
 Each snapshot of a shard begins a journal file and stores the file's number. The first record (head)
 of a journal file holds the settings of the shard's state machine, the number of the preceding
@@ -164,7 +164,7 @@ class Journal:
         return self._place.offset
 
     def begin(self, settings: State) -> int:
-        """Begin a new journal file, for the events after the shard's state machine's current state.
+        """Begin a new journal file, for the events after the shard's current state.
 
         Args:
             settings: Settings of the shard's state machine, as plain data without arrays, for the
@@ -312,12 +312,12 @@ class JournaledCore:
 
     When the journal cannot be written, the run ends, and the shard's state machine handles no event
     that is not in the journal. Only shard 0 can end a run. If a shard other than 0 cannot write its
-    journal, it replies to no push until shard 0 ends the run, because it would not apply the push.
+    journal, the shard applies no push and replies to no push until shard 0 ends the run.
 
     Attributes:
         journal: Journal that events are written to; None: events are not written.
         failure: Error of a failed write to the journal; None if no write has failed.
-        about: Entries about the journal in the run's summary, except the counts of events and
+        about: Entries about the journal for the run's summary, without the counts of events and
             bytes.
         recovered: Number of events restored from journals over all restarts, and descriptions of
             the damage that ended a replay.
@@ -402,7 +402,7 @@ class JournaledCore:
 
     def begin(self) -> State:
         """Begin a new journal file; return the journal's entries for the snapshot of the shard's
-        state machine's state.
+        state.
         """
         if self.journal is None or not self._writes:
             return {"recovered": self.recovered}
@@ -415,14 +415,13 @@ class JournaledCore:
         return {"recovered": self.recovered, "journal": number, "soft": soft}
 
     def consistent(self, state: State) -> State:
-        """Return the shard's state machine's state to save in the checkpoint that begins a new
-        journal file.
+        """Return the shard's state to save in the checkpoint that begins a new journal file.
 
         At the end of a run, the shard takes a snapshot before every worker has received its last
         reply, so the state machine may have handled more events than `state` includes. The new
         journal file does not hold the events that the shard's state machine has handled since the
-        snapshot `state`. `consistent` therefore returns the shard's state machine's current state
-        after the end of the run, and the snapshot `state` before.
+        snapshot `state`. `consistent` therefore returns the shard's current state after the end of
+        the run, and the snapshot `state` before.
         """
         return self.core.snapshot() if self._writes and self.core.stop_reason else state
 
@@ -434,7 +433,9 @@ class JournaledCore:
                 file.close()
 
     def summary(self) -> dict[str, Any]:
-        """Return {"journal": counts} for the run's summary; {} if `about` is empty."""
+        """Return {"journal": counts of events and bytes} for the run's summary; {} if `about` is
+        empty.
+        """
         journal = self.journal
         counts = {"events": journal.num_records, "bytes": journal.num_bytes} if journal else {}
         return {"journal": {**self.about, **self.recovered, **counts}} if self.about else {}

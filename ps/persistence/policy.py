@@ -38,7 +38,7 @@ class JournalPolicy:
     """Decides at the run's start, from --journal and the method, if a shard writes a journal.
 
     Attributes:
-        about: Entries about the journal in the run's summary, except the counts of events and
+        about: Entries about the journal for the run's summary, without the counts of events and
             bytes.
 
     Args:
@@ -97,8 +97,8 @@ class JournalPolicy:
         it.
 
         Args:
-            before: Journal policy of the training script's previous model.
-            journaled: State machine of the shard; its journal must be closed.
+            before: `JournalPolicy` that was used for the training script's previous model.
+            journaled: State machine of the shard, whose previous journal has been closed.
             decoder: Decoder of the new model's pushes.
             lease: Time in seconds without a message of a worker, after which the worker is
                 expelled.
@@ -143,10 +143,10 @@ class JournalPolicy:
 def push_fraction(method: Method, spec: ModelSpec) -> float:
     """Return the coded size of a push as a fraction of the model's float32 size.
 
-    To measure the size of a push, the function codes random values with the method's codec (after
-    its warm-up) and the wire coding. To measure the size of a push of a large model, the function
-    codes only some of the tensors. If workers sum gradients among themselves (--collective), they
-    push whole weights, so a push is as large as the model.
+    To measure the size of a push, `push_fraction` encodes random values with the training method's
+    codec (after the codec's warm-up) and the wire format. To measure the size of a push of a large
+    model, `push_fraction` encodes only some of the model's tensors. If workers sum gradients among
+    themselves (--collective), they push whole weights, so a push is as large as the model.
     """
     if method.collective != THROUGH_PS:
         return 1.0

@@ -1,8 +1,8 @@
 """Restores the state in which a PS shard died: loads a snapshot, replays the journal's events.
 
 The shard's state machine is deterministic: equal sequences of events lead to equal states, bit for
-bit. If the journal is damaged, the replay ends after the last intact record. An event on which the
-shard's state machine raises an exception also ends the replay of the journal.
+bit. If the journal is damaged, the replay ends after the last intact record. The replay of the
+journal ends at an event on which the shard's state machine raises an exception.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class ReplaySettings:
     lease_seconds: float
 
     def to_plain(self) -> State:
-        """Return the shard's state machine's settings as plain data without arrays."""
+        """Return the settings of the shard's state machine as plain data without arrays."""
         return {
             field.name: to_plain(getattr(self, field.name)) for field in dataclasses.fields(self)
         }
 
     @staticmethod
     def of(content: State) -> ReplaySettings:
-        """Return a shard's state machine's settings from plain data that `to_plain` returned.
+        """Return the settings of a shard's state machine from plain data that `to_plain` returned.
 
         Raises:
             DamagedRecord: The plain data do not hold settings of a core.

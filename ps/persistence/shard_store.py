@@ -55,7 +55,8 @@ class Saver:
     """Writes the checkpoints of a shard in a background thread, one checkpoint after the other.
 
     The background thread exists only while a checkpoint is being written. A process that has served
-    many shards therefore holds no idle threads, and no arrays that idle threads would refer to.
+    many shards one after the other therefore holds no idle threads, and no arrays that idle threads
+    would refer to.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Saver:
 
 
 class SavedShard:
-    """The saved files of one shard of a run: the state machine's state, and the run's identity.
+    """The saved files of one parameter server shard: the shard's state and the identity of its run.
 
     Args:
         run: Settings of the training run.
@@ -253,7 +254,7 @@ class SavedShard:
 
     @property
     def phase(self) -> int:
-        """Number of the script's phase (model) that trains the saved model; 0 without a
+        """Number of the saved model among the models that the script trains, from 0; 0 without a
         checkpoint.
         """
         return int(self._found["phase"]) if self._found else 0
@@ -352,9 +353,9 @@ class SavedShard:
     def reached_version(self) -> int | None:
         """Version of the weights that the shard reached before its last restart; None if unknown.
 
-        The version is also None if the high-water mark is from an earlier generation (before an
-        earlier restart) than the checkpoint, which already counts the updates lost in that
-        generation.
+        The version that the shard reached is None if the high-water mark was written before an
+        earlier restart than the checkpoint, because the checkpoint already counts the updates lost
+        in that restart.
         """
         generation = self._found["core"]["generation"] if self._found else 0
         mark = self._mark if self._found else None
@@ -554,8 +555,8 @@ class SavedShard:
     def _fails_with(self, version: int, core: State) -> bool:
         """Return whether the run's training script failed after it had trained.
 
-        If the training script fails before its first update (for example on a missing module), the
-        function returns the value in the newest checkpoint.
+        If the training script fails before its first update (for example on a missing module),
+        `_fails_with` returns the value in the newest checkpoint.
         """
         if self._found and version <= self.version:
             return self.script_failed

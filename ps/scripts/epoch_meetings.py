@@ -141,7 +141,9 @@ class EpochMeetings:
         return self._settle(now)
 
     def end_fit(self, fit: int, epochs: int) -> None:
-        """Record that a call of fit ends for all scripts after `epochs` epochs; 0: immediately."""
+        """Record that a call of fit ends for all scripts after `epochs` epochs; 0 means
+        immediately.
+        """
         self._ends.setdefault(fit, epochs)
 
     def meet(self, worker: int, meeting: pb.EpochMeeting, now: float) -> list[MeetingOutcome]:

@@ -87,7 +87,7 @@ class ReceivedOffer:
 
 
 class OfferStage:
-    """The port of a shard until the shard has the model that a worker offers.
+    """The network port of a shard until a worker has sent its model to the shard.
 
     Threads that read clients' streams call `claim`, `hold`, `receive` and `forget`; the main thread
     calls all other methods.
@@ -222,7 +222,7 @@ class OfferStage:
         self.forget(received.stream)
 
     def interrupt(self) -> None:
-        """End the shard's wait for a worker's model (any thread)."""
+        """End the shard's wait for a worker's model; any thread may call this."""
         self.interrupted = True
         self._closing.set()
 
@@ -288,7 +288,7 @@ class OfferStage:
             return True
 
     def hold(self, stream: ServerStream) -> bool:
-        """Let a client wait on its stream for some seconds; return False if the shard has its
+        """Let a client wait on its stream for some seconds; return False if the shard already has a
         model.
         """
         with self._lock:
@@ -335,7 +335,7 @@ class OfferStage:
         self.guard.record_refusal("offer", stream.peer, why)
 
     def send_away(self, stream: ServerStream, retry_after_seconds: float = _RETRY_SECONDS) -> None:
-        """Request a client to retry soon, and end the client's stream.
+        """Request a client to connect again soon, and end the client's stream.
 
         Args:
             stream: Stream of the client that must retry.

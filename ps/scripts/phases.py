@@ -51,15 +51,17 @@ class NextPhase:
             return OfferReader(self._stage, stream)
 
     def tick(self) -> None:
-        """Send heartbeats to waiting workers; make workers that wait too long retry (writer
-        thread).
+        """Send heartbeats to waiting workers; make workers that wait too long retry (called on the
+        writer thread).
         """
         stage = self._stage
         if stage is not None:
             stage.tick()
 
     def close(self, stage: OfferStage) -> None:
-        """Refuse all workers that wait for a model (phase) that has been replaced or is in use."""
+        """Refuse all workers that wait to send a model that the shard already serves or has
+        replaced.
+        """
         with self._lock:
             if self._stage is stage:
                 self._stage = None

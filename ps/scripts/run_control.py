@@ -75,22 +75,26 @@ class RunControl:
         self._evaluator: Connection | None = None
 
     def is_worker(self, worker: int) -> bool:
-        """Return True if the run has a worker with this id (any thread)."""
+        """Return True if the run has a worker with this id; any thread may call this."""
         return self._barriers.is_worker(worker)
 
     def has_begun(self, phase: int) -> bool:
-        """Return True if all scripts have agreed to begin the given phase (model) or a later one
-        (any thread).
+        """Return True if all scripts have agreed to begin phase (model) number `phase` or a later
+        phase; any thread may call this.
         """
         return self._barriers.phase >= phase
 
     def is_running(self, worker: int) -> bool:
-        """Return True if a worker's script has connected and is still running (any thread)."""
+        """Return True if a worker's script has connected and is still running; any thread may call
+        this.
+        """
         return self._barriers.is_running(worker, self._clock())
 
     @staticmethod
     def range_refusal(worker: int) -> str:
-        """Return an error text for a script whose worker id the run does not have (any thread)."""
+        """Return an error text for a script whose worker id the run does not have; any thread may
+        call this.
+        """
         return f"id: there is no worker {worker}; give all nodes the same --nb_workers."
 
     def why(self, reason: str) -> str:

@@ -57,7 +57,7 @@ class Connection:
         self.welcomed = False  # True if the core has admitted the worker on this stream
 
     def send(self, message: pb.ToClient, counted: bool = False) -> None:
-        """Queue a message without payload for a client.
+        """Queue a message without payload that the shard sends to a client.
 
         If `counted` is True, the bytes of the queued message count as training traffic.
         """
@@ -89,8 +89,8 @@ class ReplySender:
         Args:
             layout: Layout of the shard: the slices of variables that it holds.
             generation: Number of times that the shard has been restarted.
-            members: Function that returns the workers of the next training round; called once, at
-                the first reply.
+            members: Function that returns the workers of the next training round; it is called
+                once, at the first reply.
             datagrams: Receiver of UDP datagrams; None if the method sends no datagrams.
         """
         self._layout, self._generation = layout, generation
@@ -263,7 +263,7 @@ KEPT_PER_WORKER = 512 << 10
 
 
 class RoundsRelay:
-    """Relays the workers' reports on their rounds to the Supervisor (writer thread).
+    """Relays the workers' reports on their rounds to the Supervisor (called on the writer thread).
 
     A worker sends its reports on rounds in batches. The shard stores the newest batches of round
     reports for a Supervisor that connects or reconnects. A Supervisor may receive a batch of round
@@ -304,7 +304,8 @@ class RoundsRelay:
 
 
 class Observers:
-    """Sends the run's status, round reports and membership epochs to observers (writer thread).
+    """Sends the run's status, round reports and membership epochs to observers (called on the
+    writer thread).
 
     A new observer first receives the earlier reports and the membership epoch that it needs.
 

@@ -1,15 +1,18 @@
 """Isolation of failures in a shard's writer thread: a failed request affects only its client.
 
-The writer thread serves all clients of a shard, and does three kinds of work: * The writer thread
-calls the state machine with events. An event that fails may leave the shard's state machine's state
-  inconsistent. If an event of a worker fails, `JournaledCore` expels that worker; any other failing
-  event ends the process.
-* The writer thread works for one client: it sends a welcome, a status, a reply, or the opening of a
-  script's barrier. Work of the writer thread for one client only reads the shard's state machine.
-  If work for one client fails, the client gets a refusal and its stream ends.
-* The writer thread does regular work for all clients, for example sends the status to all
-  observers. If regular work of the writer thread fails, the thread skips the work until it is due
-  again.
+The writer thread serves all clients of a shard, and does three kinds of work.
+
+First, the writer thread calls the shard's state machine with events. An event that fails may leave
+the state of the state machine inconsistent. If an event of a worker fails, `JournaledCore` expels
+that worker; any other failing event ends the process.
+
+Second, the writer thread works for single clients: it sends a welcome, a status, a reply, or the
+opening of a script's barrier. Work of the writer thread for one client only reads the shard's state
+machine. If work for one client fails, the client gets a refusal and its stream ends.
+
+Third, the writer thread does regular work for all clients, for example sends the status to all
+observers. If regular work of the writer thread fails, the thread skips the work until it is due
+again.
 
 `Containment` runs the work for one client and the regular work. Each failure of such work is a bug
 of Thinwire. The connection guard counts each failure in `refused_peers` as `internal`, and the

@@ -178,7 +178,7 @@ class LeaderClient:
             session.close()
 
     def request_end(self, cause: str) -> None:
-        """Request shard 0 to end the run (any thread).
+        """Request shard 0 to end the run; any thread may call this.
 
         The shard repeats its request to end the run after a reconnection to shard 0.
         """

@@ -189,8 +189,8 @@ class ShardServer:
         bounds: ClaimBounds,
         groups: Sequence[Collection[int]],
     ) -> None:
-        """Serve the script's next model, which the shard's state machine has already loaded (writer
-        thread).
+        """Serve the script's next model, which the shard's state machine has already loaded (called
+        on the writer thread).
 
         During the change of the model, the shard admits no client until `open_for` is called.
         After a change of the model, workers and supervisors that evaluate must connect again.
@@ -252,13 +252,13 @@ class ShardServer:
         StreamReader(self, self.decoder, stream).read()
 
     def expect(self, incarnation: int, connection: Connection) -> None:
-        """Store a joining worker's stream until the shard's state machine admits or rejects it (on
-        reader threads).
+        """Store a joining worker's stream until the shard's state machine admits or rejects it
+        (called on reader threads).
         """
         self._welcomes[incarnation] = connection
 
     def lose(self, connection: Connection) -> None:
-        """Record that the gRPC stream of a worker has ended (on reader threads).
+        """Record that the gRPC stream of a worker has ended (called on reader threads).
 
         The loss of the stream is queued behind the stream's Hello message. If the loss of a stream
         were handled before its Hello message, the Hello message would register a stream that has
@@ -286,8 +286,8 @@ class ShardServer:
         self.queue.put(ClientRequest(connection, "a Hello", welcome))
 
     def observe(self, connection: Connection, number: int) -> None:
-        """Send an observer the whole model, or an evaluator the model that it evaluates (writer
-        thread).
+        """Send an observer the whole model, or an evaluator the model that it evaluates (called on
+        the writer thread).
         """
         phase = connection.phase
         if connection.role != pb.ROLE_EVALUATOR or phase >= self.ended_models.since:
@@ -304,7 +304,7 @@ class ShardServer:
             connection.send(pb.ToClient(refusal=refusal))
 
     def welcome_script(self, connection: Connection) -> None:
-        """Admit the control stream of a worker's script (writer thread).
+        """Admit the control stream of a worker's script (called on the writer thread).
 
         A script that connects without an incarnation (process number) only requests the optimizer's
         state and never waits at barriers.
@@ -317,7 +317,8 @@ class ShardServer:
         self.scripts.begin(connection)
 
     def send_slots(self, connection: Connection, weights: bool) -> None:
-        """Send a worker's script the optimizer's state between two updates (writer thread).
+        """Send a worker's script the optimizer's state between two updates (called on the writer
+        thread).
 
         All scripts request the optimizer's state after one update, so they all get the same encoded
         arrays.

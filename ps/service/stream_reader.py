@@ -103,8 +103,8 @@ class PhaseGate(Protocol):
         """
 
     def tick(self) -> None:
-        """Send heartbeats to waiting workers; make workers that wait too long retry (writer
-        thread).
+        """Send heartbeats to waiting workers; make workers that wait too long retry (called on the
+        writer thread).
         """
 
 
@@ -197,25 +197,23 @@ class StreamOwner(Protocol):
         """Admit a supervisor, an evaluator or another shard."""
 
     def observe(self, connection: Connection, number: int) -> None:
-        """Send an observer the whole model, or an evaluator the model that it evaluates (writer
-        thread).
+        """Send an observer the whole model, or an evaluator the model that it evaluates (called on
+        the writer thread).
         """
 
     def welcome_script(self, connection: Connection) -> None:
-        """Admit the control stream of a worker's script (writer thread)."""
+        """Admit the control stream of a worker's script (called on the writer thread)."""
 
     def send_slots(self, connection: Connection, weights: bool) -> None:
-        """Send a script the optimizer's state and, if `weights` is True, the weights (writer
-        thread).
-        """
+        """Send a worker's script the optimizer's state and, if `weights` is True, the weights."""
 
 
 class StreamReader:
     """Reader of one client's stream, which runs in a thread of its own.
 
-    Invalid input from a client raises at most Malformed, which ends only that client's stream. The
-    reader accepts a worker's messages only after the shard's state machine has welcomed this stream
-    as that worker's stream, and only until a newer stream of the worker replaces it.
+    Invalid input from a client raises at most Malformed, which ends only that client's stream.
+    `StreamReader` accepts a worker's messages only after the shard has admitted the worker on the
+    stream, and only until a newer stream of the worker replaces the stream.
     """
 
     def __init__(self, server: StreamOwner, decoder: PushDecoder, stream: ServerStream) -> None:

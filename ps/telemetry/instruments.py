@@ -79,7 +79,7 @@ class ShardInstruments:
         return [*self._latest, gauge("figures_age_seconds", text, age)]
 
     def _refresh(self) -> None:
-        """Collect the shard's metrics (writer thread).
+        """Collect the shard's metrics (called on the writer thread).
 
         An error during the collection of metrics is logged and does not end the run.
         """

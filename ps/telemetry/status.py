@@ -120,7 +120,9 @@ class StatusReporter:
         return dataclasses.replace(status, workers=workers).to_json()
 
     def status(self) -> run_status.RunStatus:
-        """Return the status of the whole run, as shard 0 knows it."""
+        """Return the status of the whole run, computed from the counters that shard 0 has
+        received.
+        """
         run, core = self._run, self._core
         workers = self._workers()
         counters, membership = core.counters, core.membership

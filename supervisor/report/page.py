@@ -142,7 +142,7 @@ def block_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def tables(summary: Mapping[str, Any]) -> str:
-    """Return HTML tables of datagram counts: by channel, by worker, not sent and dropped."""
+    """Return HTML tables of UDP datagram counts by channel, by worker, and by reason of a loss."""
     block = block_of(summary)
     if not block:
         return ""
@@ -247,7 +247,7 @@ class RunSection:
 
 @dataclasses.dataclass(frozen=True)
 class _Column:
-    """A column of the report's table that summarizes runs.
+    """A column of the report's table in which each row summarizes one run.
 
     The field ``better`` of a column is the function that selects the best of several values; with
     None, no value is marked as best.
