@@ -154,7 +154,7 @@ def load(
     augment: str | None = None,
     task: Task = TASKS[CLASSIFICATION],
 ) -> Dataset:
-    """Load the data set with the given name.
+    """Load, check and scale the data set with the given name.
 
     Args:
         name: Name of the data set, one of ``data.DATASETS``.

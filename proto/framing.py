@@ -60,8 +60,8 @@ class Malformed(Exception):
 
 
 class Chunk:
-    """A frame that continues the payload of a message. The parts of a payload frame are joined only
-    when the frame is encoded.
+    """A frame that carries the next piece of a message's payload. The parts of a payload frame are
+    joined only when the frame is encoded.
 
     Attributes:
         parts: Views of the bytes of the payload, in order.
@@ -99,7 +99,7 @@ Frame = bytes | Chunk
 
 
 def frame(message: Envelope) -> bytes:
-    """Return the single frame of a message without a payload.
+    """Return the single frame that carries a message without a payload.
 
     Raises:
         ValueError: The message to frame is larger than MAX_MESSAGE_BYTES.
@@ -114,7 +114,7 @@ def frame(message: Envelope) -> bytes:
 
 
 def chunk_bytes_for(link: Link) -> int:
-    """Return how many payload bytes a chunk should carry over a link.
+    """Return how many payload bytes a chunk (frame of a payload) should carry over a link.
 
     The receiver of a payload notices progress only after a whole chunk (piece of the payload) has
     arrived. A chunk of a payload therefore has the size that passes the link in half a second, much

@@ -267,7 +267,7 @@ def saved_model(run: Run, own: PsFlags, saved: SavedShard) -> InitialModel:
 
 
 def _discard(run: Run, own: PsFlags) -> None:
-    """Delete this shard's files and checkpoints of an earlier run."""
+    """Delete the files and checkpoints that this shard has stored in an earlier run."""
     clear_node(run.run_dir, own.node)
     if run.checkpoint_dir is not None:
         discard_checkpoints(run.checkpoint_dir, own.node, str(LockOwner.here("PS", own.id_ps)))
@@ -587,8 +587,8 @@ class ShardProcess:
     def _propose(self, found: events.GroupsChanged) -> None:
         """Write the groups of workers that shard 0 has measured to the run directory.
 
-        A later run can use the worker groups that this run has measured. A run does not use the
-        worker groups that it writes, because it splits the data at its start.
+        A later run can use the worker groups that shard 0 has formed from measured speeds. A run
+        does not use the worker groups that it writes, because it splits the data at its start.
         """
         if len(found.speeds) < self.run.nb_workers:
             return
@@ -786,8 +786,8 @@ class ShardProcess:
         return EXIT_CONFIGURATION if unsaved else EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     def _leaves_all_behind(self) -> bool:
-        """Save the shard's state at the end of the run. If the shard's final state cannot be saved,
-        the function logs the reason and returns False.
+        """Save the shard's state when the training run has ended. If the shard's final state cannot
+        be saved, the function logs the reason and returns False.
         """
         try:
             self._leave_behind()

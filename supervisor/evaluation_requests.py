@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 16
 
 
 class EvaluationRequests:
-    """Client of shard 0 that receives evaluation requests and sends the results.
+    """Evaluator's client of shard 0, which receives evaluation requests and sends the results.
 
     A thread reads the stream from shard 0 and reconnects when shard 0 restarts.
 
@@ -272,7 +272,7 @@ class CentralModel:
                     raise RequestRejected(shard.refusal)
 
     def close(self) -> None:
-        """Leave the run, and end the evaluator's streams to all shards."""
+        """Send Leave messages, and end the evaluator's streams to all shards."""
         for shard in self._shards:
             shard.session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
             shard.session.close()

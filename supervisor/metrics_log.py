@@ -113,7 +113,7 @@ class MetricsLog:
 
 
 def status_scalars(status: RunStatus, previous: RunStatus | None) -> dict[str, float | None]:
-    """Return the TensorBoard values of a status, by tag.
+    """Return TensorBoard tag -> value for the values in a run's status.
 
     Args:
         status: Status of the run to write.

@@ -29,7 +29,7 @@ class Publisher:
         begins_anew: True to remove the files that an earlier Supervisor published.
 
     Raises:
-        ConfigurationError: The storage that --report_dir names failed.
+        ConfigurationError: The storage that --report_dir names cannot be read or written.
     """
 
     def __init__(self, run_dir: pathlib.Path, address: str, begins_anew: bool = False) -> None:

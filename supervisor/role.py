@@ -112,7 +112,7 @@ def _model_of(run: Run) -> tuple[WatchedModel, ModelScorer]:
 
 
 class _Watcher:
-    """Supervisor process that follows one run.
+    """The Supervisor's work on one run: it shows progress, evaluates the model and records results.
 
     Args:
         run: Settings of the training run.
@@ -289,7 +289,7 @@ class _Watcher:
             self._offer_evaluator(evaluator.why_not)
 
     def _has_trained(self) -> bool:
-        """Return True if an update was applied after this Supervisor connected.
+        """Return True if the shards have applied an update since this Supervisor connected.
 
         A worker's script reports that its call of fit has validation data before the first step of
         the fit. If scripts train without a report of validation data, the run needs no evaluator.

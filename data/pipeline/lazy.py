@@ -120,7 +120,7 @@ class Lazy:
         self.shape = shape
 
     def __len__(self) -> int:
-        """Return the number of images in the set."""
+        """Return the number of images in the image set."""
         return self.shape[0]
 
     def __getitem__(self, chosen: Chosen) -> Any:
@@ -213,7 +213,7 @@ def crop_flip(images: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[
 
 
 class Repeated(Lazy):
-    """A large image set that repeats a few stored images.
+    """A large artificial image set that repeats a few stored images.
 
     Image i of the large set is the stored image ``positions[i] % n``.
 

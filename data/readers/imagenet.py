@@ -116,7 +116,7 @@ class ImageFolders:
         return Path(self.name(index)).read_bytes()
 
     def name(self, index: int) -> str:
-        """Return the path of an image file."""
+        """Return the path of the file that contains an image."""
         name = os.fsdecode(bytes(self._names[index]))
         return os.path.join(self._folder, self._classes[self.labels[index]], name)
 

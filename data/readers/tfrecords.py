@@ -70,7 +70,7 @@ def files_of(folders: Sequence[Path], parts: Sequence[str]) -> list[Path]:
         Paths in the order of the file numbers; empty if no folder holds a file of the part.
 
     Raises:
-        ConfigurationError: Some TFRecord files of the part are missing.
+        ConfigurationError: Some TFRecord files of the training or test part are missing.
     """
     pattern = re.compile(_NAME.format(parts="|".join(parts)))
     for folder in folders:

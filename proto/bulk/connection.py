@@ -34,7 +34,7 @@ class Wire(Protocol):
     """
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Send all bytes of `parts` over the connection.
+        """Send all bytes of `parts` (byte strings) over the TCP connection.
 
         Raises:
             OSError: The connection has ended before all bytes were sent.
@@ -54,14 +54,16 @@ class Wire(Protocol):
         """
 
     def shutdown(self, how: int) -> None:
-        """Shut down sending, or both directions of the connection (`socket.SHUT_*`). No errors."""
+        """Shut down sending, or both directions, of the TCP connection (`socket.SHUT_*`). No
+        errors.
+        """
 
     def close(self) -> None:
-        """Close the file descriptor of the connection's socket."""
+        """Close the file descriptor of the TCP connection's socket."""
 
 
 class TcpWire:
-    """A TCP connection without encryption.
+    """A TCP connection without encryption, with the methods of the protocol `Wire`.
 
     Args:
         connected: The connected TCP socket, which this object owns and closes.
@@ -75,7 +77,7 @@ class TcpWire:
         self._poll.register(connected, select.POLLIN)
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Send all bytes of `parts` over the connection."""
+        """Send all bytes of `parts` (byte strings) over the TCP connection."""
         missing = sum(map(len, parts)) - self._socket.sendmsg(parts)
         if missing:  # A signal interrupted sendmsg after a part of the bytes was sent.
             self._socket.sendall(b"".join(parts)[-missing:])
@@ -91,7 +93,7 @@ class TcpWire:
         return bool(self._poll.poll(milliseconds))
 
     def shutdown(self, how: int) -> None:
-        """Shut down sending, or both directions of the connection."""
+        """Shut down sending, or both directions, of the TCP connection."""
         with contextlib.suppress(OSError):  # The peer has already closed the TCP connection.
             self._socket.shutdown(how)
 
@@ -329,8 +331,8 @@ class BulkConnection:
         self._wire.shutdown(socket.SHUT_WR)
 
     def abort(self) -> None:
-        """Shut down both directions of the bulk connection and close its socket. Sends and receives
-        that are blocked on the connection return.
+        """Shut down both directions of the bulk connection and close its socket. After `abort`,
+        sends and receives that are blocked on the bulk connection return.
         """
         # The socket is shut down before the locks are taken, because the shutdown ends the calls of
         # threads that hold the locks. The descriptor is closed under both locks, so no thread uses

@@ -92,8 +92,9 @@ TRANSITIONS: dict[HandshakeState, tuple[HandshakeState, ...]] = {
 class Handshake:
     """One end of a bulk connection's handshake after the client has sent the attempt's number.
 
-    In a handshake, the client sends its proof first. The shard's listener sends the shard's proof
-    after the gRPC stream has taken over the bulk connection.
+    In a bulk connection's handshake, the client sends its proof of identity before the shard does.
+    The shard's listener sends the shard's proof after the gRPC stream has taken over the bulk
+    connection.
 
     Attributes:
         state: Current state of the handshake at this end (client or shard).
@@ -166,7 +167,8 @@ class Handshake:
     @property
     def proof(self) -> bytes:
         """Proof of 32 bytes that this end of the connection has the run's token and the offer's
-        key. A shard sends its proof over the byte stream `wire`.
+        key. After the handshake, a shard sends its own proof of identity over the byte stream
+        `wire`.
         """
         return self._mine
 

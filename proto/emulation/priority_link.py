@@ -136,7 +136,7 @@ class ClassQueue:
         return min(job.left, TURN_BYTES) if job.reliable and len(self.queue) > 1 else job.left
 
     def passed(self, job: Transmission, num_bytes: int) -> None:
-        """Count bytes of the current message or datagrams as passed over the link."""
+        """Count bytes of the message or datagrams on the link as passed over the link."""
         job.left -= num_bytes
         if not job.reliable:
             self.bounded_bytes -= num_bytes

@@ -46,7 +46,7 @@ def class_of_channel(scheme: str, channel: int, channels: int) -> int:
 
 
 class RunningLink:
-    """A thread that runs a link model on the real clock. Thread-safe.
+    """A thread that runs the model of an emulated link on the real clock. Thread-safe.
 
     Args:
         model: Model of the emulated link (rate, delay, loss and queues).
@@ -242,8 +242,8 @@ class EmulatedSocket:
         return self._offer(b"".join(buffers), *struct.unpack("=H", segment))
 
     def close(self) -> None:
-        """Close the real socket behind the emulated link. At the close, datagrams that are still on
-        the emulated link are lost.
+        """Close the real UDP socket behind the emulated link. At the close, datagrams that are
+        still on the emulated link are lost.
         """
         self._below.close()
 

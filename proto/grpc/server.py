@@ -347,7 +347,7 @@ class _CallFinder(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at r
 
 
 class _SessionHandler:
-    """Runs the handler of each client stream that the connection guard admits."""
+    """Runs the server's handler for each client stream that the connection guard admits."""
 
     def __init__(
         self,

@@ -284,7 +284,7 @@ class ClientSession:
         return self._hello.shard
 
     def _answer(self, given_up: Callable[[], bool]) -> pb.ToClient:
-        """Return the next message of a shard that has not sent a Welcome yet.
+        """Return the shard's next message, which may be the Welcome or a refusal of the Hello.
 
         Raises:
             StreamLost: The stream ended, a frame is malformed, the shard sent nothing for 30 s, or

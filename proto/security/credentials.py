@@ -462,7 +462,7 @@ def _check_pem(content: bytes, where: str, kind: str) -> None:
         kind: Name of the expected PEM object, CERTIFICATE or PRIVATE KEY.
 
     Raises:
-        ConfigurationError: The credential file does not hold the expected object.
+        ConfigurationError: The credential file does not hold the expected certificate or key.
     """
     if b"-----BEGIN" not in content or f"{kind}-----".encode() not in content:
         raise ConfigurationError(

@@ -238,7 +238,7 @@ class UdpReceiver:
         return tuple(channel.socket.getsockname()[1] for channel in self._channels)
 
     def start(self) -> None:
-        """Start the receiving thread; call this once."""
+        """Start the thread that receives datagrams; call `start` once."""
         self._thread.start()
 
     def admit(self, start: bytes, offset: int, numbers: Collection[bytes]) -> bool:

@@ -31,8 +31,8 @@ MAX_SEND_BYTES = 65_535 - 48
 
 @dataclasses.dataclass
 class QueuedBatch:
-    """A batch of datagrams in the sender's queue. The first datagrams of a queued batch may already
-    be sent.
+    """A batch of datagrams in the queue of a worker's datagram sender. The first datagrams of a
+    queued batch may already be sent.
 
     Attributes:
         batch: Datagrams of one size and one channel.

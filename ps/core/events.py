@@ -159,7 +159,9 @@ class Leave:
 
 @dataclasses.dataclass(frozen=True)
 class GroupAssignment:
-    """Groups of workers that shard 0 has formed during the run."""
+    """Groups of workers that shard 0 has formed during the run, with the membership epoch of the
+    change.
+    """
 
     epoch: int  # number of the membership epoch in which the groups came into force
     groups: tuple[tuple[int, ...], ...]  # ids of the workers in each group, live or not

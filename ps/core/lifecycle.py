@@ -138,7 +138,7 @@ class RunLifecycle:
         return due
 
     def limit_is_due(self, now: float) -> bool:
-        """Return whether the run has lasted for its time limit --max_seconds."""
+        """Return whether the run's duration has reached the time limit --max_seconds."""
         limit = self._limit()
         return limit is not None and now >= limit
 

@@ -53,7 +53,7 @@ class MemberPhase(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class OpenRequest:
-    """A pull or push of a worker that the shard has not answered."""
+    """A worker's pull or push request that the shard has not answered yet."""
 
     step: int  # step number of the worker's push; 0 if the request is a pull
     # Version of the worker's weights; None if the reply must send all weights.
@@ -185,11 +185,11 @@ class MemberTable:
         self._oldest_base_at: int | None = None
 
     def __getitem__(self, worker: int) -> Member:
-        """Return the record of a worker that has joined before."""
+        """Return the shard's record of a worker that has joined the run before."""
         return self._members[worker]
 
     def __contains__(self, worker: int) -> bool:
-        """Return whether a worker has joined before."""
+        """Return whether a worker has joined the run on this shard before."""
         return worker in self._members
 
     def __iter__(self) -> Iterator[int]:

@@ -97,7 +97,9 @@ class Membership(Protocol):
         """Return the live workers without a message to this shard for a lease, to report them."""
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
-        """Adopt the membership that shard 0 announces in an epoch."""
+        """Adopt the members that shard 0 announces in a membership epoch (numbered list of live
+        workers).
+        """
 
     def admits(self, worker: int, incarnation: int) -> bool:
         """Return whether the shard accepts messages of this incarnation (process) of a worker."""

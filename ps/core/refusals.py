@@ -25,8 +25,8 @@ def id_out_of_range(join: Join, nb_workers: int, epoch: int) -> Reject:
 def id_taken(join: Join, holder: IdHolder, epoch: int) -> Reject:
     """Refuse the Hello of a second live worker with a used id; name the first worker's address.
 
-    If the first worker with an id is silent, it may have died. If the holder of a worker id is
-    silent, the message to the second worker states when to try again.
+    If the first worker with an id is silent, this worker may have died. If the holder of a worker
+    id is silent, the message to the second worker states when to try again.
     """
     message = f"--id_worker={join.worker} is held by a live worker at {holder.peer}; "
     if holder.retry_after_seconds:

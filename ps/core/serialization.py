@@ -3,7 +3,7 @@
 Plain data holds only None, bools, numbers, strings, lists, dicts with string keys, and arrays. A
 checkpoint can store plain data, and JSON can store plain data without arrays. `from_plain` restores
 only the types that the module `serialization` declares, by their declared names. Restoring a value
-runs no code but the constructor of the value's type.
+from plain data runs no code except the constructor of the value's type.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Restore a value from the plain data that `to_plain` returned.
+    """Restore a value from the plain data (dicts, lists, numbers) that `to_plain` returned.
 
     Raises:
         ValueError, KeyError, TypeError: The plain data are not a result of `to_plain`.

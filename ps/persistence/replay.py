@@ -49,7 +49,7 @@ class ReplaySettings:
         """Return the settings of a shard's state machine from plain data that `to_plain` returned.
 
         Raises:
-            DamagedRecord: The plain data do not hold settings of a core.
+            DamagedRecord: The plain data do not hold the settings of a shard's state machine.
         """
         try:
             return ReplaySettings(**{name: from_plain(value) for name, value in content.items()})

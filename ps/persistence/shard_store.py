@@ -287,7 +287,7 @@ class SavedShard:
 
     @property
     def run_id(self) -> str:
-        """Identity of the saved run; "" without a checkpoint."""
+        """Random identifier of the saved run; "" without a checkpoint."""
         return str(self._found["run_id"]) if self._found else ""
 
     @property
@@ -324,7 +324,7 @@ class SavedShard:
 
     @property
     def recovered(self) -> State:
-        """Counts of replayed events and damaged journals from the newest checkpoint."""
+        """Counts of replayed events and damaged journals, as stored in the newest checkpoint."""
         nothing = {"replayed": 0, "cuts": []}
         return self._found.get("recovered", nothing) if self._found else nothing
 
@@ -390,7 +390,7 @@ class SavedShard:
         return replayed
 
     def open(self) -> None:
-        """Create the saver of checkpoints, so that `put` can write checkpoints."""
+        """Create the `Saver` of checkpoints, so that `put` can write checkpoints."""
         self._saver = Saver(
             self._checkpoints, self._remove_unneeded, lambda error: self.on_fenced(error)
         )

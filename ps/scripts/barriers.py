@@ -4,7 +4,7 @@ A worker's script waits at a barrier before its first training step, at the begi
 each call of fit, and when it saves files after a fit. At the first barrier a worker's script also
 waits for the start of the run's first evaluator (`first_evaluator`). If one worker's script has
 another model at the beginning or end of a fit, all scripts begin to train that model (a new phase).
-A worker's script also reports its own end to shard 0.
+A worker's script reports to shard 0 when the script ends.
 
 A barrier opens when every script in the run has reached this barrier or a later barrier. A script
 is in the run until its worker finishes, is lost (its stream has been closed for the time of a
@@ -13,7 +13,7 @@ that a worker that starts late or restarts can catch up.
 
 One worker's script may stop a call of fit early for the scripts of all workers. Only the script of
 the chief (one of the workers) writes files. The chief is the worker with the lowest id that is not
-lost. A worker that has finished can still be the chief.
+lost. A worker whose script has finished can be the chief (the worker whose script writes files).
 
 The shard does not save at which barriers the workers' scripts wait. After a restart of the shard,
 the workers' scripts report again at which barrier they wait, which barriers they have passed, and
@@ -89,7 +89,7 @@ class BarrierOpening:
 
 @dataclasses.dataclass(frozen=True)
 class ScriptsEnd:
-    """End of the run for all scripts.
+    """Message to the scripts of all workers that the run has ended.
 
     The `message` explains the end of the run to users; it is empty after a normal end.
     """
@@ -169,7 +169,7 @@ class _Script:
 
 
 class Barriers:
-    """Barrier state of the scripts of all workers, kept by shard 0.
+    """State of the barriers between all workers' scripts, which shard 0 stores.
 
     Attributes:
         ended: Cause of the end of the run; None while the run continues.
@@ -205,7 +205,7 @@ class Barriers:
         return 1 <= worker <= self._nb_workers
 
     def begin(self, worker: int, incarnation: int, now: float) -> list[Outcome]:
-        """Register the stream of a worker's script.
+        """Register the control stream of a worker's script, which may wait at barriers.
 
         A new process of a worker's script has reached no barrier yet.
         """
@@ -224,8 +224,8 @@ class Barriers:
         return [ChiefNamed(worker, self._chief), *stops, *outcomes]
 
     def arrive(self, worker: int, arrival: BarrierArrival, now: float) -> list[Outcome]:
-        """Record that a worker's script has reached a barrier. A repeated report of a script at a
-        barrier changes nothing.
+        """Record that a worker's script has reached a barrier. If a script reports the same barrier
+        twice, the second report changes nothing.
 
         Args:
             worker: Worker id of the script that has reached the barrier.

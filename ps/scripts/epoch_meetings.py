@@ -97,7 +97,7 @@ class _MeetingScript:
 
 
 class EpochMeetings:
-    """The epoch meetings of all scripts of a run, kept by shard 0.
+    """State of the meetings of all scripts at the ends of epochs, which shard 0 stores.
 
     Args:
         present: Function that returns the ids of the workers whose scripts are in the run at a

@@ -47,7 +47,7 @@ _NOWHERE: Position = (0, -1)
 
 @dataclasses.dataclass(frozen=True)
 class ForScript:
-    """A message about evaluations for the script of one worker."""
+    """A message about evaluations that shard 0 sends to the script of one worker."""
 
     worker: int
     message: pb.ToClient
@@ -55,14 +55,14 @@ class ForScript:
 
 @dataclasses.dataclass(frozen=True)
 class ForEvaluator:
-    """A message about evaluations for the run's evaluator."""
+    """A message about evaluations that shard 0 sends to the run's evaluator."""
 
     message: pb.ToClient
 
 
 @dataclasses.dataclass(frozen=True)
 class ForSupervisors:
-    """A message about evaluations for all Supervisors that start evaluators."""
+    """A message about evaluations that shard 0 sends to all Supervisors that start evaluators."""
 
     message: pb.ToClient
 
@@ -93,7 +93,7 @@ class _EvaluatedScript:
 
 
 class Evaluations:
-    """The evaluations that the scripts of a run request, kept by shard 0.
+    """State of the evaluations that the scripts of a run request, which shard 0 stores.
 
     Args:
         lease_seconds: Time without a Supervisor after which epochs are not evaluated, in seconds.
@@ -239,7 +239,7 @@ class Evaluations:
         return self._settle(now)
 
     def begin_evaluator(self, now: float) -> list[Notice]:
-        """Register the stream of the run's evaluator process.
+        """Register the control stream of the run's evaluator process.
 
         The shard sends a new evaluator the earlier fits and the open requests for evaluations.
         """
@@ -252,7 +252,7 @@ class Evaluations:
 
     def end_evaluator(self, now: float) -> list[Notice]:
         """Record that the control stream of the run's evaluator has ended. An evaluator whose
-        stream has ended may connect again later.
+        control stream to shard 0 has ended may connect again later.
         """
         self._has_evaluator = False
         self._requested = {

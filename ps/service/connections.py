@@ -165,8 +165,8 @@ class Connections:
         self._lock = threading.Lock()
 
     def add_worker(self, connection: Connection) -> None:
-        """Register the stream of an admitted worker. The shard closes an older stream of a worker
-        that registers a new stream.
+        """Register the gRPC stream of a worker that the shard has admitted. The shard closes an
+        older stream of a worker that registers a new stream.
         """
         with self._lock:
             old = self.workers.pop(connection.id, None)
@@ -235,7 +235,7 @@ class Connections:
             ]
 
     def everyone(self) -> list[Connection]:
-        """Return the connections of all workers and observers."""
+        """Return the open network connections of all workers and observers."""
         with self._lock:
             return [*self.workers.values(), *self.observers.values()]
 
@@ -265,9 +265,9 @@ KEPT_PER_WORKER = 512 << 10
 class RoundsRelay:
     """Relays the workers' reports on their rounds to the Supervisor (called on the writer thread).
 
-    A worker sends its reports on rounds in batches. The shard stores the newest batches of round
-    reports for a Supervisor that connects or reconnects. A Supervisor may receive a batch of round
-    reports twice and ignores the repetition.
+    A worker sends its reports on training rounds in batches. The shard stores the newest batches of
+    round reports for a Supervisor that connects or reconnects. A Supervisor may receive a batch of
+    round reports twice and ignores the repetition.
     """
 
     def __init__(self, kept_per_worker: int = KEPT_PER_WORKER) -> None:

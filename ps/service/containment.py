@@ -14,9 +14,9 @@ Third, the writer thread does regular work for all clients, for example sends th
 observers. If regular work of the writer thread fails, the thread skips the work until it is due
 again.
 
-`Containment` runs the work for one client and the regular work. Each failure of such work is a bug
-of Thinwire. The connection guard counts each failure in `refused_peers` as `internal`, and the
-first failure of each kind is logged with a traceback.
+`Containment` runs the work for one client and the regular work. Each failure of work for one client
+or of regular work is a bug of Thinwire. The connection guard counts each failure in `refused_peers`
+as `internal`, and the first failure of each kind is logged with a traceback.
 """
 
 from __future__ import annotations

@@ -159,9 +159,9 @@ def program_of(hello: pb.Hello) -> program.Rows:
 def _first_of_offers(expected: Sequence[pb.Setting], given: Sequence[pb.Setting]) -> str | None:
     """Return a text if the first differing row of two Hellos describes a model; else None.
 
-    An offer describes the model of a worker's script. The rows that describe a model are long JSON
-    documents (`Offer.fingerprint`), so the text about a difference names only its place in the
-    document.
+    An offer is a worker's description of the model of its script. The rows that describe a model
+    are long JSON documents (`Offer.fingerprint`), so the text about a difference names only its
+    place in the document.
     """
     for row, client_row in zip(expected, given, strict=False):
         if row != client_row:
@@ -220,7 +220,7 @@ _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_0
 
 
 def guard_of(run: Run) -> ConnectionGuard:
-    """Return the guard of a shard's port.
+    """Return the `ConnectionGuard` that limits the clients of a shard's network port.
 
     The guard's limits are wide enough for all clients of the run to share one IP address.
     """

@@ -1,7 +1,7 @@
 """Connection of a following shard (id 1 and up) to shard 0, which leads the run.
 
 A shard with id 1 or higher receives the run id, the membership epochs and the end of the run from
-shard 0. A shard with id 1 or higher sends reports with its counters to shard 0.
+shard 0. A shard with id 1 or higher regularly sends its counters to shard 0.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PHASE = "phase"
 
 @dataclasses.dataclass(frozen=True)
 class LeaderModel:
-    """Identity of shard 0's model, sent to another shard without a model."""
+    """Identity of shard 0's model, which shard 0 sends to another shard that has no model."""
 
     run_id: str
     weights_digest: str

@@ -121,11 +121,13 @@ class StreamOwner(Protocol):
 
     @property
     def guard(self) -> ConnectionGuard:
-        """Guard that authenticates clients and limits their streams and messages."""
+        """Object that authenticates clients and limits their streams and messages."""
 
     @property
     def identity(self) -> Identity | None:
-        """Identity of the shard; None before the shard can accept a client's Hello."""
+        """Identity of the shard (settings and model); None before the shard can accept a client's
+        Hello.
+        """
 
     @property
     def layout(self) -> ShardLayout:
@@ -194,7 +196,7 @@ class StreamOwner(Protocol):
         """The control streams between the shard and the workers' scripts."""
 
     def welcome_observer(self, connection: Connection) -> None:
-        """Admit a supervisor, an evaluator or another shard."""
+        """Admit a supervisor, an evaluator or another shard as an observer of this shard."""
 
     def observe(self, connection: Connection, number: int) -> None:
         """Send an observer the whole model, or an evaluator the model that it evaluates (called on

@@ -107,7 +107,7 @@ class StatusReporter:
         return json.dumps(figures)
 
     def document(self) -> str:
-        """Return the run's status as JSON that fits into one message.
+        """Return the run's status as JSON text that fits into one wire message.
 
         If the status document is too long, it omits the label counts of the workers' data, which
         take most of the space and rarely change.
@@ -297,7 +297,7 @@ class StatusReporter:
         return self._totals("membership", lost)["lost_updates"]
 
     def _reports(self, role: int) -> dict[int, str]:
-        """Return client id -> newest status report, for the clients of one role."""
+        """Return client id -> newest status report, for the clients of one role such as workers."""
         # copy the reports of nodes, because reader threads write to `reports` meanwhile
         documents = self._server.reports.copy()
         return {number: text for (client, number), text in documents.items() if client == role}

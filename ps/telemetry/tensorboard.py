@@ -69,7 +69,7 @@ class PsScalars:
         self._file.close()
 
     def values(self, now: float) -> dict[str, float | None]:
-        """Return the TensorBoard scalars by tag.
+        """Return TensorBoard tag -> current value of each scalar of the shard.
 
         Rates and means among the scalars cover the time since the last call of `values`.
         """

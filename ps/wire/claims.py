@@ -128,7 +128,7 @@ class ClaimBounds:
         )
 
     def check_push(self, push: pb.Push) -> None:
-        """Check all numbers that a worker's push contains.
+        """Check the bounds of all numbers that a worker's push contains.
 
         Raises:
             Malformed: A number of the push is out of its bounds.
@@ -186,7 +186,7 @@ class ClaimBounds:
             )
 
     def check_query(self, query: pb.Query) -> None:
-        """Check all numbers that a query (a worker's report to the pacer) claims.
+        """Check the bounds of all numbers in a query (a worker's report to the pacer).
 
         Raises:
             Malformed: A number of the query is out of its bounds.
@@ -197,7 +197,7 @@ class ClaimBounds:
             _check(name, getattr(query, name), 0, MOST_SECONDS)
 
     def check_pull(self, pull: pb.Pull) -> None:
-        """Check the version of the weights that a worker claims to hold.
+        """Check the bounds of the version of the weights that a worker reports in a pull.
 
         Raises:
             Malformed: The claimed version is out of its bounds.

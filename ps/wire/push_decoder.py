@@ -79,7 +79,7 @@ class PushDecoder:
         groups: Sequence[Collection[int]] | None = (),
         keeps_blocks: bool = False,
     ) -> None:
-        """Store the properties of the shard and the run that every push must fit.
+        """Store the properties of the shard and the run with which every push must agree.
 
         Args:
             layout: Layout of the shard: the slices of the model that the shard holds.

@@ -71,7 +71,7 @@ def coded_update(
     layout: ShardLayout,
     shared: dict[int, SharedBlocks],
 ) -> CodedUpdate:
-    """Return the object that writes a reply's update into the wire message.
+    """Return an object that writes the update in a shard's reply into the wire message.
 
     Args:
         update: Update of the weights in the reply to a worker.
@@ -85,7 +85,9 @@ def coded_update(
 
 
 def blocks_of_reply(update: Update | tuple[Block, ...], layout: ShardLayout) -> list[Block]:
-    """Return the blocks of a reply's update, in order of the shard's slices."""
+    """Return the blocks (variable slices) of the update in a reply, in order of the shard's
+    slices.
+    """
     return list(update) if isinstance(update, tuple) else blocks_of(update, layout)
 
 

@@ -115,10 +115,10 @@ UPDATES = Axis("Updates applied", (("", 1.0),))
 
 
 def metric_figure(curves: Sequence[Curve], axis: Axis, quantity: Quantity, theme: Theme) -> bytes:
-    """Draw a test metric against a cost, one line per run.
+    """Draw a test metric against a cost (time, bytes or updates), one line per run.
 
-    A single curve of a metric is labeled with its last value. For several curves of a metric, a
-    legend is above the axes.
+    If a picture shows a single curve, its last value is written next to the curve's end. For
+    several curves of a metric, the picture has a legend above the axes.
     """
     figure, axes = empty_axes(theme, width_inches=5.2, height_inches=3.5)
     logarithmic = _spread([max(curve.costs, default=0) for curve in curves]) > _LOG_SPREAD

@@ -28,7 +28,7 @@ _MOST_METRICS_SHOWN = 4
 def table(
     heads: Sequence[str], rows: Sequence[str], kind: str = "", differs: Sequence[bool] = ()
 ) -> str:
-    """Return an HTML table with column titles and rows.
+    """Return an HTML table with the given column titles and rows.
 
     Args:
         heads: Titles of the table's columns.
@@ -54,7 +54,7 @@ Shown = Sequence[tuple[str, str, Callable[[Any], str]]]
 
 
 def figures(head: str, rows: Sequence[tuple[str, Mapping[str, Any]]], shown: Shown) -> str:
-    """Return an HTML table of values with one row for each name.
+    """Return an HTML table of formatted values with one row for each name in `rows`.
 
     Args:
         head: Title of the table's column of names.
