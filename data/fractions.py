@@ -20,7 +20,7 @@ _TOLERANCE = 1.1e-6
 
 
 class _Line(NamedTuple):
-    """One worker's line of the data-sharding file."""
+    """One line of the data-sharding file, which defines the range of one worker."""
 
     start: float
     end: float

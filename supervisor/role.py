@@ -153,8 +153,8 @@ class _Watcher:
         return self._fetcher is None and not sys.stdout.isatty()
 
     def watch(self) -> int:
-        """Connect to the shards, evaluate until the run ends, write the records; return the exit
-        code.
+        """Connect to the shards, evaluate the model until the run ends, write the records; return
+        the exit code.
         """
         port = open_port(self.run, "supervisor-0", self._instruments)
         with handle_signals(self._interrupt):

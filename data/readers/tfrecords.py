@@ -7,10 +7,10 @@ contents, and `tf.train.Example` parses the contents. The index of TFRecord file
 position, the length and the label of each image. The index is saved in the folder of the TFRecord
 files if the folder is writable, so that the next process need not scan the files.
 
-Before tf.data opens a file, `_walk` reads the framing (length, checksum, content, checksum) of the
-file, for three reasons. tf.data returns no offsets of records. tf.data stops without an error if a
-file ends inside a record's header. A record header that announces more bytes than the memory holds
-makes tf.data end the process.
+Before tf.data opens a TFRecord file, `_walk` reads the framing (length, checksum, content,
+checksum) of its records. The library tf.data returns no offsets of records, stops without an error
+if a file ends inside a record's header, and ends the process if a header announces more bytes than
+the memory holds.
 """
 
 from __future__ import annotations

@@ -4,26 +4,33 @@ A client opens its bulk connection in a separate thread while the stream's messa
 gRPC, so heartbeats and requests are not delayed. A firewall that drops packets to the bulk port
 therefore costs the run only speed.
 
-    DIALLING --connected----> MOVED      The client sends Switch as its last message over gRPC.
-    DIALLING --turned away--> WAITING    The shard is overloaded, so the client tries again later.
-    WAITING  --due----------> DIALLING   The pause before the client's next attempt is over.
-    DIALLING --silent-------> WAITING    No answer: the client tries again, to rule out a flood.
-    DIALLING --unreachable--> STAYING    The process never tries this port again, as after a second
-                                         attempt without answer on this or a later stream.
-    DIALLING --distrusted---> STAYING    The process never tries this port again.
-    DIALLING --spent--------> STAYING    The last attempt failed; the next stream gets a new offer.
-    any      --ended--------> ENDED      The client's gRPC stream has ended.
+A client's stream changes its state `SwitchState` on these events:
+
+    DIALLING -> MOVED on `CONNECTED`: the client sends Switch as its last message over gRPC.
+    DIALLING -> WAITING on `TURNED_AWAY`: the shard is overloaded, so the client tries again later.
+    DIALLING -> WAITING on `SILENT`: the shard did not answer the client's first attempt, perhaps
+        because of a flood, so the client tries again later.
+    DIALLING -> STAYING on `UNREACHABLE`: the client's process never tries the shard's bulk port
+        again, because it is unreachable or did not answer a second attempt.
+    DIALLING -> STAYING on `DISTRUSTED`: the client's process never tries the shard's bulk port
+        again, because the peer did not prove that it is the shard.
+    DIALLING -> STAYING on `SPENT`: the client's last attempt failed; its next stream gets a new
+        offer.
+    WAITING -> DIALLING on `DUE`: the pause before the client's next attempt is over.
+    Any state -> ENDED on `ENDED`: the client's gRPC stream has ended.
 
 The shard's end of a gRPC stream never waits for a bulk connection. The shard holds the client's
 newest authenticated bulk connection until the client's Switch message arrives, which may never
 happen.
 
-    GRPC     --offered--> OFFERED    The shard has offered the client a bulk connection.
-    OFFERED  --attached-> ATTACHED   The client has proven its identity on a bulk connection.
-    ATTACHED --attached-> ATTACHED   The client has replaced its bulk connection by a newer one.
-    ATTACHED --switched-> MOVED      The client's Switch has arrived, and its later messages come
-                                     over the bulk connection.
-    any      --ended----> ENDED      The client's gRPC stream has ended.
+The shard changes the state `PathState` of its end of the stream on these events:
+
+    GRPC -> OFFERED on `OFFERED`: the shard has offered the client a bulk connection.
+    OFFERED -> ATTACHED on `ATTACHED`: the client has proven its identity on a bulk connection.
+    ATTACHED -> ATTACHED on `ATTACHED`: the client has replaced its bulk connection by a newer one.
+    ATTACHED -> MOVED on `SWITCHED`: the client's Switch has arrived, and its later messages come
+        over the bulk connection.
+    Any state -> ENDED on `ENDED`: the client's gRPC stream has ended.
 """
 
 from __future__ import annotations

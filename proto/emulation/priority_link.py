@@ -279,14 +279,15 @@ class PriorityLink:
     The emulated link serves the most urgent class that has packets, so that an urgent packet waits
     for at most one less urgent packet. Each class of service has a queue of ``link.queue_kb`` on
     the emulated link. A datagram that does not fit into its class's queue on the emulated link is
-    dropped. Messages of the reliable stream wait outside the queue of their class. The queue of a
-    class of service holds one reliable message (of a gRPC stream) at a time. A reliable message
-    moves to the end of its queue after each 64 KB if other traffic waits. On an emulated link, a
-    lost TCP segment of a message is sent again one round trip later and delays all later messages,
-    as in `LinkModel`. With messages of a single class of service only, `PriorityLink` and
-    `LinkModel` compute equal times. The emulated link loses, delays (by one link delay, at least 10
-    ms) or duplicates datagrams with the link's probabilities. Background traffic arrives at the
-    emulated link at a constant rate and waits in the queue of its class, in order of arrival.
+    dropped. Messages of the reliable gRPC stream wait outside the queue of their class of service.
+    The queue of a class of service holds one reliable message (of a gRPC stream) at a time. A
+    reliable message moves to the end of its queue after each 64 KB if other traffic waits. On an
+    emulated link, a lost TCP segment of a message is sent again one round trip later and delays all
+    later messages, as in `LinkModel`. With messages of a single class of service only,
+    `PriorityLink` and `LinkModel` compute equal times. The emulated link loses, delays (by one link
+    delay, at least 10 ms) or duplicates datagrams with the link's probabilities. Background traffic
+    arrives at the emulated link at a constant rate and waits in the queue of its class, in order of
+    arrival.
 
     All random numbers of a message are drawn when the caller puts it on the emulated link, and
     every event on the link has an exact time. The arrival times on the emulated link therefore do
@@ -344,7 +345,7 @@ class PriorityLink:
     # -- input ------------------------------------------------------------------------------
 
     def offer(self, now: float, priority: int, num_bytes: int, item: Any) -> None:
-        """Put a message of the reliable stream on the emulated link.
+        """Put a message of the reliable gRPC stream on the emulated link.
 
         Args:
             now: Current time on the caller's clock, in seconds.
@@ -421,7 +422,7 @@ class PriorityLink:
     def next_event(self) -> float | None:
         """Return the time at which `advance` must be called next; None if no arrival is pending.
 
-        No message or datagram arrives before the returned time.
+        No message or datagram arrives before the time that `next_event` returns.
         """
         at = self._arrivals[0][0] if self._arrivals else math.inf
         current = self._current

@@ -72,7 +72,7 @@ class RunningLink:
             return self._model.counts
 
     def offer(self, priority: int, sizes: Sequence[int], ready_at: float) -> list[_Ticket]:
-        """Put messages of the reliable stream on the emulated link.
+        """Put messages of the reliable gRPC stream on the emulated link.
 
         Args:
             priority: Class of service, 0 (most urgent) to 7.

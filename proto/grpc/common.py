@@ -1,9 +1,9 @@
 """Functions for both ends of a gRPC stream: options, byte counts, addresses and chunk sizes.
 
-`ChunkPace` adapts the size of the messages in which a payload is sent to the link. gRPC delivers
-whole messages only, so the receiver sees no progress before a message is complete. On a link of 0.5
-Mbit/s a message of 1 MiB takes 17 s, and the receiver would declare the sender dead during each
-such message. On a fast link, sending a payload in small messages wastes time.
+`ChunkPace` adapts the size of the messages in which a payload is sent to the link. The library gRPC
+delivers whole messages only, so the receiver sees no progress before a message is complete. On a
+link of 0.5 Mbit/s a message of 1 MiB takes 17 s, and the receiver would declare the sender dead
+during each such message. On a fast link, sending a payload in small messages wastes time.
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ class SendQueue:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of queued control messages and reports; replies that are not built count as 0."""
+        """Bytes of queued control messages and status reports, without the replies, which are not
+        built yet.
+        """
         return self._report_bytes + self._control_bytes
 
     def put(self, frames: Frames, counted: bool) -> bool:

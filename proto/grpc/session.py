@@ -420,7 +420,7 @@ class ClientSession:
 
 
 class Dialler:
-    """Opens sessions one after another with the same shard.
+    """Opens a client's sessions with one shard, one session after another.
 
     Args:
         name: Name of the shard, for log lines and errors.

@@ -261,7 +261,9 @@ class UdpReceiver:
         return all([packet_filter.attach(channel.socket, program) for channel in self._channels])
 
     def wake(self) -> None:
-        """Make the receiving thread read the owner's deadline again; thread-safe."""
+        """Make the receiving thread check the deadline of the datagrams' owner again;
+        thread-safe.
+        """
         with contextlib.suppress(OSError):  # the wake-up pipe holds unread bytes, or is closed
             self._wake_sender.send(b"!")
 

@@ -32,7 +32,7 @@ class WorkerAverages:
 
         Args:
             statistics: [m] float32 moving statistics (of BatchNorm layers). Replies to observers
-                contain them.
+                contain these statistics.
             num_slots: Number of optimizer slot values, which start at 0. Only replies to workers
                 contain these values.
         """

@@ -97,7 +97,7 @@ class Member:
 
     @property
     def applied_step(self) -> int:
-        """Newest training step of the worker up to which no push of the worker waits or needs a
+        """Newest training step of the worker such that no push up to this step waits or needs a
         retry.
         """
         return self.last_step if self.waiting is None else self.waiting.step - 1

@@ -308,8 +308,8 @@ class ShardModel:
         return weighed
 
     def _before_step(self, merged: Update, optimizer: int) -> None:
-        """Announce an optimizer step to the freezer, so that readers get the values before the
-        step.
+        """Announce an optimizer step to the copy-on-write protection, so that readers in other
+        threads get the values before the step.
         """
         server = self.method.server
         self.freezer.before_change(self.theta, merged.indices if server.keeps_sparse else None)

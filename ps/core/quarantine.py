@@ -79,8 +79,8 @@ class UpdateGuard:
         return self._policy.median(self._sizes)
 
     def state_dict(self, soft: bool) -> State:
-        """Return the norms of applied pushes and the steps of refused ones, or if `soft`, waiting
-        norms.
+        """Return the norms of applied pushes and the steps of refused pushes, or if `soft`, the
+        norms of waiting pushes.
         """
         if soft:
             return {"waiting": dict(self._waiting)}

@@ -50,7 +50,7 @@ class DatagramReceiver:
 
     Attributes:
         on_closed: Function called with (worker id, assembled step, counters) when the push of a
-            step is complete or given up; None to call nothing.
+            training step is complete or given up; None to call no function.
 
     Args:
         decoder: Decoder of the pushes that the shard receives.

@@ -556,7 +556,7 @@ class SavedShard:
         """Return whether the run's training script failed after it had trained.
 
         If the training script fails before its first update (for example on a missing module),
-        `_fails_with` returns the value in the newest checkpoint.
+        `_fails_with` returns the result that the newest checkpoint contains.
         """
         if self._found and version <= self.version:
             return self.script_failed

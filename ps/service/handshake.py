@@ -252,7 +252,8 @@ def checked_link(given: pb.EmulatedLink) -> Link:
     """Return the emulated link (rate, delay, loss) that a client has requested.
 
     Raises:
-        Malformed: A value of the link is NaN or outside the limits of the flags.
+        Malformed: A value of the emulated link is NaN or outside the limits of the command-line
+            flags.
     """
     link = Link(given.mbps, given.delay_ms, given.loss)
     # NaN fails every comparison, so the conditions test for values that are allowed.

@@ -81,7 +81,7 @@ class ShardInstruments:
     def _refresh(self) -> None:
         """Collect the shard's metrics (called on the writer thread).
 
-        An error during the collection of metrics is logged and does not end the run.
+        An error during the collection of the shard's metrics is logged and does not end the run.
         """
         try:
             self._latest = self._read()
