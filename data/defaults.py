@@ -1,7 +1,7 @@
 """Defaults and legal values of the flags --scaling and --augment for each data set.
 
-The module `defaults` imports neither TensorFlow nor numpy, so that flags can be checked before
-these slow imports.
+The module `defaults` imports neither TensorFlow nor numpy, so that flags can be checked before such
+slow imports.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def chunk_bytes_for(link: Link) -> int:
     """Return how many payload bytes a chunk (frame of a payload) should carry over a link.
 
     The receiver of a payload notices progress only after a whole chunk (piece of the payload) has
-    arrived. A chunk of a payload therefore has the size that passes the link in half a second, much
+    arrived. A chunk (piece) of a payload has the size that passes the link in half a second, much
     less than a lease, but at least 16 KiB.
     """
     if link.mbps <= 0:
@@ -132,10 +132,10 @@ def frames(
 ) -> Iterator[Frame]:
     """Return the frames of a message with its payload.
 
-    The function `frames` sets the field ``payload_bytes`` of the message's body. The function makes
-    frames one by one while the caller iterates over the result. The memory of the payload's
-    ``pieces`` must not change until the last frame is made, and the memory of a `Chunk` must not
-    change until the chunk is joined or sent.
+    The function `frames` sets the field ``payload_bytes`` of the message's body. The function
+    `frames` makes frames one by one while the caller iterates over its result. The memory of the
+    payload's ``pieces`` must not change until the last frame is made, and the memory of a `Chunk`
+    must not change until the chunk is joined or sent.
 
     Args:
         message: Message whose body has an unset ``payload`` field, or whose payload always follows

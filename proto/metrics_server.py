@@ -3,7 +3,7 @@
 One time limit covers a whole HTTP request to the metrics port, from the connection to the end of
 the answer. If too many clients are connected to the metrics port, the port disconnects one of them
 for a new client (`thinwire.proto.security.fair_places`). Clients that send their HTTP requests byte
-by byte therefore cannot block the metrics port for other clients.
+by byte cannot block the metrics port for other clients.
 """
 
 from __future__ import annotations

@@ -709,7 +709,9 @@ class ShardProcess:
         self.saved.put(version, state, self.run_id, sent, reports, received, begun)
 
     def _received(self) -> DatagramCounts | None:
-        """Return the counts of received UDP datagrams; None if the method sends no datagrams."""
+        """Return the counts of received UDP datagrams; None if the training method sends no
+        datagrams.
+        """
         port = self.server.datagrams
         return port.counts() if port is not None else None
 
@@ -787,7 +789,7 @@ class ShardProcess:
 
     def _leaves_all_behind(self) -> bool:
         """Save the shard's state when the training run has ended. If the shard's final state cannot
-        be saved, the function logs the reason and returns False.
+        be saved, `_leaves_all_behind` logs the reason and returns False.
         """
         try:
             self._leave_behind()

@@ -323,7 +323,7 @@ def _refused(status: RunStatus) -> list[str]:
 
 
 def _datagrams(status: RunStatus) -> dict[str, Any]:
-    """Return the UDP datagram counters of a run's status; empty if the method sends no
+    """Return the UDP datagram counters of a run's status; empty if the training method sends no
     datagrams.
     """
     return status.policies.get(BLOCK, {})

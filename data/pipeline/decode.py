@@ -1,7 +1,7 @@
 """Decodes and crops images with tf.data, on several cores, ahead of training.
 
 The pixels of a decoded training image depend only on the image file, the seed and the example's
-place in the cursor's sequence. A position in the training images can therefore be saved as two
+place in the cursor's sequence. A position in the sequence of training images can be saved as two
 integers, and resumed training uses the pixels of uninterrupted training. The function `random_box`
 computes a random crop from the image's size in the file header and from random numbers.
 

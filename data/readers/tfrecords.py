@@ -1,8 +1,8 @@
 """An index of the images and labels in TFRecord files whose records are tf.train.Examples.
 
 A worker reads single images from TFRecord files in its own order, but tf.data reads a file only
-from the start. The module `tfrecords` therefore scans the TFRecord files once to build an index.
-During the scan, `tf.data.TFRecordDataset` reads the records and checks the checksums of the
+from the start. The module `tfrecords` scans the TFRecord files once to build an index of their
+images. During the scan, `tf.data.TFRecordDataset` reads the records and checks the checksums of the
 contents, and `tf.train.Example` parses the contents. The index of TFRecord files contains the
 position, the length and the label of each image. The index is saved in the folder of the TFRecord
 files if the folder is writable, so that the next process need not scan the files.

@@ -2,7 +2,7 @@
 
 The shard's bulk port accepts connections only while an offer of a bulk connection to a client is
 open. One thread of the shard accepts bulk connections and runs all their handshakes (`Handshake`).
-A bulk connection therefore occupies no thread of its own before it carries frames.
+A bulk (TCP) connection occupies no thread of its own before it carries frames.
 
 Theory of operation. A bulk connection is a stranger (not related to any client) until it has sent
 the secret number of an open offer. A stranger (connection of an unknown client) cannot guess the

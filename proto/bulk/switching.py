@@ -1,8 +1,8 @@
 """State machines that move a stream's messages from gRPC to its bulk connection.
 
 A client opens its bulk connection in a separate thread while the stream's messages are sent over
-gRPC, so heartbeats and requests are not delayed. A firewall that drops packets to the bulk port
-therefore costs the run only speed.
+gRPC, so heartbeats and requests are not delayed. A firewall that drops packets to the port for bulk
+connections costs the run only speed.
 
 A client's stream changes its state `SwitchState` on these events:
 

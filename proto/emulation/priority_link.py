@@ -2,9 +2,9 @@
 
 The model of the emulated link has no threads and runs on the caller's clock. Urgent packets
 overtake other packets on the link, so the arrival time of a message is unknown when the message is
-sent. The caller therefore first puts messages on the emulated link and then advances the time.
-`PriorityLink` is the model of the emulated link; it uses `ClassQueue`, `Background` and
-`draw_fates`.
+sent. The caller of the link model first puts messages on the emulated link and then advances the
+link's time. `PriorityLink` is the model of the emulated link; it uses `ClassQueue`, `Background`
+and `draw_fates`.
 """
 
 from __future__ import annotations
@@ -290,10 +290,10 @@ class PriorityLink:
     arrival.
 
     All random numbers of a message are drawn when the caller puts it on the emulated link, and
-    every event on the link has an exact time. The arrival times on the emulated link therefore do
-    not depend on how often `advance` is called. The methods of the link model take times in
-    seconds. If a caller passes a time before the time of its previous call, the link uses the
-    previous call's time.
+    every event on the link has an exact time. The arrival times on the emulated link do not depend
+    on how often `advance` is called. The methods of the link model take times in seconds. If a
+    caller passes a time before the time of its previous call, the link uses the previous call's
+    time.
 
     Args:
         link: Rate, delay, loss, queue size, background traffic and datagram probabilities.

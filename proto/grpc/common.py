@@ -108,7 +108,7 @@ def check_bind(
         address: Address at which the node will listen.
         insecure: True if the user passed --insecure.
         protection: Encryption and authentication of the listening node.
-        flag: Name of the flag that sets the address, for the error message.
+        flag: Name of the command-line flag that sets the address, for the error message.
 
     Raises:
         ConfigurationError: Other machines reach the address, and the node does not authenticate

@@ -245,7 +245,8 @@ class ConnectionGuard:
     ) -> tuple[pb.Reason, str] | None:
         """Authenticate the client of a stream; record and return a refusal, or return None.
 
-        The docstring of `credentials.check_client` describes the arguments and the result.
+        The docstring of `credentials.check_client` describes the arguments and the result of
+        `authenticate`.
         """
         credentials = self.credentials
         if not (credentials.authority or credentials.token):

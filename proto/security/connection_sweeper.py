@@ -2,9 +2,9 @@
 
 The library gRPC keeps a TCP connection open for seconds before the HTTP/2 handshake ends, and for
 more seconds without a stream. The connection limit of gRPC itself rejects the newest connection, so
-unknown clients could lock out workers. `ConnectionSweeper` instead closes pending TCP connections
-(without an accepted stream) when there are many. `ConnectionSweeper` first closes the oldest
-pending connections of the client address with the most pending connections
+unknown clients could lock out workers. `ConnectionSweeper` closes pending TCP connections (without
+an accepted stream) when there are many. `ConnectionSweeper` first closes the oldest pending
+connections of the client address with the most pending connections
 (`thinwire.proto.security.fair_places`). `ConnectionSweeper` finds the process's TCP connections in
 the list of its descriptors, /dev/fd.
 """

@@ -19,9 +19,9 @@ class FairPlaces(Generic[Holder]):
 
     A new client is always added to the bounded set of clients. If the set of clients is full, the
     oldest client of the address with the most clients is removed. If several addresses have the
-    most clients in a full set, an old client with the new client's address is removed. A few
-    addresses with many clients thus cannot lock out another address, and a client that stays in the
-    set only briefly is seldom removed.
+    most clients in a full set, an old client with the new client's address is removed. In a bounded
+    set of clients, a few addresses with many clients cannot lock out another address, and a client
+    that stays in the set only briefly is seldom removed.
     """
 
     def __init__(self) -> None:

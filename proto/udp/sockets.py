@@ -37,7 +37,7 @@ def tos(scheme: str, channel: int, channels: int) -> int | None:
       ``channels - i``, so that the last channel is best effort (CS0).
     - With the scheme ``compact``, the gRPC stream gets CS5, and UDP channel i gets CS ``max(0, 5 -
       ceil(5 i / channels))``. The scheme ``compact`` avoids the classes of network control.
-    - With the scheme ``off``, the function returns None, and packets are not marked.
+    - With the scheme ``off``, `tos` returns None, and packets are not marked.
 
     Args:
         scheme: Scheme that marks packets with classes of service, one of `SCHEMES`.

@@ -32,9 +32,9 @@ class WorkerAverages:
 
         Args:
             statistics: [m] float32 moving statistics (of BatchNorm layers). Replies to observers
-                contain these statistics.
+                contain the statistics.
             num_slots: Number of optimizer slot values, which start at 0. Only replies to workers
-                contain these values.
+                contain the slot values.
         """
         self._num_statistics = len(statistics)
         self.size = len(statistics) + num_slots

@@ -17,8 +17,8 @@ class BatchClock:
     Args:
         nb_workers: Number of workers in the run.
         num_optimizers: Number of optimizers on the server, whose batches the batch clock counts
-            separately. The number is 1 if the optimizers step on the workers, because one count of
-            batches then serves the learning rate schedules of all optimizers.
+            separately. `num_optimizers` is 1 if the optimizers step on the workers, because one
+            count of batches then serves the learning rate schedules of all optimizers.
         first: For each optimizer of the training script, the number of batches that its learning
             rate schedule had counted before this phase (model); () if the run has no script.
     """

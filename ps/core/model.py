@@ -78,7 +78,8 @@ class ShardModel:
         """Start the shard's model with the initial weights as version 0.
 
         Args:
-            method: The policies of the training method.
+            method: Training method, which consists of policies (such as weighting, optimizer and
+                codec).
             theta: Initial weights [n] float32 of the shard; the model updates the array in place.
             kernels: Implementation of the array operations.
             budget: Number of updates or examples after which the run ends.
@@ -241,8 +242,9 @@ class ShardModel:
             arrivals: Updates of a complete round in order of worker id, all for one optimizer of
                 the script.
             oldest_base: Oldest version at which a live worker's next push may be computed.
-            share: Number of workers in the round's group divided by the number of all workers. It
-                is the factor of the changes that these workers' scripts made to their weights.
+            share: Number of workers in the round's worker group divided by the number of all
+                workers. The changes that the scripts of the group's workers made to their weights
+                are multiplied by `share`.
             empty_parts: Number of parts (1 / workers) of the script's batches that fell to workers
                 without an example in them.
 

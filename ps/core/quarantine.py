@@ -100,8 +100,8 @@ class Quarantine:
     """Counts refused pushes, and excludes a worker for some time after too many refused pushes.
 
     The quarantine has its own clock, which counts the seconds in which this shard ran, summed over
-    all restarts. A worker's quarantine therefore continues after a restart of the shard with its
-    remaining seconds.
+    all restarts. After a restart of the shard, a worker's quarantine continues with its remaining
+    seconds.
     """
 
     def __init__(self, guards: Guards) -> None:

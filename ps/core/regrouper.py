@@ -5,8 +5,8 @@ groups of workers with similar times. To change the worker groups, shard 0 delay
 worker that has finished a round, and changes the groups when no worker is computing. All shards
 except shard 0 (RegroupFollower) receive the new groups with the last step of each worker in the old
 groups. A shard other than 0 merges the pushes up to the last steps in the old groups, and defers
-later pushes until it has changed the groups too. Every shard thus merges its part of a worker's
-push with the pushes of the same group of workers.
+later pushes until it has changed the groups too. Every shard merges its part of a worker's push
+with the pushes of the same group of workers.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ _SESSION_AT = HEADER.fields["session"][1] if HEADER.fields else 0
 
 
 class DatagramPort:
-    """The UDP datagram path of a shard, which exists only if the method's router uses datagrams.
+    """The UDP datagram path of a shard, which exists only if the training method's router uses
+    datagrams.
 
     Attributes:
         receiver: Object that joins workers' datagrams into pushes, and holds their open sessions.

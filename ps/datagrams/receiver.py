@@ -55,7 +55,7 @@ class DatagramReceiver:
     Args:
         decoder: Decoder of the pushes that the shard receives.
         sizes: Number of values in each slot (slice of a variable) of the shard.
-        router: Routing policy of the method; its `uses_datagrams` must be true.
+        router: Routing policy of the training method; its `uses_datagrams` must be true.
         deliver: Function called with the `Push` event of each complete push.
         refuse: Function called with (worker id, step, message) for a push that holds NaN or
             infinity.
@@ -65,7 +65,7 @@ class DatagramReceiver:
         clock: Function that returns monotonic time in seconds.
 
     Raises:
-        ValueError: The method's router sends no datagrams.
+        ValueError: The training method's router sends no datagrams.
     """
 
     def __init__(

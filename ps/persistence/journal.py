@@ -3,7 +3,7 @@
 Each snapshot of a shard begins a journal file and stores the file's number. The first record (head)
 of a journal file holds the settings of the shard's state machine, the number of the preceding
 journal file, and the byte offset at which that file ends. The journal file that a snapshot begins
-and all later files therefore hold every event of the shard's state machine after that snapshot,
+and all later journal files hold every event of the shard's state machine after that snapshot,
 across restarts.
 
 `JournaledCore` appends an event to the journal before the shard's state machine handles the event.
@@ -307,8 +307,8 @@ class JournaledCore:
 
     If the shard's state machine raises an exception on a worker's event, the event is rejected: a
     `Failed` event follows it in the journal, so that a replay does not handle the rejected event
-    again. An event that cannot be coded for the journal is also rejected, before the shard's state
-    machine handles the event.
+    again. If an event cannot be encoded for the journal, it is rejected before the shard's state
+    machine handles it.
 
     When the journal cannot be written, the run ends, and the shard's state machine handles no event
     that is not in the journal. Only shard 0 can end a run. If a shard other than 0 cannot write its
@@ -420,8 +420,8 @@ class JournaledCore:
         At the end of a run, the shard takes a snapshot before every worker has received its last
         reply, so the state machine may have handled more events than `state` includes. The new
         journal file does not hold the events that the shard's state machine has handled since the
-        snapshot `state`. `consistent` therefore returns the shard's current state after the end of
-        the run, and the snapshot `state` before.
+        snapshot `state`. `consistent` returns the shard's current state after the end of the run,
+        and the snapshot `state` before.
         """
         return self.core.snapshot() if self._writes and self.core.stop_reason else state
 

@@ -1,8 +1,8 @@
 """Decides whether a PS shard writes a journal of its events, and replays the previous journal.
 
-``--journal=auto`` decides by the size of the method's pushes, which is measured before training
-starts. With ``--journal=auto``, sparse pushes, which are small compared with the model, are
-journaled, and dense pushes are not.
+``--journal=auto`` decides by the size of the training method's pushes, which is measured before
+training starts. With ``--journal=auto``, sparse pushes, which are small compared with the model,
+are journaled, and dense pushes are not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _MOST_ENTRIES = 4_000_000
 
 
 class JournalPolicy:
-    """Decides at the run's start, from --journal and the method, if a shard writes a journal.
+    """Decides at the run's start, from --journal and the training method, if a shard writes a
+    journal.
 
     Attributes:
         about: Entries about the journal for the run's summary, without the counts of events and

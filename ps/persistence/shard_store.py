@@ -55,7 +55,7 @@ class Saver:
     """Writes the checkpoints of a shard in a background thread, one checkpoint after the other.
 
     The background thread exists only while a checkpoint is being written. A process that has served
-    many shards one after the other therefore holds no idle threads, and no arrays that idle threads
+    many shards one after the other holds no idle writing threads, and no arrays that idle threads
     would refer to.
     """
 

@@ -1,8 +1,8 @@
 """Barriers between the workers' training scripts, and the end of the run; no threads.
 
 A worker's script waits at a barrier before its first training step, at the beginning and the end of
-each call of fit, and when it saves files after a fit. At the first barrier a worker's script also
-waits for the start of the run's first evaluator (`first_evaluator`). If one worker's script has
+each call of fit, and when it saves files after a fit. At its first barrier, a worker's script waits
+for the start of the run's first evaluator, too (`first_evaluator`). If one worker's script has
 another model at the beginning or end of a fit, all scripts begin to train that model (a new phase).
 A worker's script reports to shard 0 when the script ends.
 

@@ -16,7 +16,7 @@ A meeting of scripts does not wait for a script that is lost, for a script that 
 epoch (after a restart), or for a script whose worker waits in a round for the push of another
 worker. A worker that waits in a round for another worker's push may wait forever, because the
 script of that other worker may wait at the meeting. A meeting of scripts has no time limit, because
-an epoch may take an hour longer on a slow device.
+a training epoch may take an hour longer on a slow device than on other devices.
 
 The shard does not save which scripts wait at the meetings after an epoch. After a restart of the
 shard, the workers' scripts report again at which meeting they wait, and the newest answer that they

@@ -59,8 +59,8 @@ def model_of_flags(
     Args:
         run: Settings of the training run.
         id_ps: Id of the parameter server shard, from 0.
-        shared: The whole model, of which the function takes the shard's part; None to build the
-            model from the run's settings.
+        shared: The whole model, from which `model_of_flags` takes the shard's slices of variables;
+            None to build the model from the run's settings.
         num_examples: Size of the training set; None to count the examples if --epochs needs their
             number.
 

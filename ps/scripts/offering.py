@@ -538,7 +538,7 @@ class OfferReader:
     def _limit(self, message: pb.ToServer) -> int:
         """Check the document that describes an offered model; return the payload's length in bytes.
 
-        The assembler of a worker's messages calls this method before it allocates memory for an
+        The assembler of a worker's messages calls `_limit` before it allocates memory for an
         offered model.
 
         Raises:

@@ -91,7 +91,7 @@ class ReplySender:
             generation: Number of times that the shard has been restarted.
             members: Function that returns the workers of the next training round; it is called
                 once, at the first reply.
-            datagrams: Receiver of UDP datagrams; None if the method sends no datagrams.
+            datagrams: Receiver of UDP datagrams; None if the training method sends no datagrams.
         """
         self._layout, self._generation = layout, generation
         self._find_members, self._datagrams = members, datagrams

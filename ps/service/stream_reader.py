@@ -153,7 +153,9 @@ class StreamOwner(Protocol):
 
     @property
     def datagrams(self) -> DatagramPort | None:
-        """Port of the shard that receives UDP datagrams; None if the method sends no datagrams."""
+        """Port of the shard that receives UDP datagrams; None if the training method sends no
+        datagrams.
+        """
 
     @property
     def connections(self) -> Connections:

@@ -32,15 +32,15 @@ class ShardInstruments:
     """Exporter of a PS shard's metrics (for Prometheus). The shard's writer thread collects the
     metrics and never waits for a scrape.
 
-    Only the shard's writer thread may read the state machine's counters. Therefore a scrape of the
-    metrics port queues a request for the writer thread, and the scraping thread waits for the
-    collected metrics.
+    Only the shard's writer thread may read the state machine's counters. A scrape of the metrics
+    port queues a request for the writer thread, and the scraping thread waits for the collected
+    metrics.
 
     Args:
         server: Network server of the shard.
         reporter: Object that returns the shard's status counters.
-        received: Function that returns the counts of received datagrams, or None if the method
-            sends no datagrams.
+        received: Function that returns the counts of received datagrams, or None if the training
+            method sends no datagrams.
         clock: Function that returns monotonic time in seconds; tests replace the function.
     """
 

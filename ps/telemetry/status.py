@@ -175,8 +175,8 @@ class StatusReporter:
         return {"guards": block | {"refused": {why: dict(by) for why, by in refused.items()}}}
 
     def privacy(self) -> dict[str, Any]:
-        """Return the run's privacy guarantee, such as epsilon; {} if the method has no privacy
-        bound.
+        """Return the run's privacy guarantee, such as epsilon; {} if the training method has no
+        privacy bound.
 
         The status states the privacy guarantee for the worker whose updates were merged into the
         most rounds. The privacy accountant counts an upper bound of a worker's rounds, because a
@@ -263,7 +263,7 @@ class StatusReporter:
         return {block: dict(total)} if total["bytes"] else {}
 
     def _datagrams(self) -> dict[str, Any]:
-        """Return the datagram counts of all shards and workers; {} if the method sends no
+        """Return the datagram counts of all shards and workers; {} if the training method sends no
         datagrams.
         """
         received = self._received()

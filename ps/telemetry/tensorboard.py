@@ -126,5 +126,5 @@ def _of_datagrams(
 
 
 def _of_privacy(found: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the privacy accountant's epsilon; {} if the method has no privacy bound."""
+    """Return the privacy accountant's epsilon; {} if the training method has no privacy bound."""
     return {"privacy/epsilon": block["epsilon"]} if (block := found.get(BLOCK)) else {}
