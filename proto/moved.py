@@ -2,13 +2,14 @@
 
 A node knows shards by the addresses in its command line. Before every attempt to connect, a client
 resolves host names again and looks up the shard's present address in the module `moved`. There are
-two sources of a moved shard's present address:
+two sources of a moved shard's present address.
 
-- An engine that moves shards writes a file for its nodes. The engine's file has one line for each
-  moved shard: the original address, a blank, the present address.
-- Shard 0 knows where all other shards listen, because each shard announces its address and its
-  number of restarts. A client that cannot reach a shard requests the shard's address from shard 0
-  and stores the answer in the module `moved`.
+An engine that moves shards writes a file for its nodes. The engine's file has one line for each
+moved shard: the original address, a blank, the present address.
+
+Shard 0 knows where all other shards listen, because each shard announces its address and its number
+of restarts. A client that cannot reach a shard requests the shard's address from shard 0 and stores
+the answer in the module `moved`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Reader of ImageNet (ILSVRC 2012) and data sets of the same layout: class folders or TFRecords.
 
-- ImageNet in folders has files ``train/n01440764/*.JPEG`` and ``val/n01440764/*.JPEG``, with one
-  folder per class. The sorted names of ImageNet's class folders define the numbers of the classes.
-- ImageNet in TFRecords has files ``train-00000-of-01024`` ... and ``validation-00000-of-00128``
-  ..., in the folder or in ``train/`` and ``validation/``, whose records have the features
-  ``image/encoded`` and ``image/class/label``. The labels in the TFRecords count from 0 or from 1;
-  the usual build scripts of ImageNet count from 1.
+ImageNet in folders has files ``train/n01440764/*.JPEG`` and ``val/n01440764/*.JPEG``, with one
+folder per class. The sorted names of ImageNet's class folders define the numbers of the classes.
+
+ImageNet in TFRecords has files ``train-00000-of-01024`` ... and ``validation-00000-of-00128`` ...,
+in the folder or in ``train/`` and ``validation/``, whose records have the features
+``image/encoded`` and ``image/class/label``. The labels in the TFRecords count from 0 or from 1; the
+usual build scripts of ImageNet count from 1.
 
 The reader of ImageNet reads names, positions, labels and encoded images;
 ``thinwire.data.pipeline.decode`` decodes the pixels.

@@ -225,7 +225,8 @@ def number_of(first: bytes, key: bytes, attempt: int) -> bytes:
     """Return the 16 bytes that identify one attempt to connect on a shard's offer.
 
     Args:
-        first: Secret number of the first attempt, which the shard's offer contains.
+        first: Secret number of the client's first attempt to connect, which the shard's offer
+            contains.
         key: Secret key of 32 bytes in the shard's offer.
         attempt: Index of the connection attempt, from 0.
     """

@@ -8,13 +8,13 @@ Theory of operation. A bulk connection is a stranger (not related to any client)
 the secret number of an open offer. A stranger (connection of an unknown client) cannot guess the
 number of an offer, which has 16 random bytes. At most 64 strangers (connections that have not sent
 an offer's number) stay open together. A shard always accepts a new connection to its bulk (TCP)
-port. If too many strangers are connected, the shard closes the oldest connection of the address
-with the most connections (`FairPlaces`). An honest client sends the number of its offer in its
-first packet, so waiting connections of unknown clients cannot keep an honest client out. After it
-has sent an offer's number, a bulk connection belongs to the gRPC stream of that offer. A gRPC
-stream has at most one bulk connection whose client has not proven its identity. The client's next
-attempt, or the end of its gRPC stream, closes a bulk connection whose client has not proven its
-identity.
+port. If too many connections have not sent an offer's number, the shard closes the oldest
+connection of the address with the most such connections (`FairPlaces`). An honest client sends the
+number of its offer in its first packet, so waiting connections of unknown clients cannot keep an
+honest client out. After it has sent an offer's number, a bulk connection belongs to the gRPC stream
+of that offer. A gRPC stream has at most one bulk connection whose client has not proven its
+identity. The client's next attempt, or the end of its gRPC stream, closes a bulk connection whose
+client has not proven its identity.
 
 On every bulk connection, the client must prove its identity within a time limit from the acceptance
 of the connection. Single bytes that a client sends do not extend the deadline of its handshake.

@@ -33,11 +33,14 @@ _NUM_QUEUE_PRIORITIES = 3
 def tos(scheme: str, channel: int, channels: int) -> int | None:
     """Return the TOS byte (IPv6: traffic class) of a channel's packets.
 
-    - With the scheme ``cs``, the gRPC stream gets class CS ``channels``, and UDP channel i gets CS
-      ``channels - i``, so that the last channel is best effort (CS0).
-    - With the scheme ``compact``, the gRPC stream gets CS5, and UDP channel i gets CS ``max(0, 5 -
-      ceil(5 i / channels))``. The scheme ``compact`` avoids the classes of network control.
-    - With the scheme ``off``, `tos` returns None, and packets are not marked.
+    With the scheme ``cs``, the gRPC stream gets class CS ``channels``, and UDP channel i gets CS
+    ``channels - i``, so that the last channel is best effort (CS0).
+
+    With the scheme ``compact``, the gRPC stream gets CS5, and UDP channel i gets
+    CS ``max(0, 5 - ceil(5 i / channels))``. The scheme ``compact`` avoids the classes of network
+    control.
+
+    With the scheme ``off``, `tos` returns None, and packets are not marked.
 
     Args:
         scheme: Scheme that marks packets with classes of service, one of `SCHEMES`.

@@ -364,7 +364,8 @@ class IncarnationClaim:
 
 
 class FollowerMembership:
-    """Membership on the shards from 1 on: the members are the workers of shard 0's newest epoch.
+    """Membership on shards with id 1 or higher: the members are the workers of shard 0's newest
+    membership epoch.
 
     A following shard (a shard other than shard 0) has no leases. A shard other than 0 reports to
     shard 0 the live workers that were silent for the length of a lease. Without the reports of

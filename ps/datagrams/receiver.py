@@ -402,7 +402,9 @@ def headers_of(data: memoryview, size: int) -> NDArray[np.void]:
 
 
 def runs(heads: NDArray[np.void]) -> list[tuple[int, int, int]]:
-    """Return (start, stop, session id) for each range of consecutive headers of one session."""
+    """Return (start, stop, session id) for each range of consecutive datagram headers of one
+    session.
+    """
     sessions = heads["session"]
     edges = np.flatnonzero(sessions[1:] != sessions[:-1]) + 1
     borders = [0, *edges.tolist(), len(heads)] if len(heads) else []

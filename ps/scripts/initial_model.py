@@ -182,7 +182,9 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
 
 
 def _check_rates(run: Run, method: Method, offer: Offer) -> None:
-    """Reject a learning-rate schedule that has a NaN or infinite rate within the run's steps."""
+    """Reject a learning rate schedule that returns NaN or infinity for any training step of the
+    run.
+    """
     if not isinstance(method.server, ScriptUpdate | ScriptUpdates):
         return
     # Upper bounds of the schedule's steps: an update merges at least one push (exactly one with

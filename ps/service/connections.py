@@ -277,7 +277,7 @@ class RoundsRelay:
     def take(self, worker: int, batch: str, listeners: list[Connection]) -> int:
         """Store a worker's batch of round reports and send the batch to all listening Supervisors.
 
-        The function returns the number of reports that were dropped because listeners read too
+        `take` returns the number of round reports that were dropped because listeners read too
         slowly.
         """
         batches = self._kept.setdefault(worker, collections.deque())

@@ -109,7 +109,7 @@ def reply_frames(
         members: Workers that all-reduce gradients in the next round; empty if the workers do not
             all-reduce gradients.
         update: Object that writes the reply's update into the wire message.
-        chooser: Object that chooses the coding of indices for the worker's stream.
+        chooser: Object that chooses how indices of sparse updates are coded on the worker's stream.
         chunk_bytes: Size of the largest frame for the worker's link, in bytes, or a function that
             returns this size.
         reception: Counts of the arrived UDP datagrams of the worker's push; None if the push had no
