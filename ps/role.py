@@ -622,7 +622,7 @@ class ShardProcess:
     def _build_phase(self, stage: OfferStage, received: ReceivedOffer) -> None:
         """Build the script's next model, which a worker offers, or refuse the offer.
 
-        The model of an offer is built on the thread that reads the worker's stream.
+        The model that a worker offers is built on the thread that reads this worker's stream.
         """
         try:
             model = model_of_offer(self.run, self.own.id_ps, received.offer, received.payload)

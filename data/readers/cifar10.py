@@ -112,7 +112,8 @@ def _read_file(path: Path) -> _Records:
 
 
 def _read_archive(path: Path, names: list[str]) -> list[_Records]:
-    """Read the batches from the archive without writing files, so that member paths are harmless.
+    """Read CIFAR-10's batches from the archive without writing files, so that paths in the archive
+    are harmless.
 
     The archive of CIFAR-10 is compressed by gzip, or not compressed, because some browsers
     decompress downloads. The reader rejects other compressions than gzip, because a few bytes of

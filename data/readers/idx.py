@@ -76,8 +76,8 @@ def read_pair(images_path: Path, labels_path: Path) -> tuple[NDArray[np.uint8], 
 def write(path: Path, array: NDArray[np.uint8]) -> None:
     """Write a uint8 array as an IDX file; compress the file if the name ends in ``.gz``.
 
-    Equal arrays give byte-identical files, because the gzip header contains neither a name nor a
-    time.
+    Equal arrays give byte-identical IDX files, because the gzip header contains neither a name nor
+    a time.
 
     Raises:
         ValueError: The array is not uint8, or its rank is not in 1..255.

@@ -222,7 +222,8 @@ class Handshake:
 
 
 def number_of(first: bytes, key: bytes, attempt: int) -> bytes:
-    """Return the 16 bytes that identify one attempt to connect on a shard's offer.
+    """Return the 16 bytes that identify one attempt to open the bulk connection that a shard
+    offers.
 
     Args:
         first: Secret number of the client's first attempt to connect, which the shard's offer
@@ -311,7 +312,7 @@ def connect(
 
 def _dial(addresses: list[Any], left: Callable[[], float]) -> socket.socket:
     """Return a TCP socket that is connected to the shard's port. The connection attempts to all
-    addresses from `getaddrinfo` share the remaining time.
+    addresses of the host from `getaddrinfo` share the remaining time.
     """
     error: OSError = ConnectionError("the host has no address")
     for index, (family, kind, protocol, _, address) in enumerate(addresses):

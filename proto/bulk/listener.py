@@ -107,8 +107,8 @@ class _OpenOffer:
     connection: _Half | None = None
 
     def numbers(self, until: int = MOST_ATTEMPTS) -> list[bytes]:
-        """Return the secret numbers of the connection attempts from the next one to `until`
-        (exclusive).
+        """Return the secret numbers of the connection attempts from the next attempt to attempt
+        `until` (exclusive).
         """
         return [number_of(self.first_number, self.key, n) for n in range(self.attempt, until)]
 

@@ -285,7 +285,7 @@ class PriorityLink:
     emulated link, a lost TCP segment of a message is sent again one round trip later and delays all
     later messages, as in `LinkModel`. With messages of a single class of service only,
     `PriorityLink` and `LinkModel` compute equal times. The emulated link loses, delays (by one link
-    delay, at least 10 ms) or duplicates datagrams with the link's probabilities. Background traffic
+    delay, at least 10 ms) or duplicates datagrams with given probabilities. Background traffic
     arrives at the emulated link at a constant rate and waits in the queue of its class, in order of
     arrival.
 

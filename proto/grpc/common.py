@@ -60,9 +60,9 @@ def wire_bytes(num_bytes: int) -> int:
 def channel_options(keepalive_seconds: float, dscp: int | None = None) -> list[tuple[str, int]]:
     """Return the gRPC options for a channel or a server.
 
-    gRPC notices a silent peer after two keepalive times. gRPC's message limit is 64 KiB above
-    Thinwire's limit, so that Thinwire can reject a message that is slightly too large with a
-    reason.
+    The library gRPC detects a silent peer after two keepalive times. The message size limit of gRPC
+    is 64 KiB above Thinwire's limit, so that Thinwire can reject a message that is slightly too
+    large with a reason.
 
     Args:
         keepalive_seconds: gRPC keepalive time, in seconds.

@@ -119,8 +119,8 @@ class DatagramOwner(Protocol):
         """Return the time on the receiver's clock at which `tick` must be called; None: never."""
 
     def tick(self, now: float) -> None:
-        """Do the owner's work that is due at the time ``now``, so that `next_deadline` becomes
-        later.
+        """Do the work of the datagrams' owner that is due at the time ``now``, so that
+        `next_deadline` becomes later.
         """
 
 

@@ -182,8 +182,8 @@ class Counters:
         self._restored_version, self._lost_before = version, self.lost_updates
 
     def state_dict(self, soft: bool) -> State:
-        """Return all counters of the shard, or if `soft`, the model version that the restart
-        restored.
+        """Return all counters of the shard, or if `soft`, the model version from which a restart
+        continued.
         """
         if soft:
             return {"restored_version": self._restored_version, "lost_before": self._lost_before}

@@ -119,8 +119,8 @@ class Member:
         """Return whether a push is late: the worker has replaced the push by a later request.
 
         A worker has at most one open request (unanswered pull or push) on a shard. A late push
-        arrives on a stream that the worker has given up, and the worker does not wait for a reply
-        to the late push.
+        arrives on a gRPC stream that the worker has given up, and the worker does not wait for a
+        reply to the late push.
         """
         if self.request is None or push.is_copy:
             return False

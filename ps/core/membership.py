@@ -409,7 +409,9 @@ class FollowerMembership:
         return IdHolder(claim.peer if claim is not None and known else "another address")
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
-        """Record the Hello of a worker's process; only shard 0's epochs change the membership."""
+        """Record the Hello of a worker's process; only shard 0's membership epochs change the
+        members.
+        """
         self._claims[join.worker] = IncarnationClaim(join.incarnation, join.epoch, join.peer)
         self.seen(join.worker, now)
         yield from ()

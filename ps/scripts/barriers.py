@@ -1,4 +1,4 @@
-"""Barriers between the workers' training scripts, and the end of the run; no threads.
+"""Barriers at which the workers' training scripts wait for each other, and the end of the run.
 
 A worker's script waits at a barrier before its first training step, at the beginning and the end of
 each call of fit, and when it saves files after a fit. At its first barrier, a worker's script waits

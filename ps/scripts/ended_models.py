@@ -96,8 +96,8 @@ class EndedModels:
         """Load the saved final models that the run trained before the current model.
 
         Args:
-            since: Number of the first phase that trained the current model's variables, from the
-                shard's checkpoint.
+            since: Number of the first phase (period with one model) that trained the current
+                model's variables, from the shard's checkpoint.
         """
         self.since = since
         states = [] if self._checkpoints is None else self._checkpoints.load_all()

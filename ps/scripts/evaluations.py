@@ -1,11 +1,12 @@
 """State of the evaluations of the model that the workers' scripts request from an evaluator.
 
 At the end of a training epoch, a worker's script waits for the evaluation of the model after that
-epoch. Shard 0 requests an evaluation from the run's evaluator once, when the leading script reaches
-the end of that epoch. The leading script is the script with the lowest worker id among the scripts
-that are not behind by a whole evaluation. All scripts get the same evaluation result for an epoch,
-even if they request it at different times. If no Supervisor starts an evaluator, or the Supervisor
-has been disconnected for a lease, the shard answers the scripts that the epoch is not evaluated.
+epoch. Shard 0 requests the evaluation of an epoch from the run's evaluator once, when the leading
+script reaches the epoch's end. The leading script is the script with the lowest worker id among the
+scripts that are not behind by a whole evaluation. All scripts get the same evaluation result for an
+epoch, even if they request it at different times. If no Supervisor starts an evaluator, or the
+Supervisor has been disconnected for a lease, the shard answers the scripts that the epoch is not
+evaluated.
 
 The evaluator process runs no callbacks of the script and trains nothing. If an evaluation depends
 on a script's callbacks, or on state other than the weights, a worker's script must make the

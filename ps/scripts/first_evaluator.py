@@ -2,9 +2,9 @@
 
 Until the script calls `distribute`, an evaluator process runs the workers' script exactly as a
 worker does. A user's training script may clear a folder before it calls `distribute`. To protect
-the files of the training, no worker trains before the first evaluator has reached `distribute`. The
-Supervisor reports the start and the end of the evaluator's process. The evaluator opens its stream
-to shard 0 in `distribute`.
+the files that the training writes, no worker trains before the script of the first evaluator has
+reached `distribute`. The Supervisor reports the start and the end of the evaluator's process. The
+evaluator opens its stream to shard 0 in `distribute`.
 """
 
 from __future__ import annotations

@@ -430,7 +430,7 @@ class OfferReader:
             self.forget()
 
     def receive(self, data: bytes | Arriving) -> bool:
-        """Handle one frame of a client's stream; return True if the stream continues."""
+        """Process one received frame of a client's stream; return True if the stream continues."""
         try:
             self._take(data)
             return True
@@ -474,7 +474,9 @@ class OfferReader:
             self._stage.receive(received)
 
     def _note_progress(self, num_bytes: int) -> None:
-        """Renew the worker's time limit each time the worker has sent MIN_CHUNK_BYTES more."""
+        """Extend an offering worker's time limit each time the worker has sent MIN_CHUNK_BYTES
+        more.
+        """
         self._bytes += num_bytes
         if self._bytes >= MIN_CHUNK_BYTES:
             self._bytes, self.progress_at = 0, self._stage.clock()
@@ -542,8 +544,8 @@ class OfferReader:
         offered model.
 
         Raises:
-            OfferRefused, OtherWeights: The document that describes the model, or the length of the
-                payload, is invalid.
+            OfferRefused, OtherWeights: The document that describes an offered model, or the length
+                of the offer's payload, is invalid.
         """
         if self._expects != "offer" or message.WhichOneof("body") != "offer":
             raise Malformed("a message has a payload, but no payload is expected")

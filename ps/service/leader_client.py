@@ -166,7 +166,8 @@ class LeaderClient:
         threading.Thread(target=self._report_regularly, name="leader-report", daemon=True).start()
 
     def begin_phase(self, hello: pb.Hello) -> None:
-        """Reconnect to shard 0 with the next model, as a restarted shard would with that model.
+        """Reconnect to shard 0 with the script's next model, as if this shard had restarted with
+        the model.
 
         Args:
             hello: Hello message of this shard for the next model.
@@ -223,8 +224,8 @@ class LeaderClient:
     def _return(self, reconnect_seconds: float) -> bool:
         """Reconnect to shard 0; retry while workers are connected to this shard.
 
-        Connected workers show that the run continues and that only the network path to shard 0
-        failed.
+        If workers are connected to this shard, the run continues, and only the network path to
+        shard 0 has failed.
 
         Returns:
             True if shard 0 was reached; False if the run is over for this shard.

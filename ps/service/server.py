@@ -166,9 +166,7 @@ class ShardServer:
         bounds: ClaimBounds,
         groups: Sequence[Collection[int]],
     ) -> None:
-        """Prepare the push decoder and the UDP datagram port for the shard's state machine's
-        current model.
-        """
+        """Prepare the push decoder and the UDP datagram port for the shard's current model."""
         core, model = self.core, self.core.model
         model.freezer.turn_on(lambda values: self.copied(values))
         self.layout, self.share, self.bounds = layout, share, bounds

@@ -82,10 +82,14 @@ class OfferingStream(Protocol):
     """Reader of the stream of a worker that offers a model or waits for another worker's offer."""
 
     def admit(self, hello: pb.Hello) -> bool:
-        """Handle an authenticated worker's Hello message; return True to continue reading."""
+        """Process the Hello message of an authenticated worker; return True to continue reading its
+        stream.
+        """
 
     def receive(self, data: bytes | Arriving) -> bool:
-        """Handle one frame of a client's stream; return True to continue reading the stream."""
+        """Process one received frame of a client's stream; return True to continue reading the
+        stream.
+        """
 
     def forget(self) -> None:
         """Record that the stream of an offering worker has ended."""
@@ -247,7 +251,9 @@ class StreamReader:
             self.forget()
 
     def receive(self, frame: bytes | Arriving) -> bool:
-        """Handle one frame, or a received part of a frame; return True if the stream continues."""
+        """Process one received frame, or a part of a frame; return True if the client's stream
+        continues.
+        """
         if self._offers is not None:
             return self._offers.receive(frame)
         try:

@@ -73,7 +73,9 @@ class StatusReporter:
         self._spec = spec
 
     def about(self) -> dict[str, Any]:
-        """Return the settings of the run that the Welcome message to a client carries."""
+        """Return the settings of the run that the shard sends in the Welcome message to a
+        client.
+        """
         run = self._run
         return {
             "method": run.method.name,
@@ -319,6 +321,6 @@ class StatusReporter:
 
 
 def _restarted(workers: list[run_status.WorkerMetrics]) -> dict[str, dict[str, int]]:
-    """Return worker id -> number of restarts by a Cluster; {} if no worker was restarted."""
+    """Return worker id -> number of restarts by a `Cluster`; {} if no worker was restarted."""
     counts = {str(worker.id): worker.restarts for worker in workers if worker.restarts}
     return {"restarted_workers": counts} if counts else {}

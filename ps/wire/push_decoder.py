@@ -130,7 +130,8 @@ class PushDecoder:
         num_bytes: int,
         coded: tuple[Any, Sequence[Any]] | None = None,
     ) -> events.Push:
-        """Return the shard's state machine's event for a push that arrived in one message.
+        """Return the `Push` event of the shard's state machine for a push that arrived in one
+        message.
 
         Args:
             worker: Id of the worker that pushes.

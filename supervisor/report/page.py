@@ -452,7 +452,9 @@ def _mark_column(mark: str) -> _Column:
 
 
 def _policies_table(runs: Sequence[RunSection]) -> str:
-    """Return an HTML table of the runs' training policies; rows in which runs differ are tinted."""
+    """Return an HTML table of the policies (such as codecs) of several runs; rows in which runs
+    differ are tinted.
+    """
     names = dict.fromkeys(name for run in runs for name in run.summary["seams"])
     rows = []
     for interface in names:
