@@ -1,8 +1,8 @@
 """Cuts messages into frames of at most 1 MiB, and reassembles messages from frames.
 
 A frame is exactly the protobuf bytes of one envelope: ToServer, ToClient, ToPeer or FromPeer.
-The module `framing` encodes and decodes frames with payload bytes itself, because protobuf's
-runtime would copy the payload bytes once more on each side.
+The module `framing` encodes and decodes frames with payload bytes without protobuf's runtime, which
+would copy the payload bytes once more on each side.
 """
 
 from __future__ import annotations
@@ -54,12 +54,14 @@ Message = TypeVar("Message", pb.ToServer, pb.ToClient, peers.ToPeer, peers.FromP
 
 
 class Malformed(Exception):
-    """Error: the received bytes are not a message, or not one that the receiver allows now."""
+    """Error: the received bytes are not a message, or are a message that the receiver must
+    refuse.
+    """
 
 
 class Chunk:
-    """A frame that continues the payload of a message. The parts of a payload frame are joined only
-    when the frame is encoded.
+    """A frame that carries the next piece of a message's payload. The parts of a payload frame are
+    joined only when the frame is encoded.
 
     Attributes:
         parts: Views of the bytes of the payload, in order.
@@ -97,7 +99,7 @@ Frame = bytes | Chunk
 
 
 def frame(message: Envelope) -> bytes:
-    """Return the single frame of a message without a payload.
+    """Return the single frame that carries a message without a payload.
 
     Raises:
         ValueError: The message to frame is larger than MAX_MESSAGE_BYTES.
@@ -112,11 +114,11 @@ def frame(message: Envelope) -> bytes:
 
 
 def chunk_bytes_for(link: Link) -> int:
-    """Return how many payload bytes a chunk should carry over a link.
+    """Return how many payload bytes a chunk (frame of a payload) should carry over a link.
 
-    The receiver of a payload notices progress only after a whole chunk. A chunk of a payload
-    therefore has the size that passes the link in half a second, much less than a lease, but at
-    least 16 KiB.
+    The receiver of a payload notices progress only after a whole chunk (piece of the payload) has
+    arrived. A chunk (piece) of a payload has the size that passes the link in half a second, much
+    less than a lease, but at least 16 KiB.
     """
     if link.mbps <= 0:
         return MAX_CHUNK_BYTES
@@ -130,10 +132,10 @@ def frames(
 ) -> Iterator[Frame]:
     """Return the frames of a message with its payload.
 
-    The function `frames` sets the field ``payload_bytes`` of the message's body. The function makes
-    frames one by one while the caller iterates over the result. The memory of the payload's
-    ``pieces`` must not change until the last frame is made, and the memory of a `Chunk` must not
-    change until the chunk is joined or sent.
+    The function `frames` sets the field ``payload_bytes`` of the message's body. The function
+    `frames` makes frames one by one while the caller iterates over its result. The memory of the
+    payload's ``pieces`` must not change until the last frame is made, and the memory of a `Chunk`
+    must not change until the chunk is joined or sent.
 
     Args:
         message: Message whose body has an unset ``payload`` field, or whose payload always follows
@@ -229,7 +231,7 @@ class MessageAssembler(Generic[Message]):
         self._filled = 0
 
     def feed(self, data: bytes | Arriving) -> tuple[Message, memoryview] | None:
-        """Process one frame of the stream, or the received part of a payload piece.
+        """Process one received frame of a gRPC stream, or the received part of a payload piece.
 
         Returns:
             (message, payload), or None while chunks are missing. The payload is empty if the

@@ -35,8 +35,8 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
     """Return the membership epoch that a wire message describes.
 
     Raises:
-        Malformed: In a group, a draw or a set of joining workers, the number of steps or
-            incarnations differs from the number of workers.
+        Malformed: The number of steps or incarnations in the message of a membership epoch differs
+            from the number of workers that they belong to.
     """
     incarnations: dict[int, int] = {}
     # Incarnation 0 means that shard 0 does not send the worker's incarnation.

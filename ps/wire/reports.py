@@ -36,7 +36,7 @@ _LONGEST_NUMBER = 18
 
 
 def check_worker(text: str) -> None:
-    """Reject a status report that no correct worker sends.
+    """Reject a worker's status report that a correct worker cannot have sent.
 
     Raises:
         Malformed: The status report is ill-formed; the error names the field, its value and the
