@@ -28,7 +28,7 @@ class BackgroundCalls(Generic[Result]):
         self._is_under_way = False
 
     def start(self, call: Callable[[], Result]) -> None:
-        """Start a function call in the background thread.
+        """Start one function call in the background thread.
 
         Raises:
             RuntimeError: The caller has not yet taken the result of the previous call.

@@ -58,7 +58,7 @@ class Downloads:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[dict[str, str]]:
-        """Hold the lock of downloads; yield the finished calls and the paths of their files.
+        """Hold the download lock; yield the finished calls of `get_file` and the files' paths.
 
         The operating system releases the download lock when this process ends, even after a crash.
         """

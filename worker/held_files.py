@@ -129,7 +129,7 @@ class HeldFiles:
 
     @property
     def _leads(self) -> bool:
-        """True if this is the first chief's first process and no other worker trains yet."""
+        """True if this process is the first chief's first and no other worker trains yet."""
         return self._is_first_chief and not self._has_training_begun
 
     @property
@@ -148,7 +148,7 @@ class HeldFiles:
         """Record a file that Python opens for writing; reject truncation of a protected file.
 
         The audit hook calls the method `_take_open` whenever Python opens a file. Most truncations
-        of protected files have already been diverted to temporary files before.
+        of protected files have already been diverted to temporary files before the hook is called.
         """
         whole = _whole(path)
         if whole.startswith(self._of_nodes):
@@ -500,7 +500,7 @@ class _InPlace:
 
 
 def _whole(path: str, follow: bool = True) -> str:
-    """Return the absolute path without symbolic links; resolve its last part only if `follow`."""
+    """Return a path without symbolic links; resolve a link as the last part only if `follow`."""
     if follow:
         return os.path.realpath(path)
     folder, name = os.path.split(os.path.abspath(path))
@@ -586,7 +586,7 @@ def report_held() -> None:
 
 
 def lift_hold() -> None:
-    """End the protection of the run's files, because this process now trains with the others."""
+    """End the protection of the run's files, as this process now trains with other workers."""
     for held in _HELD:
         held.lift()
 
@@ -597,5 +597,5 @@ def was_kept(path: Any) -> bool:
 
 
 def held_files() -> list[HeldFiles]:
-    """Return this process's HeldFiles object; empty if `thinwire run` has not started it."""
+    """Return this process's HeldFiles; an empty one if `thinwire run` did not start the process."""
     return _HELD

@@ -1,11 +1,11 @@
 """Records which folders this process's script has made, or another worker made before it.
 
 Every worker of a run executes the training script. When the script calls `os.mkdir`, one worker
-makes the folder, and all other workers find an existing folder. A script that checks
-`os.path.exists` before would still raise FileExistsError, because another worker may make the
-folder between the check and the call. Therefore a folder that another worker made in this run
-counts as made by this process too. FileExistsError is still raised for a folder that is older than
-the run, and for a folder that the script itself has made before.
+makes the folder, and all other workers find an existing folder. Even a script that checks
+`os.path.exists` first would raise FileExistsError, because another worker may make the folder
+between the check and the call of `os.mkdir`. Therefore a folder that another worker made in this
+run counts as made by this process too. FileExistsError is still raised for a folder that is older
+than the run, and for a folder that the script itself has made before.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def program_here(compiled: Mapping[str, str]) -> Program:
 
 
 def _main_file() -> tuple[pathlib.Path | None, str]:
-    """Return the script's path and its digest at the start; the path is None in a notebook."""
+    """Return the script's path and its digest at the script's start; path None: a notebook."""
     if RECORD.source is not None:
         return RECORD.source
     name = getattr(sys.modules.get("__main__"), "__file__", None)

@@ -202,7 +202,7 @@ class Worker:
         session.record_outcome(applied)
 
     def _next_request(self) -> PushRequest | None:
-        """Take a step if this worker has examples; return the exchange if an exchange is due."""
+        """Take a training step if this worker has examples; return an exchange if one is due."""
         if self.shard.num_examples:
             return self._one_step()
         return self.session.submit_nothing()
@@ -246,9 +246,10 @@ class Worker:
         return not self.session.core.stopped
 
     def _exchange(self, request: PushRequest) -> bool:
-        """Push, wait and load the new weights; return True if shard 0 accepted the push.
+        """Push an update, wait, load the new weights; return True if shard 0 accepted the push.
 
-        With --overlap, this method returns before the reply, with the result of the previous push.
+        With --overlap, `_exchange` returns before the shards' replies, with the result of the
+        previous push.
         """
         self.session.send(request)
         if not self.run.method.overlap:

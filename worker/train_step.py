@@ -35,7 +35,7 @@ class TrainStep:
     """A Keras model whose shared variables (W_global) form one flat float32 vector."""
 
     def __init__(self, shared: SharedModel) -> None:
-        """Prepare the tf.functions of the step; TensorFlow traces them at the first step."""
+        """Prepare the training step's tf.functions; TensorFlow traces them at the first step."""
         self.model = shared.model
         self.loss = ensure_compiled_loss(self.model, shared.task)
         self._labels = shared.task.labels
@@ -66,9 +66,9 @@ class TrainStep:
 
         A CPU variable uses the memory of `flat` itself if its part of `flat` is 64-byte aligned:
         later writes to `flat` change the variable. Variables whose part of `flat` is not 64-byte
-        aligned get copies of the values. The caller of `set_weights` should pass the same buffer
-        each time, and write to it only between two steps. If `flat` is a DeviceArray, its values
-        are copied to all variables, on their device.
+        aligned get copies of the values. The caller of `set_weights` should pass the same buffer in
+        each call, and write to the buffer only between two steps. If `flat` is a DeviceArray, its
+        values are copied to all variables, on their device.
 
         Args:
             flat: [num_parameters] float32 weights; a NumPy array must be 64-byte aligned.

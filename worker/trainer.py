@@ -219,7 +219,7 @@ class WorkerSession:
         return self.core.stop_reason or self.exchange.shards[0].halt_cause
 
     def parts_under_way(self, optimizer: int) -> int:
-        """Return the number of batch parts of the unanswered push; 0 if not by `optimizer`."""
+        """Return the unanswered push's number of batch parts; 0 for other optimizers' pushes."""
         push = self._under_way
         return push.batch_parts if push is not None and push.optimizer == optimizer else 0
 
@@ -266,7 +266,7 @@ class WorkerSession:
         self.exchange.close(cause)
 
     def interrupt(self) -> None:
-        """Stop after the present exchange; after a time limit, leave without its replies."""
+        """Stop the worker after the present exchange; after a time limit, without its replies."""
         self.closing.set()
         timer = threading.Timer(_CUT_SECONDS, self._cut)
         timer.daemon = True
@@ -283,7 +283,7 @@ class WorkerSession:
     # -- one mini-batch -----------------------------------------------------------------------
 
     def poll_pacer(self) -> PushRequest | None:
-        """Return the push of the round if the pacer wants a push before another local step."""
+        """Return the round's push if the pacer requires a push before another local step."""
         core, lap = self.core, self.exchange_watch.lap
         self.measure.begin_step()
         ready = self.pacing.ready(

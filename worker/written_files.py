@@ -52,8 +52,8 @@ class WrittenFiles:
 
         Args:
             path: Absolute path of the written file, without symbolic links.
-            trains: True if this process trains with the other workers, or is the first process that
-                will. Only such a process can write files as the chief.
+            trains: True if this process trains with other workers, or is the first process of the
+                run that will train. Only such a process can write files as the chief.
         """
         name = CHIEF if trains and self._is_chief() else self._node
         noted = self._noted[name]

@@ -31,7 +31,7 @@ from thinwire.worker.role import Worker as WorkerRole
 def PS(  # noqa: N802 - AdaComp's name
     args: Any = None, model: Any = None, *, num_train: int | None = None, **settings: Any
 ) -> str:
-    """Serve a model as a parameter server (PS) until the run ends.
+    """Serve a model as a parameter server (PS) until the training run ends.
 
     Args:
         args: Settings of the PS, in any form that `thinwire.script.settings` reads.
@@ -72,7 +72,7 @@ def Worker(  # noqa: N802 - AdaComp's name
     num_train: int | None = None,
     **settings: Any,
 ) -> str:
-    """Train as a worker, on a data set of its own, until the run ends.
+    """Train a model as a worker, on the worker's own data set, until the training run ends.
 
     Args:
         dataset: Scaled examples of this worker: (images [n, ...], labels [n] whole numbers). The
@@ -163,7 +163,7 @@ def _run_with_folder(chosen: ScriptSettings) -> Iterator[Run]:
 
 @contextlib.contextmanager
 def _ended_by_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let the first Ctrl-C in the block end the run cleanly, and a second Ctrl-C the process."""
+    """Within the `with` block, let a first Ctrl-C end the run cleanly, a second one the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

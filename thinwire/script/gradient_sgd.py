@@ -29,8 +29,8 @@ class GradientSGD(LeavesOnExit):
     `close`, at the end of a `with` block, or at the end of the process.
 
     Args:
-        model: A Keras model. The workers share the variables in its W_global, or all trainable
-            variables if W_global is empty.
+        model: A Keras model. The workers share the variables in the model's attribute W_global, or
+            all trainable variables if W_global is empty.
         lr: Learning rate, used in mode msgd only. In all other modes the server's learning rate
             counts, and a warning reports an lr that differs from the server's.
         momentum: Momentum that the worker applies: SAMomentum in mode dgs, momentum correction in
@@ -130,7 +130,7 @@ class GradientSGD(LeavesOnExit):
         return info
 
     def shard(self, *arrays: Any) -> Any:
-        """Return this worker's part of a training set; in mode msgd return the whole set."""
+        """Return this worker's part of a training set; in mode msgd (no server) the whole set."""
         if isinstance(self._stepper, Session):
             return self._stepper.shard(*arrays)
         return arrays[0] if len(arrays) == 1 else arrays

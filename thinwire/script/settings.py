@@ -161,8 +161,8 @@ def source_of(args: Any, keywords: Mapping[str, Any]) -> str | None:
 def _position() -> tuple[str, ClusterPosition | None] | None:
     """Return this process's place in a run, and where it comes from in the environment.
 
-    The returned place is None if THINWIRE_FLAGS contains it as --id_worker. The function returns
-    None if no environment variable gives this process a place in a run.
+    The returned place is None if THINWIRE_FLAGS contains the worker's id as --id_worker.
+    `_position` returns None if no environment variable gives this process a place in a run.
 
     Raises:
         ConfigurationError: The environment variables cannot be read, or THINWIRE_FLAGS and a
@@ -277,7 +277,8 @@ def _environment_words(elsewhere: Mapping[str, str]) -> list[str]:
     """Return the flags in THINWIRE_FLAGS that a script may set, as ``--flag=value`` words.
 
     Args:
-        elsewhere: Maps the name of a flag that a script must not set to advice what to use instead.
+        elsewhere: Maps the name of a flag that a script must not set to advice about what to use
+            instead.
 
     Raises:
         ConfigurationError: The variable THINWIRE_FLAGS is not a list of flags.
@@ -322,7 +323,7 @@ def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> Script
 
 
 def _as_names(args: Any, elsewhere: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return settings as (settings by name, list of words), one of which is empty."""
+    """Return settings as (dict by name, list of ``--flag=value`` words), of which one is empty."""
     if args is None:
         return {}, []
     if isinstance(args, str):

@@ -186,7 +186,7 @@ class Control:
 
     @property
     def ended(self) -> RunHalted | None:
-        """Error with the reason why the run ended; None while this process knows of no end."""
+        """Error with the reason why the run ended; None while it is not known to have ended."""
         error = self._error
         return error if isinstance(error, RunHalted) else None
 
@@ -292,7 +292,7 @@ class Control:
             return self._evaluations[place]
 
     def meet(self, meeting: pb.EpochMeeting) -> pb.EpochMeeting:
-        """Exchange metric states or stop requests with the other workers' scripts after an epoch.
+        """Exchange metric states or stop requests with other workers' scripts after an epoch.
 
         Args:
             meeting: Metric states or stop request that this script sends.

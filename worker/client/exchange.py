@@ -104,11 +104,12 @@ class Exchange:
         return [first, *(shard.connect() for shard in self.shards[1:])]
 
     def attend(self) -> None:
-        """Service the streams without an open request (called in the heartbeat thread).
+        """Service the streams to shards without an open request (called in the heartbeat thread).
 
         Shard 0 may have expelled this worker because another shard received nothing from it. An
-        expelled worker rejoins shard 0 only once every other shard is reachable. If the worker
-        rejoined earlier, all other workers would again wait for it at the unreachable shard.
+        expelled worker rejoins shard 0 only once every other shard is reachable. If an expelled
+        worker rejoined earlier, all other workers would wait for its updates at the unreachable
+        shard.
         """
         first, *following = self.shards
         for shard in following:
@@ -234,7 +235,7 @@ class Exchange:
         return reply
 
     def _settle(self, number: int) -> ShardReply | None:
-        """Wait for a shard's reply; return None if it rejected the push as not finite."""
+        """Wait for a shard's reply; return None if the shard rejected the push as not finite."""
         # The method `replies` waits for the shards in order of number, so only shards above
         # `number` may still have an unanswered request.
         shard, open_shards = self.shards[number], self.shards[number + 1 :]
@@ -350,8 +351,8 @@ class Heartbeat:
             exchange: Object with the worker's gRPC streams to the shards.
             lease_seconds: Duration of a worker's lease at a shard, in seconds.
             report: Function that returns the worker's metrics as a JSON document.
-            rounds: Function that returns the JSON documents of the rounds measured since its
-                previous call.
+            rounds: Function that returns the JSON documents of the training rounds measured since
+                its previous call.
         """
         self._exchange, self._report, self._rounds = exchange, report, rounds
         self._interval_seconds = min(1.0, lease_seconds / 3)

@@ -121,7 +121,7 @@ class PushEncoder:
         return [*((message, ()) for message in ahead), *messages]
 
     def finish(self) -> list[EncodedMessage]:
-        """Send the last push's datagrams over UDP, or return them as messages for the stream."""
+        """Send the last push's datagrams over UDP, or return them as gRPC stream messages."""
         return [(message, ()) for message in self.channel.after()] if self.channel else []
 
     def restart(self) -> None:

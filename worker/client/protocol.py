@@ -2,9 +2,10 @@
 
 The class `ShardProtocol` decides which requests a worker sends, repeats or gives up. A driver (the
 code that owns the socket) connects the protocol to a network: `thinwire.worker.client.shard_client`
-uses threads and a socket, `thinwire.simulator.client` a virtual clock. The driver reports to the
-protocol: received messages (`receive`), lost streams (`lost`) and elapsed time (`tick`). The driver
-then performs the actions that the protocol returns, in order.
+uses threads and a socket, `thinwire.simulator.client` a virtual clock. The driver (the code that
+owns the socket) reports to the protocol: received messages (`receive`), lost streams (`lost`) and
+elapsed time (`tick`). Then the driver (the code that owns the socket) performs the actions that the
+protocol returns, in order.
 
 A worker has at most one open request to a shard, a pull or a push. A worker's request stays open
 through lost streams, expulsion and quarantine until the shard has replied or has rejected it for
@@ -212,7 +213,7 @@ class ShardProtocol:
         return actions
 
     def cancel_query(self) -> None:
-        """Stop waiting for an answer; a late answer "push" then counts for the next query."""
+        """Await no answer of the state server; a late "push" then counts for the next query."""
         self._query = None
 
     def lost(self) -> list[Action]:
@@ -388,7 +389,7 @@ class ShardProtocol:
         return [replied]
 
     def _settle_query(self, answer: pb.Answer | None) -> list[Action]:
-        """Close the open query with an answer; do nothing if no query is open."""
+        """Close the open query to the state server with an answer, if a query is open."""
         if self._query is None:
             return []
         self._query = None

@@ -227,7 +227,7 @@ class ShardClient:
             self._in_use, self._replied = False, None
 
     def poll(self, seconds: float = 0.0) -> None:
-        """Receive and process at most one message of the shard, waiting up to `seconds`.
+        """Receive and process at most one message of the shard; wait at most `seconds` for it.
 
         A shard's message may require an action of this worker, for example a repeated push. Other
         workers may wait for this worker's repeated push at one shard while this worker waits for
@@ -270,7 +270,7 @@ class ShardClient:
     # -- queries (training thread) ------------------------------------------------------------
 
     def notify(self, query: pb.Query) -> None:
-        """Send the state server a query without waiting for an answer."""
+        """Send a query to the state server (in shard 0) without waiting for an answer."""
         self.send(pb.ToServer(query=query), counted=True)
 
     def query(self, query: pb.Query, patience_seconds: float | None) -> pb.Answer | None:
@@ -368,7 +368,7 @@ class ShardClient:
             session.send_control(message, counted=True)
 
     def _leave_stream(self, after: Trigger) -> None:
-        """Drop the stream after an expulsion or a quarantine: the shard rejects its messages."""
+        """Drop the stream to a shard that has expelled or quarantined this worker."""
         if after is Trigger.EXPEL:
             self._lost_by = StreamLost("the shard has expelled this worker")
             self.on_expelled()
@@ -414,11 +414,11 @@ class ShardClient:
             session.send_control(message, counted)
 
     def attend(self, may_rejoin: Callable[[], bool] = lambda: True) -> None:
-        """Service the stream while no request is open on it (called in the heartbeat thread).
+        """Service the shard's stream while no request is open (called in the heartbeat thread).
 
-        A worker may compute for a long time, or wait long for another shard. The method `attend`
-        then notices that the shard has expelled the worker or that the stream is lost, and
-        reconnects before the worker's lease ends or soon after.
+        A worker may compute for a long time, or wait long for another shard. During such a time,
+        the method `attend` notices that the shard has expelled the worker or that the stream is
+        lost, and reconnects before the worker's lease ends or soon after.
 
         Args:
             may_rejoin: Function that returns True if an expelled worker may send a Hello message
@@ -501,7 +501,7 @@ class ShardClient:
         self._perform(self.protocol.tick(time.monotonic()))
 
     def _revive(self) -> None:
-        """Try once to reconnect; after a failure, the next request reconnects, reports refusals."""
+        """Try once to reconnect to the shard; after a failure, the next request tries again."""
         try:
             self._join(self._dialler.attempt)
         except (Unreachable, StreamLost, RequestRejected):

@@ -175,11 +175,11 @@ class CollectiveExchange(Exchange):
                 return [_without_weights(reply)]
 
     def send(self, request: PushRequest) -> None:
-        """Store this worker's update for the next round's sum; `replies` carries out the round."""
+        """Store this worker's update for the next round's sum, which `replies` computes."""
         self._request = request
 
     def replies(self) -> list[ShardReply | None]:
-        """Sum and step with all members, report the round to shard 0, and wait for its release.
+        """Sum updates and step with all members; report the round to shard 0 and await its reply.
 
         Raises:
             Diverged: The weights after the step of the round hold NaN or infinity.
@@ -365,5 +365,5 @@ class CollectiveExchange(Exchange):
 
 
 def _without_weights(reply: ShardReply) -> ShardReply:
-    """Return shard 0's reply without its weights, because this worker's are equal or newer."""
+    """Return shard 0's reply without its weights, as this worker has equal or newer ones."""
     return dataclasses.replace(reply, operation=Operation.NONE, blocks=())

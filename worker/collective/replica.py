@@ -32,8 +32,8 @@ _REPLY_SECONDS = 10.0  # longest time without a byte from a queried peer, in sec
 class Replica:
     """One worker's copy of the model: weights, optimizer state, and their version.
 
-    Only the training thread changes the replica (the worker's copy of the model). Threads of the
-    Peer service read the replica (the worker's copy of the model).
+    Only the worker's training thread changes the replica (the worker's copy of the model). Threads
+    of the Peer service read the replica (the worker's copy of the model).
 
     Attributes:
         theta: [n] float32 weights, which each step of the replica changes in place.
@@ -64,7 +64,7 @@ class Replica:
         return sum(array.nbytes for array in self._arrays())
 
     def fetched(self, at: RoundId, weights: Float32) -> None:
-        """Adopt weights [n] from the PS, and restored optimizer slots if of this version."""
+        """Adopt weights [n] from the PS, and restored optimizer slots of an equal version."""
         with self._lock:
             np.copyto(self.theta, weights)
             slots = self._slots()
@@ -91,7 +91,7 @@ class Replica:
 
         Args:
             payload: The peer's weights and optimizer slots; empty if the peer's replica equals this
-                one.
+                worker's replica.
             at: Version of the peer's model.
 
         Raises:
@@ -110,7 +110,7 @@ class Replica:
         return code.digest()
 
     def answer(self, query: peers.ModelQuery) -> tuple[peers.Holding, Sequence[BytesLike]]:
-        """Return the version of this worker's model, and its content if this version is queried.
+        """Return this worker's model version, and the model if a peer queries this version.
 
         The method `answer` of a replica may be called from any thread. The returned content is
         empty if the query's digest shows that the peer's replica is equal.
@@ -124,7 +124,7 @@ class Replica:
             return holding, [] if holding.same else [a.tobytes() for a in self._arrays()]
 
     def save(self) -> State:
-        """Return version and optimizer slots, for a later process that fetches this version."""
+        """Return the replica's version and optimizer slots, for a later process of this worker."""
         with self._lock:
             return {"version": self.at.number, "slots": self._slots()}
 
@@ -203,9 +203,9 @@ class Neighbours:
     def agree(self, others: Sequence[CollectiveMember], leads: bool) -> bool:
         """Adopt the model that all members of the round must have at this replica's version.
 
-        All members of a round adopt the model of a member that has stepped to this version. If no
-        member has stepped, as at the start of a run, all adopt the model of the member with the
-        lowest id.
+        All members of a round adopt the model of a member that has reached this replica's version
+        by a step. If no member has taken a step, as at the start of a run, all members adopt the
+        model of the member with the lowest id.
 
         Args:
             others: Workers that are members of the round, except this worker, in order of worker

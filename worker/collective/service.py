@@ -100,7 +100,7 @@ class PeerServer:
 
     @property
     def bytes_received(self) -> int:
-        """Total number of bytes of the received parts and queries."""
+        """Total number of bytes that this service has received in parts of sums and queries."""
         received = sum(stream.bytes_received for stream in self._streams.copy())
         return self._closed_bytes_received + received
 
@@ -130,7 +130,7 @@ class PeerServer:
     def _handle(
         self, stream: ServerStream, sender: int, message: peers.ToPeer, payload: memoryview
     ) -> int:
-        """Handle a message; return the sender's worker id, or 0 before it is authenticated."""
+        """Process a peer's message; return the peer's worker id, or 0 before authentication."""
         body = message.WhichOneof("body")
         if (sender == 0) != (body == "greeting"):
             raise Malformed(
@@ -195,7 +195,7 @@ class PeerServer:
 
 
 def guard_of(credentials: Credentials, nb_workers: int) -> ConnectionGuard:
-    """Return the guard of a worker's Peer service, which admits all peers from one address."""
+    """Return a Peer service's guard (connection limits), which admits all peers at one address."""
     per_address = nb_workers + _SPARE_STREAMS
     limits = Limits(streams=per_address + _STREAMS_OF_OTHERS, streams_per_address=per_address)
     return ConnectionGuard(credentials, limits)

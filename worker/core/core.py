@@ -2,9 +2,9 @@
 
 The class `WorkerCore` runs the worker's side of a training method (pacer, codec, router and
 others), without IO, threads or clock. The method `begin` starts an exchange and `finish` ends it.
-The caller sends and receives in between: the exchange loop, the Simulator or a test. The class
-`UpdatePacker` turns a change of weights into packets: it runs the codec, splits the result over the
-shards, and runs the router.
+Between `begin` and `finish`, the caller (the exchange loop, the Simulator or a test) sends and
+receives. The class `UpdatePacker` turns a change of weights into packets: it runs the codec, splits
+the result over the shards, and runs the router.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ class UpdatePacker:
     def divide_change(self, change: Float32 | None) -> list[tuple[Block, ...]]:
         """Return a script's change of weights [num_parameters] as one tuple of blocks per shard.
 
-        The result is an empty tuple if `change` is None, because the script has changed no weights.
+        `divide_change` returns an empty tuple if `change` is None: the script has changed no
+        weights.
         """
         if change is None:
             return []
@@ -286,7 +287,7 @@ class WorkerCore:
             over the workers.
         aux_size: Number of statistics and optimizer values that shard 0 averages over the workers.
         step: Number of exchanges with the shards that this worker has started.
-        learning_rate: Newest learning rate of the schedule, from shard 0.
+        learning_rate: Newest learning rate of the run's schedule, from shard 0.
         loss_scale: Factor by which the loss is multiplied for the next gradient; 0 without loss
             scaling.
         samples_of_run: Number of examples that all workers of the run have consumed.
@@ -479,8 +480,9 @@ class WorkerCore:
     def _run_ahead(self) -> None:
         """Set the weights to `base` plus the newest push, before the shards answer it.
 
-        The shards add the blocks of this push to their own weights. The shards' replies add the
-        changes of other workers, one step later than this worker's own.
+        The shards add the blocks of a push to their own weights. The shards' replies add the
+        changes of other workers to this worker's weights, one step later than this worker's own
+        changes.
         """
         np.copyto(self.weights, self.base)
         for shard in range(len(self.layouts)):
@@ -572,7 +574,7 @@ class WorkerCore:
         )
 
     def _lags(self, computed_at: Sequence[int] | None) -> Sequence[int]:
-        """Return, for each shard, the number of versions from `computed_at` to the present."""
+        """Return, for each shard, the number of model versions from `computed_at` until now."""
         if computed_at is None:
             return ()
         # A restarted shard may continue from a checkpoint with a smaller version. The number of
@@ -592,7 +594,7 @@ class WorkerCore:
         return np.concatenate([self.statistics, self.round.pack()])
 
     def finish(self, replies: Sequence[ShardReply]) -> Float32:
-        """Apply the replies of all shards to a push; return the weights to train on."""
+        """Apply all shards' replies to a push to the weights; return the weights to train on."""
         for shard, reply in enumerate(replies):
             self.receive(shard, reply)
         if self._runs_ahead:

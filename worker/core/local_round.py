@@ -90,7 +90,7 @@ class LocalRound:
         )
 
     def record(self, samples: int, loss: float | None, batch_parts: int = 0) -> None:
-        """Count a mini-batch. The loss of a mini-batch without examples is ignored."""
+        """Count a mini-batch. `record` ignores the loss of a mini-batch without examples."""
         self.num_steps += 1
         self.samples += samples
         self.batch_parts += batch_parts
@@ -114,7 +114,7 @@ class LocalRound:
         self.slots = self._optimizer.unpack(means, self.slots)
 
     def forget(self) -> None:
-        """Reset the state of the local optimizer in which gradients have accumulated."""
+        """Reset the slots of the local optimizer, in which gradients have accumulated."""
         self.slots = self._optimizer.forget(self._weights, self.slots)
 
     def save(self, versions: Sequence[int], statistics: Float32) -> State:

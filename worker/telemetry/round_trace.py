@@ -59,7 +59,7 @@ class RoundMeasure:
         self.begin(0.0)
 
     def begin(self, seconds_before: float) -> None:
-        """Start the clock at `seconds_before`, the training time of earlier incarnations."""
+        """Start the training clock at `seconds_before`, the time of earlier incarnations."""
         self._started_at = self._clock() - seconds_before
         self._bytes = (self._counters.bytes_up, self._counters.bytes_down)
 
@@ -67,7 +67,7 @@ class RoundMeasure:
         """Mark the start of a local step, or of the query to the state server before the step."""
 
     def record(self, phase: str, seconds: float) -> None:
-        """Add seconds to a phase of this round; ignore a phase that the pacer does not have."""
+        """Add seconds to a phase of this training round; ignore a phase unknown to the pacer."""
         if phase in self._time:
             self._time[phase] += seconds
 

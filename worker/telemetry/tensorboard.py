@@ -62,7 +62,7 @@ class WorkerScalars:
             )
 
     def _of_datagrams(self, counts: SentCounts | None) -> dict[str, float | None]:
-        """Return the mean fraction k of exchanges since the last write, and bytes by channel."""
+        """Return DGT's mean fraction k in pushes since the last write, and bytes by channel."""
         if counts is None:
             return {}
         new, self._datagrams = counts.minus(self._datagrams), counts

@@ -69,9 +69,10 @@ def _take(leaf: Any, positions: NDArray[np.int64]) -> Any:
 def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return the rows of this worker from the arrays that the script passes to `fit`.
 
-    The rows of `validation_split` are cut off before the division, as in Keras. If all workers step
-    together, the k-th batches of all workers together are the script's k-th batch. All workers use
-    the same order of rows: the script's order, or a shuffled order from a common seed.
+    The rows for `validation_split` are cut off before the training rows are divided among workers.
+    If all workers step together, the k-th batches of all workers together form the script's k-th
+    batch. All workers use the same order of rows: the script's order, or a shuffled order from a
+    common seed.
 
     Args:
         arguments: Arguments of Keras' fit, by name.
@@ -162,7 +163,7 @@ def steps_of_worker(
 def _rounds(
     place: WorkerPlace, batch_size: int, total: int, sizes: tuple[int, ...] | None, repeats: bool
 ) -> Rounds | None:
-    """Return the rows of all workers by step; None if workers do not divide the script's batches.
+    """Return the row counts of all workers in each step; None if workers do not divide batches.
 
     Args:
         place: This worker's number in the run, and the rules by which workers divide data.
@@ -214,7 +215,7 @@ class _Shares:
 
     @classmethod
     def of(cls, targets: Any, total: int, batch_size: int, place: WorkerPlace) -> _Shares:
-        """Divide `total` rows among the workers by --partition. Raises ConfigurationError."""
+        """Divide `total` rows among workers by --partition's rule. Raises ConfigurationError."""
         rule = dataclasses.replace(place.rule, batch_size=place.part_of_batch(batch_size, worker=1))
         if rule.partition == _EQUAL:
             if total < place.num_workers:

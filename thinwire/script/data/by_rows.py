@@ -2,12 +2,12 @@
 
 A worker may apply a tf.data map to its part of a batch only if the map computes each row without
 the other rows of the batch. A map that subtracts the batch's mean, ranks its rows or divides by the
-number of rows gives different values on a part. The test calls the map's function on one batch, on
-the workers' parts of the batch, and on the batch with one changed row. The function must return the
-same result for an unchanged row in each of these calls.
+number of rows gives different values on a part. The test of a map calls the map's function on one
+batch, on the workers' parts of the batch, and on the batch with one changed row. A map passes the
+test if its function returns the same result for an unchanged row in each call.
 
-During the test, ops that draw random numbers return a constant. So a map with random augmentation
-of each row counts as computing each row independently.
+During the test of a map, ops that draw random numbers return a constant. So a map with random
+augmentation of each row counts as computing each row independently.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _ROUNDINGS = 100
 
 
 def mixes_rows(wrapper: Any, batch: Any, place: WorkerPlace) -> bool:
-    """Return True if a map computes other rows from a batch's parts than from the batch.
+    """Return True if a map gives other rows for the parts of a batch than for the whole batch.
 
     Args:
-        wrapper: Function of the map, as tf.data wraps it.
+        wrapper: Object in which tf.data wraps the function of the map.
         batch: An element of the map's input with at least two rows; None if no element is known.
         place: Place of any worker in the run, by which the test divides the batch into parts.
 
@@ -71,7 +71,7 @@ class _Attempt:
         self._num_rows = int(rows_in(batch, self._taken))
 
     def mixes(self, place: WorkerPlace) -> bool:
-        """Return True if the map computes other rows from a batch's parts than from the batch."""
+        """Return True if the map gives other rows for parts of a batch than for the whole batch."""
         owners = deal(self._num_rows, place.num_workers, (place.rule.seed, 0, 0, 0))
         for worker in np.unique(owners):
             rows = np.flatnonzero(owners == worker)
@@ -165,7 +165,7 @@ _OTHER_DRAWS = re.compile(r"Multinomial|Gamma|Poisson|Binomial|Parameterized|Ran
 
 
 def _without_randomness(wrapper: Any) -> Callable[..., Any] | None:
-    """Return the function with constants in place of random draws; None if that is impossible."""
+    """Return a map's function with constants as random draws; None if that is impossible."""
     function = wrapper.function
     definition = function.graph.as_graph_def()
     bodies = [
@@ -220,7 +220,7 @@ def _replace_draws(body: Any, suffix: str) -> None:
 
 
 def _rename_functions(definition: graph_pb2.GraphDef) -> None:
-    """Rename a graph's functions: TensorFlow has registered the script's functions by name."""
+    """Rename a graph's functions, because TensorFlow has registered functions of these names."""
     names = {library_function.signature.name for library_function in definition.library.function}
     new_names = {name: f"{name}_{id(definition)}_drawn" for name in names}
     bodies = [

@@ -267,7 +267,7 @@ class _Plan:
         )
 
     def first(self, is_wanted: Callable[[Pipeline], bool], within: int) -> int:
-        """Return the index of the wanted transformation nearest to the source; -1 if there is none.
+        """Return the index of the wanted transformation that is nearest to the source; else -1.
 
         Args:
             is_wanted: Function that returns True for a wanted transformation.
@@ -304,7 +304,7 @@ class _WorkerPart:
         self._in_order = [self._source(plan.nodes[-1])]
 
     def _node(self, number: int) -> Pipeline:
-        """Return the transformation with this index, rebuilt with the same order on all workers."""
+        """Return the pipeline's transformation at an index, with an order equal on all workers."""
         fixed = self._in_order
         while len(fixed) < len(self._nodes) - number:
             node, source = self._nodes[-1 - len(fixed)], fixed[-1]
@@ -316,7 +316,7 @@ class _WorkerPart:
         return fixed[len(self._nodes) - 1 - number]
 
     def dataset(self) -> Pipeline:
-        """Return the dataset with this worker's part of the rows. Raises ConfigurationError."""
+        """Return a tf.data.Dataset of this worker's part of the rows. Raises ConfigurationError."""
         place, plan, point = self._place, self._plan, self._dealt_at
         if self._cuts_batches:
             part = self._cut_batches(point)
@@ -378,7 +378,7 @@ class _WorkerPart:
 
     @property
     def _cuts_batches(self) -> bool:
-        """True if every worker makes the script's whole batches and keeps its part of the rows."""
+        """True if every worker makes the script's whole batches and keeps a part of each batch."""
         return self._place.divides_batch and (self._plan.fixes_rows or self._behind is not None)
 
     @functools.cached_property
@@ -393,8 +393,8 @@ class _WorkerPart:
 
         Every worker must make the script's whole batches up to the last transformation that needs
         whole batches. A `filter` after the batching accepts or drops whole batches. A `map` after
-        batching may compute a row from all rows of its batch. The map then needs whole batches if
-        workers take parts of each batch.
+        batching may compute a row from all rows of its batch. A `map` that computes a row from all
+        rows needs whole batches if workers take parts of each batch.
         """
         plan, divides = self._plan, self._place.divides_batch
         if plan.batching is None or (divides and plan.fixes_rows):
@@ -408,7 +408,7 @@ class _WorkerPart:
         return None
 
     def _mixes_rows(self, number: int) -> bool:
-        """Return True if a map computes other rows from a batch's parts than from the batch."""
+        """Return True if a map gives other rows for parts of a batch than for the whole batch."""
         function = self._nodes[number]._map_func
         known = _MIXES_ROWS.setdefault(function, {})
         if self._place.num_workers not in known:
@@ -470,7 +470,7 @@ class _WorkerPart:
         return mixed_seed(seed, fit.uses)
 
     def _own_seed(self, number: int) -> int | None:
-        """Return the seed of a shuffle after the division; None if any seed is allowed."""
+        """Return the seed of a shuffle of one worker's rows; None if any seed is allowed."""
         seed, place = self._seed(number), self._place
         if seed is None or (place.fit is None and pipeline.seed_of(self._nodes[number]) is None):
             return None
@@ -480,11 +480,11 @@ class _WorkerPart:
         """Return the index of the transformation whose output elements are divided among workers.
 
         A pipeline is divided at the last transformation up to which all workers get the same
-        elements and that precedes the first shuffle and the batching. The output of this
-        transformation gives the most even parts. The rows of one file or one window go to the same
-        worker only if necessary. A `filter` after a shuffle would give the workers different
-        numbers of rows and steps. So rows are divided after the `filter` if the shuffle can have
-        the same order on all workers.
+        elements and that precedes the first shuffle and the batching. Division at the last possible
+        transformation gives the most even parts. All rows of one file or one window go to one
+        worker only if single rows cannot be divided. A `filter` after a shuffle would give the
+        workers different numbers of rows and steps. So rows are divided after a `filter` that
+        follows a shuffle, if the shuffle can have the same order on all workers.
         """
         last, reason = len(self._nodes) - 1, ""
         first = 0 if self._plan.batching is None else self._plan.batching + 1
@@ -584,9 +584,9 @@ class _WorkerPart:
         """Return the place of this worker by which a transformation's output is divided.
 
         If the script's order of elements is the same in each `fit`, or with each new dataset, a
-        worker must get the same part each time. If a worker's part changed, a cache would replay
-        the part of the first `fit`, and a shuffle that repeats its order would order different
-        rows.
+        worker must get the same part in each `fit`. If a worker's part changed, a cache would
+        replay the part of the first `fit`, and a shuffle that repeats its order would order
+        different rows.
         """
         place, behind = self._place, self._nodes[:point]
         shuffles = [node for node in behind if pipeline.name_of(node) == pipeline.SHUFFLE]
@@ -629,7 +629,7 @@ class _WorkerPart:
         )
 
     def _rest(self) -> int | None:
-        """Return the number of rows in a short last batch; 0 if all are full; None if unknown."""
+        """Return the row count of a short last batch; 0 if every batch is full; None if unknown."""
         plan, size, total = self._plan, self._plan.batch_size, self._plan.rows_of_pass
         if plan.drops_rest or (plan.batching is None and size is not None):
             return 0
@@ -643,8 +643,9 @@ def _unsure(reason: str, why: str = "", help_first: str = "Give ") -> Configurat
 
     Args:
         reason: Property of the dataset because of which its elements may differ between workers.
-        why: Reason for the message why all workers need the same elements; may be empty.
-        help_first: First words of the advice, before "each shuffle a seed".
+        why: Text for the error message, why all workers need the same elements of the dataset; may
+            be empty.
+        help_first: First words of the error message's advice, before "each shuffle a seed".
     """
     return ConfigurationError(
         "the workers' parts of the tf.data.Dataset given to fit cannot be shown to be disjoint "

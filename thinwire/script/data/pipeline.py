@@ -74,7 +74,7 @@ def _interleaved(node: Pipeline, source: Pipeline, in_order: bool) -> Pipeline:
 
 
 def _order(node: Pipeline, in_order: bool) -> bool | None:
-    """Return the value of `deterministic` with which to rebuild a parallel transformation."""
+    """Return the argument `deterministic` for rebuilding a parallel tf.data transformation."""
     if in_order:
         return True
     deterministic = getattr(node, "_deterministic", None)
@@ -86,7 +86,7 @@ def _order(node: Pipeline, in_order: bool) -> bool | None:
 
 
 def _attribute(node: Pipeline, name: str) -> bool | None:
-    """Return a transformation's attribute that only the graph has; the default if there is none."""
+    """Return an attribute that only the graph node of a transformation has; else the default."""
     try:
         graph = graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
     except tf.errors.OpError:  # a part of the tf.data pipeline cannot be serialized
@@ -224,7 +224,7 @@ def first_element(node: Pipeline) -> Any:
 
 
 def _passed_by(node: Pipeline) -> Pipeline | None:
-    """Return a transformation without the shuffles and caches before it, None if impossible."""
+    """Return a transformation without the shuffles and caches before it; None if impossible."""
     sources = inputs_of(node)
     if name_of(node) in (SHUFFLE, CACHE):
         return _passed_by(sources[0])

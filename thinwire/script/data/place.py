@@ -120,7 +120,7 @@ class WorkerPlace:
         return self.num_dealt(batch_size, worker)
 
     def run_batch(self, batch_size: int) -> int:
-        """Return the number of rows from which each worker makes one batch."""
+        """Return the number of rows from which all workers together make one batch each."""
         return batch_size if self.divides_batch else batch_size * self.num_workers
 
     def positions(self, num_rows: int, epoch: int, window: int) -> NDArray[np.int64]:
@@ -231,14 +231,14 @@ class UnfilledRounds:
         self._number += 1
 
     def take(self) -> int:
-        """Return the number of rounds without rows on this worker since the last `take`."""
+        """Return in how many rounds this worker has had no rows since the last call of `take`."""
         number, self._number = self._number, 0
         return number
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchParts:
-    """Number of parts of the script's batch in a worker's mini-batches, to advance rate schedules.
+    """Number of parts of the script's batch in a worker's mini-batches, for rate schedules.
 
     In a run of n workers, each batch of the script counts as n parts, so that sums of parts are
     whole numbers. A worker's mini-batch counts as one part if workers divide each batch, and as n
@@ -259,20 +259,20 @@ class BatchParts:
     last: int = 1
 
     def of_step(self, step: int) -> int:
-        """Return the number of parts in the mini-batch of a step, which `fit` counts from 0."""
+        """Return how many parts of the script's batch the mini-batch of a step (from 0) has."""
         ends_pass = self.num_steps is not None and (step + 1) % self.num_steps == 0
         return self.last if ends_pass else self.each
 
     @classmethod
     def alike(cls, place: WorkerPlace) -> BatchParts:
-        """Return an equal number of parts for all mini-batches, for data of unknown length."""
+        """Return a `BatchParts` with equal parts for all mini-batches, for data of unknown size."""
         return cls(place.parts_of_batch)
 
     @classmethod
     def of_rows(
         cls, place: WorkerPlace, batch_size: int, rows: Sequence[int], drops_rest: bool = False
     ) -> BatchParts:
-        """Return the parts in a worker's mini-batches, for a pass over a known number of rows.
+        """Return a `BatchParts` of a worker's mini-batches, for a pass over a known number of rows.
 
         Args:
             place: This worker's number in the run, and the rules by which workers divide data.
@@ -291,7 +291,7 @@ class BatchParts:
 
     @classmethod
     def of_steps(cls, place: WorkerPlace, num_steps: int) -> BatchParts:
-        """Return the parts in a worker's mini-batches, for an epoch of a given number of steps."""
+        """Return a `BatchParts` of a worker's mini-batches, for an epoch with `num_steps` steps."""
         workers = range(1, place.num_workers + 1)
         steps = [dataclasses.replace(place, worker=worker).steps(num_steps) for worker in workers]
         return cls._of_pass(place, num_steps, steps, steps)
@@ -300,7 +300,7 @@ class BatchParts:
     def _of_pass(
         cls, place: WorkerPlace, num_batches: int, steps: Sequence[int], full: Sequence[int]
     ) -> BatchParts:
-        """Return parts such that all workers' last mini-batches share the parts left in a pass.
+        """Return a `BatchParts` in which the workers' last mini-batches share a pass's last parts.
 
         Args:
             place: This worker's number in the run, and the rules by which workers divide data.

@@ -25,7 +25,7 @@ class EvenRounds:
     num_workers: int
 
     def num_rows(self, step: int, own: int) -> int:
-        """Return the rows of all n workers in a step, estimated as n times this worker's rows."""
+        """Return the row count of all n workers in a step, estimated as n times this worker's."""
         return own * self.num_workers
 
 
@@ -115,7 +115,7 @@ def full_rounds(place: WorkerPlace, batch_size: int) -> Rounds:
 
 
 def check_rows(step: int, own: int, expected: int) -> None:
-    """Check the number of rows in this worker's batch.
+    """Raise an error if this worker's batch has another number of rows than expected.
 
     If the number of rows in this worker's batch is unexpected, the numbers of the other workers are
     unknown too.

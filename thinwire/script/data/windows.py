@@ -2,9 +2,9 @@
 
 A window is a number of successive elements, or one batch, of which each worker gets a random part.
 The seed by which a window is divided contains the numbers of the epoch and of the window. The
-dataset counts epochs and windows while it is iterated. An epoch is one pass over the divided
-elements, so each repetition of a later `repeat()` is an epoch. All workers count the same epochs
-and windows if they iterate over the dataset equally often.
+dataset of a worker's part counts epochs and windows while it is iterated. An epoch is one pass over
+the divided elements, so each repetition of a later `repeat()` is an epoch. All workers count the
+same epochs and windows if they iterate over the dataset equally often.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def deal_elements(
 ) -> _Dataset:
     """Return a dataset of this worker's elements of a given dataset.
 
-    A window of elements is read in full before it is divided among the workers, because the size of
-    the last window is not known before.
+    A window of elements is read in full before it is divided among the workers, because the last
+    window may be shorter than the other windows.
 
     Args:
         whole: Dataset with the same elements in the same order on every worker.

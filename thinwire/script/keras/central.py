@@ -41,7 +41,7 @@ class CentralAccess:
 
     @contextlib.contextmanager
     def saving(self, is_own: bool) -> Iterator[bool]:
-        """Load the shards' weights and optimizer state into the model for the time of saving."""
+        """Load the shards' weights and optimizer state into the model while the script saves it."""
         member, writes = self._member, self.writes_files
         with self.lent() if writes or is_own else contextlib.nullcontext():
             yield writes or is_own
@@ -52,12 +52,12 @@ class CentralAccess:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Give the model the shards' weights and optimizer state within the context.
+        """Give the model the shards' weights and optimizer state within the `with` block.
 
-        Within a `fit`, the model in the context has the shards' weights, moving statistics and
-        optimizer state. After the context, the model has this worker's own weights and statistics
-        again. If a callback has set the model's weights before the context, nothing is loaded from
-        the shards.
+        Within a `fit`, the model in the `with` block has the shards' weights, moving statistics and
+        optimizer state. After the `with` block, the model has this worker's own weights and
+        statistics again. If a callback has set the model's weights before the `with` block, nothing
+        is loaded from the shards.
         """
         session = self._member.present
         if session is None or not self._member.in_fit:

@@ -97,7 +97,7 @@ def momentum_of(optimizer: Any) -> float | None:
 
 
 def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> None:
-    """Reject a compiled optimizer with settings that have no effect, because the server updates.
+    """Reject a compiled optimizer if settings have no effect because the server updates weights.
 
     A compiled optimizer that is plain SGD is always accepted. A compiled optimizer other than plain
     SGD must equal the server's optimizer.
@@ -186,7 +186,7 @@ def check_rate_change(rate: float, method: Method) -> None:
 
 
 def check_variables(variables: Iterable[Any]) -> None:
-    """Reject variables with a Keras constraint, which a server with a model from flags ignores.
+    """Reject variables with a Keras constraint, which a server ignores if flags define its model.
 
     Raises:
         ConfigurationError: One of the variables has a Keras constraint.

@@ -23,7 +23,7 @@ _CLOCK = "_thinwire_clock"
 
 
 class RunClock:
-    """The batch count of the whole run at which one optimizer's schedule is evaluated.
+    """The batch count of the whole run at which one optimizer's learning-rate schedule is read.
 
     Attributes:
         variable: Keras variable with the run's batch count, which the graph of a step reads.
@@ -61,7 +61,7 @@ class RunClock:
             ).result()
 
     def go_on(self, count: int) -> None:
-        """Set the batch count of the schedule; the caller must be outside of any train_step."""
+        """Set the run's batch count for the learning-rate schedule, outside of any train_step."""
         self.count = count
         self.variable.assign(count)
         self.own.assign(int(self._optimizer._iterations))
@@ -70,7 +70,7 @@ class RunClock:
         _read_at_clocks(kind)
 
     def pause(self) -> None:
-        """Evaluate the schedule at the optimizer's own step count, which the script has set."""
+        """Evaluate the learning-rate schedule at the optimizer's step count, set by the script."""
         setattr(self._optimizer._iterations, _CLOCK, None)
 
     def read(self, schedule: Any) -> float:
@@ -85,10 +85,10 @@ class RunClock:
 
 @functools.cache
 def _read_at_clocks(kind: Any) -> None:
-    """Patch `__call__` of a schedule class to use the run's batch count, once per process.
+    """Patch `__call__` of a learning-rate schedule class to use the run's batch count, once.
 
-    The patch of a schedule changes only calls with the `iterations` variable of an optimizer that
-    has a `RunClock`.
+    The patch of a learning-rate schedule changes only calls with the `iterations` variable of an
+    optimizer that has a `RunClock`.
     """
     alone: Any = vars(kind).get("__call__", kind.__call__)
 

@@ -165,7 +165,7 @@ def _distribute_optimizer(
     num_train: int | None,
     settings: Mapping[str, Any],
 ) -> None:
-    """Give a loop's optimizer its models' session, so that its steps exchange with the PS."""
+    """Give a training loop's optimizer its models' session, so that it exchanges with the PS."""
     launched = read_settings_file(os.environ)
     if _never_trains(launched) or source_of(args, settings) is None:
         sessions = [model.thinwire for model in models if getattr(model, "thinwire", None)]
@@ -225,7 +225,7 @@ def _never_trains(launched: LaunchedScript | None) -> bool:
 def _session_of(
     models: Sequence[keras.Model], args: Any, num_train: int | None, settings: Mapping[str, Any]
 ) -> ModelSession:
-    """Return the session of one of the models, else the session of this worker, else a new one.
+    """Return the server session of one of the models, else of this worker, else a new session.
 
     A run trains one (combined) model at a time, so all optimizers of a script share one session
     with the servers.

@@ -26,7 +26,7 @@ class EarlyStop:
         self.epoch, self._after = 0, None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Set the current epoch; end `fit` if the workers' scripts have agreed to end it before.
+        """Set the current epoch; end `fit` if the workers' scripts have agreed to end before it.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.

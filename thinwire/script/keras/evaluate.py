@@ -1,10 +1,10 @@
 """Runs a script as the evaluator: `fit` does not train, but evaluates the shards' weights.
 
 The evaluator runs the same script as the workers, so it has the same validation data and compiled
-metrics. Within a `fit` the evaluator answers the workers' requests at the ends of epochs, and also
-evaluates weights between requests. The evaluator's `fit` returns when the workers begin their next
-call of `fit`. The evaluator's process ends with the run, so it never executes the script's code
-after the last `fit`.
+metrics. Within a `fit` the evaluator answers the workers' requests for evaluations at the ends of
+epochs, and evaluates weights between requests, too. The evaluator's `fit` returns when the workers
+begin their next call of `fit`. The evaluator's process ends with the run, so it never executes the
+script's code after the last `fit`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def skip_steps(optimizer: Any, run: Run) -> None:
 
 
 def _after_waiting(alone: Callable[..., Any], run: Run) -> Callable[..., Any]:
-    """Return a function that waits for a worker's `fit` with validation data, then runs `alone`."""
+    """Return a function that awaits a worker's `fit` with validation data, then calls `alone`."""
 
     @functools.wraps(alone)
     def step(*args: Any, **keywords: Any) -> Any:
@@ -240,7 +240,7 @@ class FitEvaluator:
         return self._requests_of(self._run)
 
     def fit(self, arguments: dict[str, Any]) -> keras.callbacks.History:
-        """Evaluate until the workers begin another `fit`; end this process at the end of the run.
+        """Evaluate weights until the workers begin another `fit`; end this process with the run.
 
         Args:
             arguments: Arguments of Keras' fit, by name.
@@ -319,7 +319,7 @@ class FitEvaluator:
         logging.info("evaluating fit %d", begun.fit)
 
     def _answer(self, fit: int, epoch: int) -> None:
-        """Answer a worker's request with metrics, or with the reason why there are no metrics."""
+        """Answer a worker's evaluation request with metrics, or with a reason if there are none."""
         answer = pb.Evaluated(fit=fit, epoch=epoch, answers=True)
         if fit != self._num_fits:
             answer.nobody = f"the evaluator is already in fit {self._num_fits}"
@@ -334,7 +334,7 @@ class FitEvaluator:
             self._evaluate(answer)
 
     def _is_due(self) -> bool:
-        """Return True if weights are new and the pause after the last evaluation has passed."""
+        """Return True if the shards' weights are new and the last evaluation is long enough ago."""
         if self._validation is None or self._fit_of_validation != self._num_fits:
             return False
         if not self._validation.is_repeatable or self.requests.is_by_script(self._num_fits):
@@ -346,8 +346,8 @@ class FitEvaluator:
         """Evaluate the shards' current weights, and report the metrics to shard 0.
 
         Args:
-            evaluated: Report to send, to which the method adds the weights' versions and the
-                metrics.
+            evaluated: Report to send to shard 0, to which the method adds the weights' versions and
+                the metrics.
         """
         began, spent = time.monotonic(), time.process_time()
         missing = self._script.missing

@@ -68,7 +68,7 @@ class StepExchange:
         self._has_reported_end = False  # True once a training loop has logged the end of the run
 
     def begin_fit(self) -> None:
-        """Delete the stored error of the previous `fit`, and set its counts to zero."""
+        """Delete a previous `fit`'s stored error; set the exchange and batch counts to zero."""
         self._failure, self.num_calls, self._num_batches = None, 0, 0
 
     def begin_epoch(self) -> None:

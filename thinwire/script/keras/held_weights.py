@@ -70,7 +70,7 @@ def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | N
 
 
 def assigned_by_script(session: Session, change: Float32 | None) -> Float32 | None:
-    """Return the script's own changes of weights for the next step, if optimizers step here.
+    """Return a script's own changes of weights for the next step, if workers run optimizers.
 
     Args:
         session: This worker's session with the servers.

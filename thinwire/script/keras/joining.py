@@ -58,7 +58,7 @@ class Joining:
         self._offered: tuple[StepPlan, SharedModel] | None = None
 
     def join(self) -> None:
-        """Join or rejoin the run; load the server's weights, loss scale and schedule counts."""
+        """Join or rejoin the run; load the server's weights, loss scale and batch counts."""
         member = self._member
         member.join()
         session = member.joined

@@ -34,7 +34,7 @@ _LOOKS = {
 
 
 class Together:
-    """Several models that a script's training loop trains together, with the attributes of one.
+    """Several models that a training loop trains together, with the attributes of one model.
 
     Attributes:
         models: Models in the order in which the script passed them to `distribute`.
@@ -50,7 +50,7 @@ class Together:
 
     @staticmethod
     def of(model: Any, others: Iterable[keras.Model]) -> Any:
-        """Return a `Together` of a model and those of the models `others` that are not its layers.
+        """Return a `Together` of a model and the models in `others` that are not layers of it.
 
         If all other models are layers of the model, the model itself is returned.
         """

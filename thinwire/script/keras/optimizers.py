@@ -332,7 +332,7 @@ class ScriptOptimizers:
         return self._clocks.get(step)
 
     def advance(self, session: Session) -> Int64:
-        """Return the batch counts at which schedules are evaluated after an exchange.
+        """Return the batch counts at which learning-rate schedules are evaluated after an exchange.
 
         Returns:
             [k] int64 counts of the k optimizers in `stepping`; 0 for an optimizer without a clock.
@@ -346,7 +346,7 @@ class ScriptOptimizers:
         return np.array(counts, np.int64)
 
     def start(self, session: Session) -> None:
-        """Set the schedules' batch counts and the loss scale to the run's values after a join."""
+        """Set the rate schedules' batch counts and the loss scale to the run's after a join."""
         for step, count in zip(self.stepping, self.advance(session), strict=True):
             if (clock := self.clock_of(step)) is not None:
                 clock.go_on(int(count))

@@ -22,7 +22,7 @@ from thinwire.script.keras.succession import Succession
 
 
 class OwnLoop:
-    """Training loop of a script's own, which begins with its first step and ends with the script.
+    """Training loop that a script writes itself, from the loop's first step to the script's end.
 
     Args:
         member: Membership of the model in a run: its settings, its session with the servers, its

@@ -46,8 +46,8 @@ class OwnStates:
     def begin(self, model: keras.Model, shared: Iterable[Any]) -> None:
         """Record the present values of all unshared variables of the process.
 
-        A variable that is recorded already keeps its first recorded value, which the evaluator's
-        variable has, too.
+        A variable that is recorded already keeps its first recorded value, which is the value in
+        the evaluator.
 
         Args:
             model: Keras model that the `fit` trains.

@@ -68,7 +68,7 @@ class Phases:
         self._optimizers.prepare()
 
     def begin(self) -> None:
-        """Join the run before the first step of a `fit` or a loop, or let that step join it."""
+        """Join the run before the first step of `fit` or a training loop, or in that step."""
         member = self._member
         if self._trial.is_standard:
             self._optimizers.build_compiled()
@@ -110,11 +110,11 @@ class Phases:
 
     @property
     def begins_with_step(self) -> bool:
-        """True if the next phase begins with a step, because only the step shows its variables."""
+        """True if the run's next phase begins with a step, as only a step shows the variables."""
         return self._member.session is None or self._awaits_step
 
     def begin_with(self, plan: StepPlan) -> bool:
-        """Join the run, or begin its next phase, with the optimizers of the first step.
+        """Join the run, or begin the run's next phase, with the optimizers of a first step.
 
         Args:
             plan: Optimizers of one step, with the variables that each optimizer updates.

@@ -105,7 +105,7 @@ class StepPlan:
                 )
 
     def check(self, method: Method, name: str) -> None:
-        """Reject optimizers if the PS cannot update the weights as they do without Thinwire.
+        """Reject optimizers if the PS cannot update weights as the optimizers do without Thinwire.
 
         Args:
             method: Training method of the run.
@@ -160,7 +160,7 @@ def named(optimizer: Any) -> str:
 
 
 class StepRecorder:
-    """Records the calls of all optimizers, without their steps, while a train_step is tried.
+    """Records all calls of optimizers in a trial of a train_step, in which no optimizer steps.
 
     Attributes:
         gradients: All gradients with which optimizers were called, in order; empty if
@@ -180,7 +180,7 @@ class StepRecorder:
             self.gradients.extend(gradient for gradient, _ in pairs)
 
     def plan(self) -> StepPlan:
-        """Return the recorded calls as a plan of the train_step."""
+        """Return the recorded calls of optimizers as a plan of the train_step."""
         return StepPlan(tuple(self._steps.values()))
 
 
@@ -191,7 +191,7 @@ def is_built(model: Any) -> bool:
 
 @contextlib.contextmanager
 def running_eagerly() -> Iterator[None]:
-    """Run every `tf.function` eagerly, so that no trace keeps variables of a trial."""
+    """Run every `tf.function` eagerly, so that no trace keeps variables of a trial train_step."""
     with _RUNS_EAGERLY:
         before = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
@@ -204,9 +204,10 @@ def running_eagerly() -> Iterator[None]:
 def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
     """Trace a train_step once, to create the missing variables of the model and optimizers.
 
-    The function `try_in_graph` must not be called within another trace, because gradients are
-    unavailable within `tf.init_scope`. Each `tf.function` that the train_step calls runs inline: a
-    separate trace of it would keep the variables that this trace creates.
+    The function `try_in_graph` must not be called within another trace, because TensorFlow cannot
+    compute gradients within `tf.init_scope`. Each `tf.function` that the train_step calls runs
+    inline: a separate trace of the `tf.function` would keep the variables that the trace of the
+    train_step creates.
 
     Args:
         train_step: Method `train_step` of the model.

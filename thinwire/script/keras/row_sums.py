@@ -13,14 +13,15 @@ A model's loss has three sources, and each source is watched where Keras adds up
   the loss is a sum over rows.
 - The second source is the values of `add_loss` and `activity_regularizer`, which Keras sums over
   the batch.
-- The third source is a loss that the script's own `train_step` or `compute_loss` adds up. The parts
-  of such a loss are not visible, so they cannot be scaled.
+- The third source is a loss that the script's own `train_step` or `compute_loss` adds up. Thinwire
+  cannot see the parts of a loss that a script's own code adds up, so it cannot scale them.
 
 If the code does not show whether a loss is a sum over rows, the loss is computed twice: for the
-batch, and for the batch with each row repeated. If each row occurs twice, a mean stays equal, and a
-sum doubles. This computation with repeated rows runs once in each `fit`, in the first step, before
-the step's gradient is sent. TensorFlow calls this module within the graph of a step, one step after
-the other, so the state of a step may be stored in Python attributes.
+batch, and for the batch with each row repeated. If each row of the batch occurs twice, a loss that
+is a mean stays equal, and a loss that is a sum doubles. The loss is computed for repeated rows once
+in each `fit`, in the first step, before the step's gradient is sent. TensorFlow calls this module
+within the graph of a step, one step after the other, so Python attributes may hold the state of a
+step.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ class RowSums:
     def step(self, data: Any) -> Iterator[None]:
         """Scale losses that are sums over rows, within one call of the model's train_step.
 
-        A graph that is traced in a loop of train_on_batch may run in a later `fit`. So each step
-        checks at run time if its losses must be scaled.
+        A graph that is traced in a loop of train_on_batch may run in a later `fit`. So each
+        training step checks at run time if its losses must be scaled.
 
         Args:
             data: Mini-batch with which the train_step is called.
@@ -205,7 +206,7 @@ class RowSums:
     def scale_compiled(
         self, loss: Any, part: _Part | None, value: Any, y: Any, y_pred: Any, sample_weight: Any
     ) -> Any:
-        """Return the value of a compiled loss, scaled if the value is a sum over the rows.
+        """Return the value of a compiled loss, scaled if the value is a sum over a batch's rows.
 
         Args:
             loss: Loss object of Keras or of the script.
@@ -376,7 +377,7 @@ class RowSums:
     # -- within a graph ---------------------------------------------------------------------------
 
     def _once(self, part: _Part, decide: Callable[[Any], None], value: Any) -> None:
-        """Find out, only once, if a part of the loss is a sum over the rows.
+        """Find out, only once, if a part of the model's loss is a sum over the mini-batch's rows.
 
         Args:
             part: Part of the model's loss. Its kind is unknown before the first step of a `fit` in

@@ -99,7 +99,7 @@ class RunMember:
 
     @property
     def takes_part(self) -> bool:
-        """True if the run continues and this script is in the same `fit` as the other workers'."""
+        """True if the run continues and all workers' scripts are in the same `fit` as this one."""
         return self.barriers is not None and not self.stopped and not self.catch_up.is_behind
 
     @property
@@ -110,7 +110,7 @@ class RunMember:
 
     @property
     def met_barriers(self) -> FitBarriers:
-        """The barriers with the other workers' scripts; an error before the first barrier."""
+        """The barriers with other workers' scripts; raises an error before the first barrier."""
         if self.barriers is None:
             raise RuntimeError(
                 "the model's fit has not reached the barrier with the other workers' scripts yet"

@@ -1,9 +1,9 @@
 """Replaces an optimizer's `apply` by an exchange with the servers, in a graph or eagerly.
 
 Instead of an optimizer's step, the gradients are pushed to the parameter server and the new weights
-are pulled. The optimizer object remains the script's own, so callbacks and saving work as usual.
-Only the methods `apply`, `scale_loss` and `finalize_variable_values` of the optimizer object are
-replaced.
+are pulled. The optimizer remains the script's own object, so callbacks and saving work as without
+Thinwire. Only the methods `apply`, `scale_loss` and `finalize_variable_values` of the optimizer
+object are replaced.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StepWatcher(Protocol):
         """Raise ConfigurationError if an optimizer outside of the run updates a shared variable."""
 
     def assignments_to(self, variable: Any) -> Assignments | None:
-        """Return the record of a script's assignments to a variable; None if there is no record.
+        """Return the record of a script's assignments to a Keras variable; None without a record.
 
         Raises:
             ConfigurationError: An assignment to the variable would be lost during training.
@@ -84,7 +84,7 @@ def watch_steps(watcher: StepWatcher) -> None:
 
 @contextlib.contextmanager
 def recording(keeps_gradients: bool = False) -> Iterator[StepRecorder]:
-    """Record all optimizer calls in this thread within the context, in which no optimizer steps."""
+    """Record all optimizer calls of this thread in the `with` block, where no optimizer steps."""
     before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder(keeps_gradients)
     try:
         yield _LOCAL.recorder
@@ -104,7 +104,7 @@ def steps_allowed() -> Iterator[None]:
 
 @functools.cache
 def _guard_optimizers() -> None:
-    """Patch all Keras optimizer classes to check each step before they step, once per process."""
+    """Patch all Keras optimizer classes to check each of their steps first, once per process."""
     optimizers = keras.optimizers
     for kind in (optimizers.Optimizer, optimizers.LossScaleOptimizer, optimizers.MultiOptimizer):
         kind.apply = _guarded(kind.apply)
@@ -181,11 +181,11 @@ class StepOwner(Protocol):
 
     @property
     def clocks(self) -> Sequence[RunClock | None]:
-        """For each optimizer, the run's batch count for its schedule; None if it is not used."""
+        """For each optimizer, the run's batch count for its rate schedule; None if not used."""
 
     @property
     def call(self) -> StepCall:
-        """Data of the train_step in progress, or of all steps of a loop: rows, loss, optimizers."""
+        """Data of the current train_step, or of a whole training loop: rows, loss, optimizers."""
 
     @property
     def assignments(self) -> Assignments:
@@ -213,14 +213,14 @@ class StepOwner(Protocol):
     def exchange(
         self, step: ExchangeStep, repeats: bool, in_turn: bool, *values: Any
     ) -> tuple[Any, ...]:
-        """Push the values of one step; return the pulled weights and other values from the PS.
+        """Push one step's gradient or weights; return the pulled weights and other PS values.
 
-        Arguments and results of the exchange are documented in
+        The arguments and results of `exchange` are documented in
         `thinwire.script.keras.exchange.StepExchange.exchange`.
         """
 
     def raise_failure(self) -> None:
-        """Raise the error that an exchange has stored; do nothing if none is stored."""
+        """Raise the error that an exchange with the servers has stored, if there is one."""
 
 
 class WeightsChanged(Exception):
@@ -301,13 +301,13 @@ class ExchangeStep:
 
     @property
     def has_schedule(self) -> bool:
-        """True if the learning rate is a schedule, a function of a step count."""
+        """True if the optimizer's learning rate is a schedule, a function of a step count."""
         schedule = keras.optimizers.schedules.LearningRateSchedule
         return isinstance(inner(self.optimizer)._learning_rate, schedule)
 
     @property
     def own_schedule(self) -> Any:
-        """The learning-rate schedule if its class is the script's, unknown to a PS; else None."""
+        """The optimizer's learning-rate schedule if the script defines its class; else None."""
         return own_schedule(inner(self.optimizer))
 
     def assign_rate(self, rate: float) -> None:
@@ -403,7 +403,7 @@ class ExchangeStep:
     def _pulled_to_base(self, pairs: Pairs) -> Pairs:
         """Add mu (w - b), the gradient of FedProx's mu / 2 |w - b|^2, to gradients.
 
-        In this formula, mu is FedProx's coefficient, w the weights of a shared variable, and b
+        In the formula of FedProx, mu is the coefficient, w the weights of a shared variable, and b
         these weights at the start of the round of local steps. FedProx's gradient is multiplied by
         the loss scale, because the optimizer divides all gradients by the loss scale.
         """
@@ -446,7 +446,7 @@ class ExchangeStep:
             gradients: Gradients from which `values` was made, whose sparse rows are needed; empty
                 if `values` are weights.
             rows: Number of examples from which the gradients or the local step were computed.
-            repeats: True if an earlier exchange has already counted these examples.
+            repeats: True if an earlier exchange has already counted the `rows` examples.
         """
         session, rate, scale = self._session, self.rate, self._scale
         loss, session.call.loss = session.call.loss, None
@@ -496,7 +496,7 @@ class ExchangeStep:
                 clock.variable.assign(tf.cast(counts[number], clock.variable.dtype))
 
     def _has_stepped(self, clocks: Sequence[RunClock | None]) -> Any:
-        """Return a bool tensor, False if the step was skipped because gradients overflowed."""
+        """Return a bool tensor: False if the optimizer skipped a step with overflowed gradients."""
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         clock = clocks[self.number] if is_scaled and self._session.takes_weights else None
         if clock is None:
@@ -508,7 +508,7 @@ class ExchangeStep:
 
     @property
     def _scale(self) -> Any:
-        """The optimizer's variable of the loss scale, if the server sets it; else None.
+        """The optimizer's variable of the loss scale, if the server sets the scale; else None.
 
         A fixed `loss_scale_factor` of an optimizer has no variable: the optimizer itself divides
         the gradients by the factor.
@@ -532,7 +532,7 @@ class ExchangeStep:
 
     @contextlib.contextmanager
     def _as_a_worker(self) -> Iterator[None]:
-        """Set SGD's momentum to 0 within the context if the training method applies it itself."""
+        """Set SGD's momentum to 0 in the `with` block if the training method applies momentum."""
         optimizer = inner(self.optimizer)
         if not self._session.takes_momentum:
             yield
@@ -556,7 +556,7 @@ def _touched(gradient: Any) -> Any:
 
 
 def flat_gradient(gradient: Any, variable: Any) -> Any:
-    """Return a gradient as a float32 vector; zeros if the gradient is None."""
+    """Return a gradient as a float32 vector, which has only zeros if the gradient is None."""
     if gradient is None:
         return tf.zeros([int(np.prod(variable.shape))], tf.float32)
     return tf.reshape(tf.cast(tf.convert_to_tensor(gradient), tf.float32), [-1])

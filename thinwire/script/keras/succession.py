@@ -44,8 +44,8 @@ class Succession:
     def begin_fit(self) -> None:
         """Let the run train this model instead of the model that the script trained before.
 
-        The next phase of the run begins with this model. Calls of `fit` are counted over all models
-        of the script.
+        The next phase of the run (in which it trains one model) begins with this model. Calls of
+        `fit` are counted over all models of the script.
 
         Raises:
             ConfigurationError: A `fit` of another model of the script is still running, or a
