@@ -4,8 +4,8 @@ Every worker of a run executes the training script. When the script calls `os.mk
 makes the folder, and all other workers find an existing folder. Even a script that checks
 `os.path.exists` first would raise FileExistsError, because another worker may make the folder
 between the check and the call of `os.mkdir`. Therefore a folder that another worker made in this
-run counts as made by this process too. FileExistsError is still raised for a folder that is older
-than the run, and for a folder that the script itself has made before.
+run counts as made by this process too. The script gets a FileExistsError only for a folder that is
+older than the run, or that the script itself has made before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class MadeFolders:
     """Set of the folders that count as made by the script of this process.
 
     Args:
-        began: Time at which the run began, in seconds since 1970.
+        began: Time at which the training run began, in seconds since 1970.
     """
 
     def __init__(self, began: float) -> None:

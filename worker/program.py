@@ -87,7 +87,7 @@ def _arguments() -> Sequence[str]:
 
 
 def _without_places(words: Sequence[str]) -> Iterator[str]:
-    """Yield command-line arguments, except flags that differ between the run's processes."""
+    """Yield the script's command-line arguments, except flags that differ by process of the run."""
     is_value = False
     for word in words:
         name, equals, _ = word.lstrip("-").partition("=")

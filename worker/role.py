@@ -85,8 +85,9 @@ class Worker:
     Args:
         run: Settings of the training run.
         own: Settings that only this worker reads from its flags.
-        shared: Model to train; None: build the model from the run's settings.
-        shard: Training examples of this worker; None: load the examples by the run's settings.
+        shared: Keras model to train; None: build the model that the run's settings name.
+        shard: Training examples of this worker; None: load the data set that the run's settings
+            name.
     """
 
     def __init__(
@@ -296,7 +297,7 @@ class Worker:
         self.step.restore_local(local)
 
     def _note_scalars(self, counted: WorkerMetrics) -> None:
-        """Write the metrics that shard 0 receives to TensorBoard too (heartbeat thread)."""
+        """Write the worker's metrics for shard 0 to TensorBoard, too (heartbeat thread)."""
         session = self.session
         self.scalars.record(counted, session.loss, session.num_steps, session.core.versions[0])
 

@@ -109,8 +109,8 @@ class TrainStep:
         """Compute the mean gradient of one mini-batch, and leave it in device memory.
 
         Args:
-            images: [B, ...] inputs in the task's dtype.
-            labels: [B, ...] labels in the task's dtype.
+            images: [B, ...] inputs of the mini-batch in the task's dtype.
+            labels: [B, ...] labels of the mini-batch in the task's dtype.
             personal: [n] float32, overwritten with the gradient of the personal (unshared
                 trainable) variables.
 
@@ -195,7 +195,7 @@ def as_tensor(flat: Float32) -> Any:
 
 
 def _fill(flat: Float32, gradients: list[Any]) -> None:
-    """Write gradients one after the other into a vector [n] float32, which they fill."""
+    """Write gradients with n entries in total, one after the other, to a float32 vector [n]."""
     start = 0
     for gradient in gradients:
         values = gradient.numpy().ravel()

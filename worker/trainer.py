@@ -311,7 +311,7 @@ class WorkerSession:
         Args:
             values: [num_parameters] float32 gradient of the mean loss at the current weights. If
                 the method `steps_on_workers`, the weights after the script's step.
-            samples: Number of examples in the mini-batch.
+            samples: Number of training examples in the mini-batch.
             loss: Mean loss of the mini-batch; None if unknown.
             statistics: [m] float32 moving statistics (of batch normalization) after the mini-batch.
             started: Time at which the work on the mini-batch started, by time.monotonic(), in

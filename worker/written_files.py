@@ -28,7 +28,7 @@ class WrittenFiles:
     """Lists of the files that this process and the chief have written, in the run directory.
 
     Args:
-        run_dir: Run directory on this host.
+        run_dir: Path of the training run's directory (--run_dir) on this host.
         node: Name of this process, for example ``worker-2``.
         is_chief: Function that returns True if this worker is the chief now, which writes the run's
             files.

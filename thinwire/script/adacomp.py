@@ -77,7 +77,7 @@ def Worker(  # noqa: N802 - AdaComp's name
     Args:
         dataset: Scaled examples of this worker: (images [n, ...], labels [n] whole numbers). The
             worker repeats the examples without end, in a new order in each epoch.
-        args: Settings of the worker, in any form that `thinwire.script.settings` reads.
+        args: Settings of this worker, in any form that the module `thinwire.script.settings` reads.
         model: A Keras model with a loss or logits, which holds the newest weights after the call.
             None: the model that the flag network or the flag model names.
         num_train: Number of training examples of all workers together, which the warm-up of the

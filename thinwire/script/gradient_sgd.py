@@ -39,7 +39,7 @@ class GradientSGD(LeavesOnExit):
             h <- h + weight_decay * theta, with the gradient h and the weights theta.
         mode: Method of training, in upper or lower case: dgs (or gradient_sgd), asgd, gd (or aji),
             dgc, msgd (or sgd; without a server), or any value of ``--method``.
-        args: Settings of the worker, in any form that `thinwire.script.settings` reads.
+        args: Settings of this worker, in any form that the module `thinwire.script.settings` reads.
         num_train: Number of examples in the whole training set, which the warm-up of the method dgc
             needs.
         **settings: Further flags of the worker by name, for example ``id_worker=2``.
@@ -47,7 +47,7 @@ class GradientSGD(LeavesOnExit):
     Raises:
         ConfigurationError: The settings are invalid. Or the model is compiled with an optimizer
             other than plain SGD, and neither lr nor momentum is given.
-        Unreachable: No server answers.
+        Unreachable: No parameter server answers this worker.
         Refused: The server has a different model or method than this script.
 
     Source: the published program of DGS. Differences: DGS's program discards its first gradient.
@@ -111,7 +111,7 @@ class GradientSGD(LeavesOnExit):
             samples: Number of examples in the mini-batch; None: the value of the flag batch_size.
 
         Raises:
-            RunOver: The run ended before this step was sent.
+            RunOver: The run ended before this training step was sent to the servers.
             ConfigurationError: A variable is not shared by the workers, or a gradient has the wrong
                 shape.
             Diverged, Unreachable, Refused: Gradients stay non-finite, no server answers, or the

@@ -148,7 +148,7 @@ class Session:
     """Worker of a script, which joins the run, takes training steps, leaves, and may join again.
 
     Args:
-        settings: Settings of the run and of this worker in it.
+        settings: Settings of the training run and of this worker.
         shared: The script's model, with the variables that all workers train as one flat vector.
         num_train: Number of examples in the whole training set, by which a codec's warm-up counts
             epochs; None if unknown.
@@ -311,7 +311,8 @@ class Session:
         """Fetch the state of the script's optimizers from the shards.
 
         Args:
-            weights: True to fetch the weights and the averaged statistics as well.
+            weights: True to fetch the weights and the averaged moving statistics in addition to the
+                optimizer state.
 
         Raises:
             Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the
@@ -418,7 +419,7 @@ class Session:
             call are then useless.
 
         Raises:
-            Unreachable: No server answers.
+            Unreachable: No parameter server answers this worker.
             Refused: The server rejects this worker.
             ConfigurationError: The server averages different moving statistics than this worker
                 has.
@@ -505,17 +506,17 @@ class Session:
         Args:
             values: [num_parameters] float32 mean gradient at `weights`, which `step` may modify. If
                 `takes_weights` is true: the weights after the step of the script's optimizer.
-            samples: Number of examples in the mini-batch.
+            samples: Number of training examples in the mini-batch.
             loss: Mean loss of the mini-batch; None if unknown.
             statistics: [m] float32 moving statistics after the mini-batch; None if the run does not
                 average statistics over the workers.
             rate_factor: Factor for gradients (not weights): this worker's learning rate divided by
                 the run's learning rate.
-            figures: Learning rate, loss scale and sparse rows of the step of the script's
-                optimizer.
+            figures: Learning rate, loss scale and sparse gradient rows of the script's optimizer in
+                this training step.
 
         Raises:
-            RunOver: The run ended before this step was sent.
+            RunOver: The run ended before this training step was sent to the servers.
             Diverged: A hundred successive mini-batches had NaN or infinity.
             Unreachable, Refused: The server does not answer within the time limits, or rejects this
                 worker.
@@ -590,7 +591,8 @@ class Session:
         Args:
             change: [num_parameters] change of the weights by the script before the step; None
                 without a change.
-            done: Finished exchange of the step with the shards; None if the step exchanged nothing.
+            done: Finished exchange of the training step with the shards; None if the step exchanged
+                nothing.
         """
         if done is None or not self.settings.run.method.overlap:
             replies = [] if done is None else done.replies
@@ -771,7 +773,7 @@ def part_of(settings: ScriptSettings, data: Sequence[Any], fit: FitNumber | None
     """Return a worker's part of a training set; the parts of all workers are disjoint.
 
     Args:
-        settings: Settings of the run and of this worker in it.
+        settings: Settings of the training run and of this worker.
         data: Training data, equal on all workers: arrays [N, ...] in any nesting, or one
             tf.data.Dataset, keras.utils.PyDataset or ray.data.Dataset. Some values of --partition
             use the last arrays as labels.

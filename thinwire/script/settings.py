@@ -195,9 +195,10 @@ def read_settings(
         args: Settings of the script: a namespace, a mapping, a list of ``--flag=value`` words, or
             None.
         keywords: Settings of the script by keyword, which override `args`.
-        type_node: Role of the process: "PS" or "Worker".
+        type_node: Role of this process in the run: "PS" or "Worker".
         builds_model: True if the process builds its model and data from flags, not from a script.
-        defaults: Maps names of flags to defaults that replace the flags' own defaults.
+        defaults: Maps names of flags to default values that replace the flags' usual default
+            values.
         momentum: Momentum that the worker applies, for the momentum flag of the training method;
             None: the flag keeps its value.
 

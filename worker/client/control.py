@@ -86,9 +86,10 @@ class Control:
 
     Args:
         address: Address ``host:port`` of shard 0.
-        id_worker: Id of this worker.
+        id_worker: Id of this worker, from 1.
         num_shards: Number of shards of the parameter server in the run.
-        run_id: Id of the run, from the training stream; empty accepts any run at the address.
+        run_id: Id of the run, from the training stream; with an empty id, any run at the address is
+            accepted.
         credentials: Credentials with which this worker connects to shard 0.
         patience_seconds: Time in seconds for which shard 0 may be unreachable before waiting calls
             raise Unreachable.
@@ -266,7 +267,8 @@ class Control:
         """Report an evaluation that shard 0 requested from this script.
 
         Args:
-            evaluated: This script's evaluation of the model, at the requested `fit` and epoch.
+            evaluated: Report with this script's metrics of the model, at the `fit` and the epoch
+                that shard 0 requested.
 
         Returns:
             The evaluation that all scripts receive: the evaluation of this script, or of another
@@ -295,7 +297,8 @@ class Control:
         """Exchange metric states or stop requests with other workers' scripts after an epoch.
 
         Args:
-            meeting: Metric states or stop request that this script sends.
+            meeting: Message with the metric states or the stop request that this script sends to
+                shard 0.
 
         Returns:
             Shard 0's answer: the metric states of all scripts, or the number of the fit's last
@@ -330,7 +333,7 @@ class Control:
         """End a `fit` early in all scripts (any thread); a second call for this `fit` does nothing.
 
         Args:
-            fit: Number of the current call of `fit` in the script.
+            fit: Number of the current call of `fit` in the script, from 1.
             epochs: Number of epochs after which the `fit` ends; 0 ends the `fit` immediately.
         """
         with self._changed:
@@ -350,7 +353,7 @@ class Control:
 
         Args:
             failed: True if the script raised an error. The run then ends for all scripts.
-            message: Error of the script, in one line.
+            message: Text of the script's error, in one line.
             wait_seconds: Longest time to wait for shard 0's confirmation, in seconds.
 
         Returns:

@@ -285,7 +285,7 @@ class DatagramTotals:
         num_channels: Number of datagram channels, one per class of service.
         bytes_up: Function that returns the number of bytes that the worker has sent, in streams and
             datagrams.
-        logs: True to log a line with the counts for each exchange.
+        logs: True to log the datagram counts for each exchange.
     """
 
     def __init__(

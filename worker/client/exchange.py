@@ -46,7 +46,7 @@ class Exchange:
 
         Args:
             run: Settings of the training run.
-            id_worker: Id of this worker.
+            id_worker: Id of this worker, from 1.
             spec: Paths, shapes and dtypes of the shared model's variables.
             layouts: For each shard, the slices of the model's variables that it stores.
             link: The worker's emulated network link.
@@ -207,8 +207,9 @@ class Exchange:
     def _look_after(self, shards: Sequence[ShardClient]) -> None:
         """Service the unanswered requests to `shards` while the worker waits for another shard.
 
-        A shard may answer its part of a push while shard 0 has expelled this worker. Shard 0 has
-        then finished the round without this worker, so the worker abandons the push.
+        A shard may answer its part of a push while shard 0 has expelled this worker. A shard 0 that
+        has expelled this worker has finished the round without the worker, so the worker abandons
+        the push.
         """
         for shard in shards:
             shard.poll()

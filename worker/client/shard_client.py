@@ -215,7 +215,7 @@ class ShardClient:
         Raises:
             PushRefused: The shard rejected the pull or push for good.
             Unreachable, RequestRejected: The shard stayed unreachable, or rejected this worker.
-            ShardGone: The run has ended, and the shard has closed the stream.
+            ShardGone: The run has ended, and the shard has closed its stream to this worker.
         """
         try:
             while self._replied is None:
@@ -277,7 +277,7 @@ class ShardClient:
         """Send a query to the state server and wait for the answer.
 
         Args:
-            query: Query to the state server about the current round.
+            query: Query to the state server whether this worker must push in the current round.
             patience_seconds: Longest time to wait for the answer, in seconds; None waits while the
                 shard is alive.
 
@@ -398,11 +398,11 @@ class ShardClient:
         return self._join(lambda: self._dialler.dial(self._patience_seconds))
 
     def ensure_connected(self) -> None:
-        """Reconnect if the shard has sent nothing recently; the open request is then sent again.
+        """Reconnect if the shard has sent nothing recently; send the open request again.
 
         Raises:
             Unreachable, RequestRejected: The shard stayed unreachable, or rejected this worker.
-            ShardGone: The run has ended, and the shard has closed the stream.
+            ShardGone: The run has ended, and the shard has closed its stream to this worker.
         """
         if not self.alive:
             self._reconnect(StreamLost("the shard sends no heartbeats"))
@@ -416,9 +416,10 @@ class ShardClient:
     def attend(self, may_rejoin: Callable[[], bool] = lambda: True) -> None:
         """Service the shard's stream while no request is open (called in the heartbeat thread).
 
-        A worker may compute for a long time, or wait long for another shard. During such a time,
-        the method `attend` notices that the shard has expelled the worker or that the stream is
-        lost, and reconnects before the worker's lease ends or soon after.
+        A worker may compute for a long time, or wait long for another shard. While the worker
+        computes or waits for another shard, the method `attend` notices that the shard has expelled
+        the worker or that the stream is lost, and reconnects before the worker's lease ends or soon
+        after.
 
         Args:
             may_rejoin: Function that returns True if an expelled worker may send a Hello message

@@ -48,7 +48,8 @@ class Replica:
         Args:
             theta: [n] float32 weights that the replica changes in place.
             method: Training method of the run, whose server optimizer steps the replica.
-            kernels: Array functions that compute the steps of the optimizer.
+            kernels: Set of array functions (`thinwire.ops.kernels`) that compute the steps of the
+                optimizer.
         """
         self.theta, self._method, self._kernels = theta, method, kernels
         self._server = method.server.init(theta)
@@ -92,7 +93,7 @@ class Replica:
         Args:
             payload: The peer's weights and optimizer slots; empty if the peer's replica equals this
                 worker's replica.
-            at: Version of the peer's model.
+            at: Version of the peer's model, as shard 0 counts versions.
 
         Raises:
             ValueError: The size of the payload does not fit this worker's model and optimizer.
@@ -163,8 +164,8 @@ class Neighbours:
     """Updates this worker's replica (copy of the model) from the replicas of its peers.
 
     Attributes:
-        ahead: True if a peer has finished the next round already, and waits for this worker to
-            report it.
+        ahead: True if a peer has finished the next training round already, and waits until this
+            worker reports the round, too.
     """
 
     def __init__(self, streams: Peers, replica: Replica) -> None:
@@ -173,7 +174,7 @@ class Neighbours:
         Args:
             streams: Streams to peers that carry no parts of sums, so that queries do not wait
                 behind parts.
-            replica: This worker's copy of the model.
+            replica: This worker's replica, its copy of the model and the optimizer state.
         """
         self._streams, self._replica = streams, replica
         self.ahead = False
@@ -182,8 +183,8 @@ class Neighbours:
         """Adopt the model of a peer that has finished a given round.
 
         Args:
-            goal: Round of sums that the peer must have finished.
-            others: Workers that are members of the round, except this worker.
+            goal: Training round whose sum and step the peer must have finished.
+            others: All workers that are members of the round, except this worker.
 
         Returns:
             True if a peer had finished the round and this worker has adopted its model.
@@ -210,7 +211,7 @@ class Neighbours:
         Args:
             others: Workers that are members of the round, except this worker, in order of worker
                 id.
-            leads: True if this worker is the member with the lowest id.
+            leads: True if this worker has the lowest worker id of all members of the round.
 
         Returns:
             True if this worker has the model that all members must have. False if a member did not

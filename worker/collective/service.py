@@ -51,8 +51,10 @@ class PeerServer:
                 of the streams.
             max_part_bytes: Largest accepted part of a sum, in bytes. The service refuses larger
                 parts before it allocates memory.
-            pace: Function that limits a new stream to the rate of this worker's emulated link.
-            guard: Guard that admits and authenticates peers; None to admit every peer.
+            pace: Function that limits a new gRPC stream to the rate of this worker's emulated
+                network link.
+            guard: Connection guard that limits and authenticates connections of peers; None to
+                admit every peer.
         """
         self._guard = guard or ConnectionGuard()
         self._mailbox, self._answer, self._pace = mailbox, answer, pace
@@ -90,7 +92,7 @@ class PeerServer:
             self._server.stop()
 
     def has_stream_of(self, worker: int) -> bool:
-        """Return True if a worker's stream is open, so that the parts it has sent can arrive."""
+        """Return True if a peer's stream is open, so that the peer's parts of sums can arrive."""
         return worker in self._authenticated
 
     @property

@@ -64,16 +64,19 @@ class UpdatePacker:
     """Codec and router of one worker, with their state, for example residuals (unsent entries).
 
     Attributes:
-        sent: For each shard, the blocks that the last exchange sent to the shard.
+        sent: For each shard, the blocks of values that the last exchange sent to the shard.
 
     Args:
         spec: Paths, shapes and dtypes of the shared model's variables.
         layouts: For each shard, the slices of the model's variables that it stores.
         method: Training method (policies and settings) of the run.
-        kernels: Array functions, for arrays in host memory or in device memory.
-        seed: Seed of the random generator: the run's seed and the worker's number.
-        groups: For each optimizer of a script, the numbers of the tensors that it updates. Each
-            group is coded separately. Empty if one optimizer updates all tensors.
+        kernels: Set of array functions (`thinwire.ops.kernels`), for arrays in host memory or in
+            device memory.
+        seed: Seed of the random generators of codec and router: the run's seed and the worker's
+            number.
+        groups: For each optimizer of a script, the numbers of the tensors that the optimizer
+            updates. The codec encodes each group separately. Empty if one optimizer updates all
+            tensors.
     """
 
     def __init__(
@@ -118,13 +121,14 @@ class UpdatePacker:
             values: [num_parameters] float32 gradient or change of weights: a numpy array or a
                 `thinwire.ops.kernels.device.DeviceArray`.
             step: Number of the worker's exchange with the shards, counted from 1.
-            learning_rate: Learning rate of the step whose values are encoded.
-            epoch: Number of examples that all workers have consumed, divided by the size of the
-                training set.
+            learning_rate: Learning rate of the training step whose gradient or change is encoded.
+            epoch: Training epoch as a fraction: number of examples that all workers have consumed,
+                divided by the size of the training set.
             touched: Maps a tensor's number to ascending indices of the rows where the gradient may
                 be nonzero. A tensor that is missing may be nonzero anywhere.
             group: Number of the script's optimizer that updates the encoded tensors, from 0.
-            keep: Fraction of the entries to send; None for the fraction in the codec's settings.
+            keep: Fraction of the gradient's entries to send; None for the fraction in the codec's
+                settings.
 
         Raises:
             thinwire.ops.codecs.base.NonFiniteUpdate: The array `values` holds NaN or infinity. The
@@ -228,7 +232,7 @@ class UpdatePacker:
         self._router_state = self._method.router.undelivered(shard, lost, self._router_state)
 
     def undelivered(self) -> None:
-        """Add the values of the last packet, which the shards rejected, to the residuals again."""
+        """Add the values of the last packet, which shards rejected, to the residuals (not sent)."""
         if self._last_packet is None:
             return
         codec, router, group = self._method.codec, self._method.router, self._last_group
@@ -319,16 +323,18 @@ class WorkerCore:
             spec: Paths, shapes and dtypes of the shared model's variables.
             layouts: For each shard, the slices of the model's variables that it stores.
             method: Training method (policies and settings) of the run.
-            kernels: Array functions, for arrays in host memory or in device memory.
-            seed: Seed of the random generator: the run's seed and this worker's number.
+            kernels: Set of array functions (`thinwire.ops.kernels`), for arrays in host memory or
+                in device memory.
+            seed: Seed of the random generators of codec and router: the run's seed and this
+                worker's number.
             statistics: [m] float32 moving statistics (of batch normalization) that shard 0 averages
                 over the workers.
             num_examples: Number of examples of the whole training set, from which codecs compute
                 the epoch. With 0, codecs always work as in the first epoch.
-            groups: For each optimizer of a script, the numbers of the tensors that it updates.
-                Empty if one optimizer updates all tensors.
-            rate_in_round: Schedule of the learning rate for the local steps within a round; None to
-                use the rate that shard 0 sent last.
+            groups: For each optimizer of a script, the numbers of the tensors that the optimizer
+                updates. Empty if one optimizer updates all tensors.
+            rate_in_round: Learning-rate schedule for the local steps within a round; None to use
+                the learning rate that shard 0 sent last.
             keeps_on_device: True to store `weights` on the device, if the kernels are TensorFlow's.
         """
         self._rate_in_round = rate_in_round if method.takes_local_steps else None
@@ -417,8 +423,8 @@ class WorkerCore:
             values: [num_parameters] float32 mean gradient at `weights`. If the method
                 `steps_on_workers`, the weights after the script's step, which started at `weights`.
                 If `on_device` is true, `values` may be a `thinwire.ops.kernels.device.DeviceArray`.
-            samples: Number of examples in the mini-batch. A local step without examples changes no
-                weights. If a round has no examples, its exchange has no update.
+            samples: Number of training examples in the mini-batch. A local step without examples
+                changes no weights. If a round has no examples, its exchange has no update.
             loss: Mean loss over the mini-batch; None if unknown.
             statistics: [m] moving statistics after the mini-batch; None if shard 0 does not average
                 statistics.
@@ -751,7 +757,7 @@ class WorkerCore:
             self.own.forget()
 
     def undelivered(self) -> None:
-        """Add the values of the last push, which the shards rejected, to the residuals again."""
+        """Add the values of the last push, which shards rejected, to the residuals (not sent)."""
         self._packer.undelivered()
         self._unanswered.clear()
 

@@ -21,13 +21,13 @@ class LocalRound:
 
     Attributes:
         num_steps: Number of mini-batches in the present round of local steps.
-        samples: Number of examples in all mini-batches of this round.
-        batch_parts: Number of parts of the script's batches in this round. Each batch of the script
-            has nb_workers parts, one per worker.
+        samples: Number of examples in all mini-batches since the last exchange.
+        batch_parts: Number of parts of the script's batches since the last exchange. Each batch of
+            the script has nb_workers parts, one per worker.
         slots: State arrays of the local optimizer; empty if the worker takes no local steps.
 
     Args:
-        optimizer: Optimizer that updates the local weights.
+        optimizer: Optimizer that updates the worker's local weights between two exchanges.
         base: [n] float32 model as received from the shards. `base`, `start` and `weights` are
             `thinwire.ops.kernels.device.DeviceArray` if steps are computed on the device.
         start: [n] float32 weights before the first local step: `base`, or `base` plus a part of the
@@ -35,7 +35,8 @@ class LocalRound:
         weights: [n] float32 weights after the local steps. If the training method has no local
             steps, the same array as `base`.
         spec: Paths, shapes and dtypes of the shared model's variables.
-        kernels: Array functions for the host or the device that holds the gradients.
+        kernels: Set of array functions (`thinwire.ops.kernels`) for the host or the device that
+            holds the gradients.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class LocalRound:
         Args:
             values: [n] float32 gradient. If a script's own optimizer updates the weights, the
                 weights after its step.
-            learning_rate: Learning rate of the run's schedule for the step.
+            learning_rate: Learning rate of the run's schedule for this local step.
 
         Raises:
             NonFiniteUpdate: The array `values` holds NaN or infinity.
@@ -121,7 +122,8 @@ class LocalRound:
         """Return the state of the round, including the local steps that no push has sent yet.
 
         Args:
-            versions: For each shard, the version of its model at the start of the round.
+            versions: For each shard, the version of the shard's model at the start of the round of
+                local steps.
             statistics: [m] float32 moving statistics after the last local step.
         """
         slots = self._optimizer.save(self.slots) if self.slots else {}
@@ -142,7 +144,8 @@ class LocalRound:
         """Store a state from `save`, for a later call of `resume`.
 
         Args:
-            state: State of the round that `save` returned in an earlier process.
+            state: State of the round of local steps that `save` returned in an earlier process of
+                this worker.
             fits: True if the shards applied exactly the pushes up to the step at which the state
                 was saved. If False, the saved local steps are dropped.
         """
@@ -158,7 +161,7 @@ class LocalRound:
         workers have changed.
 
         Args:
-            versions: For each shard, the present version of its model.
+            versions: For each shard, the present version of the shard's model.
 
         Returns:
             [m] float32 moving statistics after the restored steps; None if no steps are restored.

@@ -71,5 +71,5 @@ class OwnChanges:
         np.add(self._base, self.unsent, out=self.weights)
 
     def forget(self) -> None:
-        """Drop the unsent changes of weights, when the codec drops its residual too."""
+        """Drop the unsent changes of weights when the codec drops its residual (unsent values)."""
         self.unsent.fill(0.0)

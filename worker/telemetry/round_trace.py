@@ -42,7 +42,8 @@ class RoundMeasure:
     """Measures one worker's rounds; times are sums over the local steps of a round.
 
     Args:
-        pacer: Pacer of the training method, which determines the measured phases of a round.
+        pacer: Pacer (rule when workers push) of the training method, which determines the measured
+            phases of a round.
         counters: Counters of sent and received bytes, which are read once per round.
         clock: Function that returns monotonic time in seconds.
     """
@@ -81,7 +82,7 @@ class RoundMeasure:
         Args:
             request: Push to all shards with which the round ended.
             replies: Replies of all shards to the push that ended the round.
-            epoch: Number of the worker's passes over its examples.
+            epoch: Number of the worker's passes over its training examples.
             exchange: Time from the push to the last shard's reply, in seconds.
         """
         first = replies[0]
@@ -123,8 +124,10 @@ class RoundMeasure:
         because every record has a number.
 
         Args:
-            origin: Origin of the records of rounds: host, device, worker and incarnation.
-            receiver: Object that identifies the connection to shard 0, compared by identity.
+            origin: Origin of the records of training rounds: host, device, worker id and
+                incarnation (process) of the worker.
+            receiver: Object that stands for the present connection to shard 0; two connections have
+                two objects.
         """
         repeated = list(self._sent) if receiver is not self._receiver else []
         self._receiver = receiver

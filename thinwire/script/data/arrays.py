@@ -75,8 +75,9 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     common seed.
 
     Args:
-        arguments: Arguments of Keras' fit, by name.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        arguments: Arguments of the call of Keras' `fit`, by name.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
 
     Raises:
         ConfigurationError: A worker would have no rows, a batch in the middle of an epoch would
@@ -128,14 +129,15 @@ def steps_of_worker(
 
     If the last batch of a pass over the data has fewer rows than the run has workers, a worker
     without rows has one step fewer in that pass. With steps_per_epoch, Keras would replace the step
-    that a worker without rows lacks by a step of the next pass over the data. The steps of the
-    workers would then belong to different batches of the script.
+    that a worker without rows lacks by a step of the next pass over the data. With such a step of
+    the next pass, the workers' k-th steps would belong to different batches of the script.
 
     Args:
-        given: Arguments of Keras' fit, by name.
-        total: Number of rows in one pass over the data.
+        given: Arguments of the call of Keras' `fit`, by name.
+        total: Number of rows in one pass over the training data.
         batch_size: Batch size that the script passes to `fit`, in rows.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
         is_repeated: True if the data repeats its batches after the first pass.
 
     Raises:
@@ -166,7 +168,8 @@ def _rounds(
     """Return the row counts of all workers in each step; None if workers do not divide batches.
 
     Args:
-        place: This worker's number in the run, and the rules by which workers divide data.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
         batch_size: Batch size that the script passes to `fit`, in rows.
         total: Number of rows that the script gave to `fit` on this worker.
         sizes: Number of rows of each worker; None if the script itself divides its rows among
@@ -246,9 +249,10 @@ class _Shares:
         """Return the row numbers of this worker in an epoch, in the order of its batches.
 
         Args:
-            epoch: Number of the epoch within the call of `fit`, from 0.
+            epoch: Number of the training epoch within the call of `fit`, from 0.
             shuffle: Argument `shuffle` of `fit`: True, False or "batch".
-            place: This worker's number in the run, and the rules by which workers divide data.
+            place: This worker's number in the run, and the rules that divide the training data
+                among workers.
         """
         rows = self.rows
         if _reorders(shuffle):

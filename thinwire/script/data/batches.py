@@ -32,8 +32,9 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return this worker's part of a PyDataset that the script passes to `fit` as x.
 
     Args:
-        arguments: Arguments of Keras' fit, by name.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        arguments: Arguments of the call of Keras' `fit`, by name.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
 
     Raises:
         ConfigurationError: The flag --partition is not iid, the PyDataset has fewer batches than
@@ -164,7 +165,8 @@ class SharedBatches(keras.utils.PyDataset):
 
         Args:
             whole: PyDataset that the script passes to `fit`.
-            place: This worker's number in the run, and the rules by which workers divide data.
+            place: This worker's number in the run, and the rules that divide the training data
+                among workers.
             sizes: Number and sizes of the batches of the PyDataset `whole`.
             shuffled: True if `fit` shuffles the batches of each epoch.
         """
@@ -345,18 +347,18 @@ class _MadeBatch:
 def same_randomness(dataset: Any, place: WorkerPlace, number: int) -> Iterator[None]:
     """Make all random generators draw the same numbers on every worker in the `with` block.
 
-    The random generators are the global generators of Python and NumPy, and those in attributes of
-    the PyDataset. At the end of the `with` block, the random generators return to their states
-    before the block. Workers compute different batches, so the states of their random generators
-    differ. So the random generators get new, common seeds in each `with` block, which make the
-    draws of all workers equal.
+    The random generators are the global generators of Python and NumPy, and the random generators
+    in attributes of the PyDataset. At the end of the `with` block, the random generators return to
+    their states before the block. Workers compute different batches, so the states of their random
+    generators differ. So the random generators get new, common seeds in each `with` block, which
+    make the draws of all workers equal.
 
     Args:
         dataset: PyDataset whose attributes may be random generators.
         place: This worker's place in the run, with the number of the call of `fit`. Python and
-            NumPy draw different numbers in each `fit`. The dataset's generators draw different
-            numbers in each `fit` on the same dataset. A dataset that the script creates for each
-            `fit` draws equal numbers in each `fit`, as it does without Thinwire.
+            NumPy draw different numbers in each `fit`. The dataset's random generators draw
+            different numbers in each `fit` on the same dataset. A dataset that the script creates
+            for each `fit` draws equal numbers in each `fit`, as it does without Thinwire.
         number: Number of the `with` block within one call of `fit`. Each number gives different
             random draws.
     """

@@ -37,7 +37,8 @@ def mixes_rows(wrapper: Any, batch: Any, place: WorkerPlace) -> bool:
     Args:
         wrapper: Object in which tf.data wraps the function of the map.
         batch: An element of the map's input with at least two rows; None if no element is known.
-        place: Place of any worker in the run, by which the test divides the batch into parts.
+        place: Number of any worker, and the rules by which the test divides the batch into the
+            workers' parts.
 
     Returns:
         True if the parts give different rows, or if no batch is known. False if the parts give

@@ -28,7 +28,8 @@ def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
     Args:
         arguments: Arguments of the script's call of Keras' fit, by name; not modified.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
 
     Returns:
         The arguments with this worker's part of the training data, batch size and number of steps.
@@ -76,7 +77,8 @@ def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
     Args:
         data: Arrays [N, ...] in any nesting, or one tf.data.Dataset, keras.utils.PyDataset or
             ray.data.Dataset. Some values of --partition use the last arrays as labels.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
 
     Returns:
         A tuple with the part of each array; for a single array or dataset, only its part. The part

@@ -48,8 +48,9 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return this worker's part of a tf.data.Dataset that the script passes to `fit` as x.
 
     Args:
-        arguments: Arguments of Keras' fit, by name.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        arguments: Arguments of the call of Keras' `fit`, by name.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
 
     Raises:
         ConfigurationError: Thinwire cannot show that the workers' parts are disjoint and complete,
@@ -83,9 +84,10 @@ def _rounds(plan: _Plan, place: WorkerPlace, part: _WorkerPart | None, has_steps
 
     Args:
         plan: Transformations of the tf.data.Dataset that the script passes to `fit`.
-        place: Place of this worker, which takes a part of each batch.
-        part: This worker's part of the dataset; None if the script itself divides its data among
-            workers.
+        place: Number of this worker, which takes a part of each batch, and the rules that divide
+            data among workers.
+        part: This worker's part of the tf.data.Dataset; None if the script itself divides its data
+            among workers.
         has_steps: True if the script passes steps_per_epoch to `fit`.
     """
     size, batching = plan.batch_size, plan.batching
@@ -154,8 +156,9 @@ class _Plan:
     """Transformations of a pipeline which turn a part of their input into a part of their output.
 
     Attributes:
-        nodes: Transformations in order from the pipeline's last one to the source. Each node except
-            the last node of the list turns a part of its input into the same part of its output.
+        nodes: tf.data transformations in order from the pipeline's last one to the source. Each
+            node except the last node of the list turns a part of its input into the same part of
+            its output.
         batching: Index in `nodes` of the transformation that makes the script's batches; None if no
             transformation makes batches.
     """
@@ -270,9 +273,10 @@ class _Plan:
         """Return the index of the wanted transformation that is nearest to the source; else -1.
 
         Args:
-            is_wanted: Function that returns True for a wanted transformation.
-            within: Index of a transformation; the search covers only the transformations between it
-                and the pipeline's end.
+            is_wanted: Function of a tf.data transformation that returns True if the search must
+                find the transformation.
+            within: Index of a transformation; the search covers only the transformations between
+                this index and the pipeline's end.
         """
         indices = [number for number in range(within) if is_wanted(self.nodes[number])]
         return max(indices, default=-1)
@@ -292,8 +296,10 @@ class _WorkerPart:
 
         Args:
             plan: Transformations of the script's tf.data pipeline.
-            place: This worker's number in the run, and the rules by which workers divide data.
-            is_repeated: True if an epoch of `fit` may continue into the next pass over the data.
+            place: This worker's number in the run, and the rules that divide the training data
+                among workers.
+            is_repeated: True if one epoch of `fit` may continue into the next pass over the
+                training data.
             unfilled: Counter of rounds (steps of all workers) in which this worker has no rows,
                 counted while the data is read. None: do not count these rounds.
         """
@@ -348,7 +354,7 @@ class _WorkerPart:
         return BatchParts.of_rows(self._place, size, rows, self._plan.drops_rest)
 
     def short_by(self) -> int:
-        """Return how many steps this worker's epoch is shorter than the longest of any worker."""
+        """Return by how many steps this worker's epoch is shorter than the longest epoch."""
         rows, plan, place = self.rows_of_workers(), self._plan, self._place
         if rows is None or plan.batch_size is None or plan.num_passes < 0:
             return 0
@@ -420,7 +426,7 @@ class _WorkerPart:
         return known[self._place.num_workers]
 
     def _source(self, node: Pipeline) -> Pipeline:
-        """Return the transformation nearest to the source, with the seeds of this call of `fit`.
+        """Return the transformation nearest to the source, with seeds for one call of `fit`.
 
         The random generators of a script's dataset advance with each iteration over the dataset. A
         restarted worker does not iterate in the calls of `fit` that it skips, so its random
@@ -532,9 +538,10 @@ class _WorkerPart:
         """Return the transformation whose output to divide, or None and the reason for None.
 
         Args:
-            end: Index of the candidate transformation nearest to the source.
-            batching: Index of the batching. Only transformations between the source and the
-                batching are candidates; None: all are candidates.
+            end: Index of the candidate transformation that is nearest to the tf.data pipeline's
+                source.
+            batching: Index of the transformation that makes batches. Only transformations between
+                the source and the batching are candidates; None: all are candidates.
         """
         last = -1 if batching is None else batching
         shuffle = self._plan.first(lambda node: pipeline.name_of(node) == pipeline.SHUFFLE, end)

@@ -23,10 +23,11 @@ class FitNumber:
     """Numbers that locate a call of `fit` among all calls of `fit` in its script.
 
     Attributes:
-        before: Number of the script's calls of `fit` before this call.
+        before: Number of calls of `fit` that the script has made before this call of `fit`.
         before_data: Number of the script's calls of `fit` before the first call on the same data
             set object. An equal data set that the script creates later is a different object.
-        uses: Number of calls of `fit` on the same data set object before this call.
+        uses: Number of calls of `fit` that the script has made on the same data set object before
+            this call of `fit`.
     """
 
     before: int = 0

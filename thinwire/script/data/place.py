@@ -31,11 +31,12 @@ class WorkerPlace:
         batch: "global" if workers divide each batch of the script's batch size; "worker" if each
             worker takes batches of the script's batch size. None: "global" if `one_group` is True
             and Thinwire divides the data, else "worker".
-        shard: "auto" if Thinwire divides the script's data among workers; "off" if the script does
-            so itself.
+        shard: "auto" if Thinwire divides the script's data among workers; "off" if the script
+            itself divides its data.
         fit: Position of the call of `fit` that uses the data, which enters the seeds of shuffles;
             None if unknown.
-        deals_alike: True if a worker gets the same rows in each `fit` and each epoch.
+        deals_alike: True if each worker gets the same rows of the data in each `fit` and each
+            epoch.
     """
 
     worker: int
@@ -173,7 +174,7 @@ class WorkerPlace:
         )
 
     def short_by(self, steps: Sequence[int]) -> int:
-        """Return how many steps this worker's epoch is shorter than the longest of any worker.
+        """Return by how many steps this worker's epoch is shorter than the longest epoch.
 
         Args:
             steps: For each worker, the number of steps in an epoch.
@@ -188,7 +189,7 @@ class WorkerPlace:
         """Return the error for a batch within an epoch with fewer rows than the run has workers.
 
         Args:
-            num_rows: Number of rows in the batch.
+            num_rows: Number of rows in a batch of the script that the workers must divide.
             where: Name of the batch for the error message, for example "batch 3 of the PyDataset".
         """
         return ConfigurationError(
@@ -248,7 +249,8 @@ class BatchParts:
     schedules as far as without Thinwire.
 
     Attributes:
-        each: Number of parts of the script's batch in each mini-batch but the last one of a pass.
+        each: Number of parts of the script's batch in each mini-batch except the last mini-batch of
+            a pass over the data.
         num_steps: Number of this worker's mini-batches in one pass over the data; None if all
             mini-batches have `each` parts.
         last: Number of parts of the script's batch in the last mini-batch of a pass over the data.
@@ -275,7 +277,8 @@ class BatchParts:
         """Return a `BatchParts` of a worker's mini-batches, for a pass over a known number of rows.
 
         Args:
-            place: This worker's number in the run, and the rules by which workers divide data.
+            place: This worker's number in the run, and the rules that divide the training data
+                among workers.
             batch_size: Batch size that the script passes to `fit`, in rows.
             rows: For each worker, the number of rows in one pass over the data.
             drops_rest: True if the script drops a last batch with fewer rows.
@@ -303,10 +306,11 @@ class BatchParts:
         """Return a `BatchParts` in which the workers' last mini-batches share a pass's last parts.
 
         Args:
-            place: This worker's number in the run, and the rules by which workers divide data.
+            place: This worker's number in the run, and the rules that divide the training data
+                among workers.
             num_batches: Number of the script's batches in a pass without Thinwire.
             steps: For each worker, the number of mini-batches in a pass over the data.
-            full: For each worker, the number of full mini-batches in a pass over the data.
+            full: For each worker, the number of full mini-batches in a pass over the training data.
         """
         index, workers = place.worker - 1, range(place.num_workers)
         parts, num_left = place.parts_of_batch, place.num_workers * num_batches
@@ -331,7 +335,7 @@ class Rounds(Protocol):
         """Return the number of rows that all workers together train on in a step.
 
         Args:
-            step: Number of the step within the epoch, from 0.
+            step: Number of the training step within the epoch, from 0.
             own: Number of rows in this worker's mini-batch of the step.
 
         Raises:
@@ -345,14 +349,15 @@ class Shared:
     """Arguments of Keras' `fit` with a worker's part of the data, and numbers about the division.
 
     Attributes:
-        arguments: Arguments of Keras' fit for this worker, by name.
+        arguments: Arguments of Keras' `fit` with this worker's part of the data, by name.
         batch_size: Batch size that the script passes to `fit`, in rows; None if unknown.
         num_examples: Number of rows in the whole training set; None if unknown.
         short_by: Number of steps by which this worker's epoch is shorter than the longest epoch of
             any worker. If all workers step together, the other workers take these steps without
             this worker.
         parts: Number of parts of the script's batch in each mini-batch of this worker.
-        rounds: Number of rows of all workers in each step; None if workers do not divide batches.
+        rounds: Numbers of rows of all workers in each training step; None if workers do not divide
+            batches.
         unfilled: Counter of the steps in which this worker turns out to have no rows while it reads
             its data; None if `short_by` counts all steps without rows.
     """
@@ -377,7 +382,7 @@ def deal(num_rows: int, num_workers: int, seed: Sequence[int]) -> NDArray[np.int
     Args:
         num_rows: Number of rows in the window (one batch of each worker); the last window of an
             epoch may be shorter.
-        num_workers: Number of workers that divide the rows.
+        num_workers: Number of workers that divide the rows among themselves.
         seed: Seeds of the random order: the run's seed, then the numbers of the `fit`, the epoch
             and the window.
 

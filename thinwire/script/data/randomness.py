@@ -25,7 +25,8 @@ class _FitOfThread(threading.local):
     """Random number state for the call of `fit` that runs in one thread.
 
     Attributes:
-        place: This worker's place in the run; None if no `fit` runs or the run has one worker.
+        place: This worker's number in the run, and the rules that divide data; None if no `fit`
+            runs or the run has one worker.
         common: State of Keras' global random generator at the start of the `fit`, equal on all
             workers; None if Keras has not created the generator.
     """
@@ -70,12 +71,13 @@ def own_randomness(place: WorkerPlace) -> Iterator[None]:
 
     The launcher gives all workers the same seed, so that the script draws the same numbers on all
     workers. With equal seeds in `fit`, each worker would draw the same noise. Within the `with`
-    block, worker 1 draws the numbers that the script would draw without Thinwire. After the `with`
-    block, all workers draw equal random numbers again. `own_randomness` does not change the seeds
-    of a model's layers.
+    block of `own_randomness`, worker 1 draws the numbers that the script would draw without
+    Thinwire. After the `with` block of `own_randomness`, all workers draw equal random numbers
+    again. `own_randomness` does not change the seeds of a model's layers.
 
     Args:
-        place: This worker's number in the run, and the rules by which workers divide data.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
     """
     if place.num_workers == 1:
         yield

@@ -62,7 +62,7 @@ class UnknownRounds:
     """Row counts for the case that no worker can know how many rows the other workers have.
 
     Args:
-        reason: Reason why the number of rows is unknown, as the end of an error message.
+        reason: Text that ends an error message: why the number of rows of all workers is unknown.
     """
 
     reason: str
@@ -80,7 +80,8 @@ def dealt_rounds(
     """Return the row counts of rounds in which the workers divide the script's batch size.
 
     Args:
-        place: Place of this worker, which takes a part of each batch.
+        place: Number of this worker, which takes a part of each batch, and the rules that divide
+            data among workers.
         batch_size: Batch size that the script passes to `fit`, in rows.
         totals: For each worker, the number of rows in one pass over the data; None if unknown.
         repeats: True if an epoch may be longer or shorter than one pass over the data.

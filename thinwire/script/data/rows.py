@@ -24,7 +24,7 @@ class _Leaf:
     Attributes:
         length: Length of the array's first axis: a number, or a scalar int64 tensor whose value is
             known only when the step runs.
-        rank: Number of axes of the array.
+        rank: Number of axes of an array in a mini-batch.
     """
 
     length: Any
@@ -135,8 +135,8 @@ def map_rows(take: Callable[[Any], Any], batch: Any, of_rows: Sequence[bool] | N
     `map_rows` does not change arrays that do not have one row per example.
 
     Args:
-        take: Function that returns the chosen rows of one array.
-        batch: A mini-batch in a form that `num_rows` accepts.
+        take: Function of one array that returns the chosen rows of the array.
+        batch: Mini-batch in Keras' form: x, (x, y) or (x, y, weights).
         of_rows: For each array of the batch, True if it has one row per example, as
             `arrays_of_rows` returns. None: computed from this batch, in which an array without a
             row per example may by chance be as long as the batch.

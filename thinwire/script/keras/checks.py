@@ -235,7 +235,7 @@ def refuse_step_alone(
         variables: Variables that the optimizer is about to update.
         shared: Variables of the model that all workers train, which only an exchange with the PS
             may change.
-        name: Name of the model in the error message.
+        name: Name of the model for error messages.
 
     Raises:
         ConfigurationError: The optimizer updates a shared variable on this worker alone.
@@ -255,15 +255,15 @@ def refuse_step_alone(
 def check_offered_step(
     optimizer: Any, number: int, variables: Sequence[Any], shared: SharedModel, offer: Offer
 ) -> None:
-    """Reject a step of an optimizer with other variables than those the PS knows for it.
+    """Reject an optimizer's step with other variables than the PS knows for the optimizer.
 
     The offer (the description of the model that the PS has accepted) lists the variables of each
     optimizer.
 
     Args:
-        optimizer: Optimizer that is about to update variables.
+        optimizer: Keras optimizer of the script that is about to update variables.
         number: Position of the optimizer in the offer (the model's description for the PS), from 0.
-        variables: Variables that the optimizer is called with in this step.
+        variables: Variables with which the script calls the optimizer in the present training step.
         shared: Variables of the model that all workers train.
         offer: Description of the model and its optimizers that the PS has accepted.
 

@@ -1,11 +1,12 @@
 """Evaluates learning-rate schedules at the run's batch count instead of this worker's step count.
 
 Keras evaluates a learning-rate schedule at the step count of its optimizer. Callbacks, TensorBoard
-and scripts also evaluate schedules at the optimizer's step count, by `optimizer.learning_rate` or
-by calling the schedule with `optimizer.iterations`. In a run an optimizer counts only this worker's
-steps, but a schedule must follow the batches of all workers. So a learning-rate schedule that is
-called with its optimizer's step count returns the rate at the run's batch count. The optimizer's
-own step count stays unchanged, because bias corrections and scripts read it.
+and scripts, too, evaluate learning-rate schedules at the optimizer's step count, by
+`optimizer.learning_rate` or by calling the schedule with `optimizer.iterations`. In a run an
+optimizer counts only this worker's steps, but a schedule must follow the batches of all workers. So
+a learning-rate schedule that is called with its optimizer's step count returns the rate at the
+run's batch count. The optimizer's own step count stays unchanged, because bias corrections and
+scripts read it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class RunClock:
             a step assigns `variable` only after the exchange with the PS.
 
     Args:
-        optimizer: Keras optimizer with a schedule, without a loss-scaling wrapper.
+        optimizer: Keras optimizer with a learning-rate schedule, without a loss-scaling wrapper.
     """
 
     def __init__(self, optimizer: Any) -> None:

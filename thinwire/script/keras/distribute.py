@@ -57,8 +57,8 @@ def distribute(
     loop among the workers.
 
     Args:
-        trained: Keras model, compiled before or after this call, built or not; or a Keras
-            optimizer.
+        trained: Keras model, compiled before or after the call of `distribute`, built or not; or a
+            Keras optimizer.
         args: Settings of the worker; `thinwire.script.settings` lists the accepted types.
         model: Built model or models that the optimizer `trained` updates; None if `trained` is a
             model.
@@ -191,8 +191,8 @@ def _distribute_optimizer(
 def _check_optimizer(optimizer: Any, args: Any, settings: Mapping[str, Any]) -> None:
     """Reject an optimizer whose steps the PS must take but whose class the PS cannot build.
 
-    The optimizer's first step would also be rejected, but possibly after the script has trained
-    another model for a long time.
+    Without this check, the optimizer's first step would be rejected, possibly after the script has
+    trained another model for a long time.
 
     Raises:
         ConfigurationError: The PS must take the optimizer's steps but cannot build the optimizer.

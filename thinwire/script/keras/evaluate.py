@@ -55,7 +55,7 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
     """Patch a model for the evaluator: `fit` evaluates, and saving writes only temporary files.
 
     Args:
-        model: Keras model, compiled before or after this call.
+        model: Keras model, which the script compiles before or after the call of `evaluate_fit`.
         run: Settings of the training run.
     """
     report_arrival(run)
@@ -132,7 +132,7 @@ class ValidationSet:
 
         Args:
             model: Built Keras model that is evaluated.
-            arguments: Arguments of Keras' fit, by name.
+            arguments: Arguments of the call of Keras' `fit`, by name.
         """
         x, y, sample_weight = unpack_x_y_sample_weight(arguments["validation_data"])
         batch_size = arguments.get("validation_batch_size") or arguments.get("batch_size")
@@ -184,8 +184,8 @@ class ScriptFits:
     Attributes:
         num_fits: Number of the script's calls of `fit` so far, over all its models.
         newest: Evaluator of the model whose `fit` was called last; None before the first `fit`.
-        missing: Maps the id of a variable to the variable, if an earlier `fit` trained it and this
-            process does not have the trained value.
+        missing: Maps the Python id of a variable to the variable, for variables that an earlier
+            `fit` trained and whose trained values this process does not have.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ class FitEvaluator:
         """Evaluate weights until the workers begin another `fit`; end this process with the run.
 
         Args:
-            arguments: Arguments of Keras' fit, by name.
+            arguments: Arguments of the call of Keras' `fit`, by name.
 
         Returns:
             Keras History of the first worker's fit; empty if that worker has not reported one.
@@ -300,7 +300,7 @@ class FitEvaluator:
         """Prepare the evaluations of a `fit`: build the model and split off validation data.
 
         Args:
-            arguments: Arguments of Keras' fit, by name.
+            arguments: Arguments of the call of Keras' `fit`, by name.
             begun: Message from the workers which reports that the `fit` has begun.
         """
         options = dict(arguments)
@@ -427,7 +427,7 @@ def _build(model: Any, arguments: dict[str, Any]) -> None:
 
     Args:
         model: Keras model that the script trains.
-        arguments: Arguments of Keras' fit, by name.
+        arguments: Arguments of the call of Keras' `fit`, by name.
     """
     if is_built(model):
         return

@@ -46,7 +46,7 @@ def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | N
     Args:
         session: This worker's session with the servers.
         held: [num_parameters] float32 weights that the model has now.
-        name: Name of the model in the error message.
+        name: Name of the model for error messages.
 
     Returns:
         [num_parameters] float32 changes to send with the next step; None if the script has changed

@@ -34,8 +34,8 @@ class Joining:
             loop.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
         optimizers: Optimizers of the script that train in the run.
         stop: Object that agrees with the other workers' scripts on an early end of a `fit`.
         num_train: Number of rows of the whole training set, from `distribute`; None if the script
@@ -166,9 +166,10 @@ class Joining:
         """Reject an offer of the model to the PS if this process lacks the optimizer state for it.
 
         A shard accepts a model's offer only before the phase of the run for which the offer is
-        made. After a restart, the barrier may select this worker to offer its model although the
-        phase of the run has begun. A worker selected too late then joins without an offer, and this
-        check is not called. The comparison of states itself is in `CatchUp.check_states`.
+        made. After a restart of this worker, the barrier may select the worker to offer its model
+        although the phase of the run has begun already. A worker that the barrier selects too late
+        joins without an offer, and `_check_states` is not called. The comparison of states itself
+        is in `CatchUp.check_states`.
         """
         if not session.takes_weights:
             stepping = [step.inner for step in self._optimizers.stepping]

@@ -39,7 +39,7 @@ class KeptState:
     """Writes and reads the checkpoints of the optimizers that step on one worker.
 
     Args:
-        settings: Settings of the script, including the run directory.
+        settings: Settings of the script, including the path of the run directory.
     """
 
     def __init__(self, settings: ScriptSettings) -> None:
@@ -98,8 +98,8 @@ class KeptState:
         Args:
             session: Session of this worker with the servers, which has just joined the run.
             optimizers: Built optimizers, in the order in which the PS knows them.
-            last_step: Number of this worker's last step that the shards applied; 0 if they applied
-                none.
+            last_step: Number of this worker's last training step that the shards applied; 0 if the
+                shards applied none.
 
         Returns:
             Saved state of the worker's core (step count, codec's residual); None if there is no

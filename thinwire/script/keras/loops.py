@@ -154,7 +154,8 @@ class LoopSteps:
         """Return which variables each optimizer of the training loop updates, at its first step.
 
         Args:
-            step: Replacement of the optimizer whose step is the first of the loop.
+            step: Replacement (`ExchangeStep`) of the optimizer that takes the first step of the
+                training loop.
             pairs: Pairs (gradient, variable) that this optimizer is called with.
 
         Raises:
@@ -213,7 +214,8 @@ class Refreshed(Protocol):
         """Load the shards' weights into the model of the training loop.
 
         Args:
-            with_slots: True to load the PS's optimizer state into the script's optimizers, too.
+            with_slots: True to load the PS's optimizer state into the script's optimizers, in
+                addition to the weights.
         """
 
 

@@ -104,7 +104,7 @@ def _has_slots(optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) 
 
 
 def _owners(shared: SharedModel, plan: StepPlan) -> list[tuple[Any, list[Any]]]:
-    """Return each optimizer with the shared variables that it updates, in the order of the step.
+    """Return each optimizer with the shared variables that it updates, in the order of their steps.
 
     The model's W_global may list shared variables that no optimizer updates. Shared variables that
     no optimizer updates are returned with the first optimizer, and the offer to the PS lists them

@@ -69,8 +69,8 @@ class ScriptOptimizers:
         sequence: Positions in `stepping`, in the order of the optimizers' calls in one train_step.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
         owner: The model's session, which exchanges with the servers.
         settings_for: Function of the compiled optimizer that returns the script's settings, called
             if flags define the server's optimizer.
@@ -141,7 +141,8 @@ class ScriptOptimizers:
         """Let the planned optimizers train in the run, and create their variables.
 
         Args:
-            plan: Optimizers of one step, with the variables that each optimizer updates.
+            plan: Optimizers of one training step of the script, with the variables that each
+                optimizer updates.
         """
         self.stepping = []
         for number, planned in enumerate(plan.steps):
@@ -169,11 +170,12 @@ class ScriptOptimizers:
     # -- variables of each optimizer --------------------------------------------------------------
 
     def check_step(self, step: ExchangeStep, variables: Sequence[Any]) -> None:
-        """Reject a step of an optimizer with variables other than those the PS expects.
+        """Reject an optimizer's step with other variables than the PS expects for the optimizer.
 
         Args:
             step: Object that replaces the optimizer that is about to step.
-            variables: Variables that the optimizer is called with in this step.
+            variables: Variables with which the script calls the optimizer in the present training
+                step.
 
         Raises:
             ConfigurationError: The PS knows other variables for the optimizer, or the optimizer is
@@ -223,8 +225,8 @@ class ScriptOptimizers:
         Changed optimizer state counts only if the PS or a codec holds it during training.
 
         Args:
-            in_step: True within a step. The graph of a step may advance the optimizer's step count
-                before the exchange, so the count may be one ahead of the recorded value.
+            in_step: True within a training step. The graph of a step may advance the optimizer's
+                step count before the exchange, so the count may be one ahead of the recorded value.
 
         Raises:
             ConfigurationError: The run cannot use the optimizer state that the script has set.
@@ -275,7 +277,7 @@ class ScriptOptimizers:
 
         Args:
             variable: Any Keras variable of this process.
-            is_training: True if the run trains this model at the time of the assignment.
+            is_training: True if the run trains the session's model at the time of the assignment.
 
         Raises:
             ConfigurationError: The PS holds the value of the optimizer variable during training, so

@@ -1,8 +1,9 @@
 """Begins the phases of a run: in a phase, the model and its optimizers stay the same.
 
 A new phase of the run begins whenever a script's model differs from the run's model: before the
-first step of a `fit`, or after its last callback. One script then offers its model to the servers
-(sends its description and weights), and all workers continue with this model.
+first step of a `fit`, or after its last callback. At the start of a new phase, one script offers
+its model to the servers (sends its description and weights), and all workers continue with this
+model.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Phases:
     """Begins the phases of a run in which one model of a script is trained.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
         optimizers: Optimizers of the script that train in the run.
         trial: Object that calls or traces the model's train_step to find its optimizers before the
             first step.
@@ -117,7 +118,8 @@ class Phases:
         """Join the run, or begin the run's next phase, with the optimizers of a first step.
 
         Args:
-            plan: Optimizers of one step, with the variables that each optimizer updates.
+            plan: Optimizers of one training step of the script, with the variables that each
+                optimizer updates.
 
         Returns:
             True if joining the run has changed the model's weights.

@@ -38,7 +38,7 @@ class PlannedStep:
             them.
         without_gradient: Variables of the optimizer that get no gradient in any of the optimizer's
             calls.
-        is_uniform: True if every call of the optimizer in a step gets the same variables.
+        is_uniform: True if every call of the optimizer in a training step gets the same variables.
     """
 
     optimizer: Any
@@ -163,7 +163,7 @@ class StepRecorder:
     """Records all calls of optimizers in a trial of a train_step, in which no optimizer steps.
 
     Attributes:
-        gradients: All gradients with which optimizers were called, in order; empty if
+        gradients: All gradients with which the train_step called optimizers, in order; empty if
             `keeps_gradients` is false.
     """
 
@@ -210,7 +210,7 @@ def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
     train_step creates.
 
     Args:
-        train_step: Method `train_step` of the model.
+        train_step: Method `train_step` of the Keras model.
         data_spec: Tensor specs of a mini-batch: shapes and dtypes.
     """
     with running_eagerly():
@@ -223,7 +223,7 @@ def try_eagerly(
     """Call a train_step with a mini-batch, then restore the variables that the call changed.
 
     Args:
-        train_step: Method `train_step` of the model.
+        train_step: Method `train_step` of the Keras model.
         data: Mini-batch with which the train_step is called.
         variables: Function that returns all variables that exist before the call and that the
             train_step may change. A variable that the train_step creates is not restored.
@@ -239,7 +239,8 @@ def before_first_step(model: Any, call: Callable[[Any], object]) -> None:
 
     Args:
         model: Keras model with a train_function.
-        call: Function that takes the tensor specs (shapes and dtypes) of the next mini-batch.
+        call: Function that is called with the tensor specs (shapes and dtypes) of the next
+            mini-batch.
     """
     alone = model.train_function
 

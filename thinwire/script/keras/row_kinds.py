@@ -2,9 +2,9 @@
 
 To distinguish a sum from a mean, the loss is computed for a batch, and for the batch with each row
 twice. If each row of the batch occurs twice, a loss that is a mean stays equal, and a loss that is
-a sum doubles. A loss that neither stays equal nor doubles is computed again with each row three
-times. If the loss is the total of a sum and a mean, it grows by equal amounts with each repetition
-of the rows.
+a sum doubles. A loss that neither stays equal nor doubles with doubled rows is computed again with
+each row three times. If the loss is the total of a sum and a mean, it grows by equal amounts with
+each repetition of the rows.
 
 Dropout would draw different noise for the repeated rows of a batch. So Keras' random functions draw
 noise once for the original rows, and repeat it for the repeated rows.

@@ -19,9 +19,9 @@ A model's loss has three sources, and each source is watched where Keras adds up
 If the code does not show whether a loss is a sum over rows, the loss is computed twice: for the
 batch, and for the batch with each row repeated. If each row of the batch occurs twice, a loss that
 is a mean stays equal, and a loss that is a sum doubles. The loss is computed for repeated rows once
-in each `fit`, in the first step, before the step's gradient is sent. TensorFlow calls this module
-within the graph of a step, one step after the other, so Python attributes may hold the state of a
-step.
+in each `fit`, in the first step, before the step's gradient is sent. TensorFlow calls the module
+`row_sums` within the graph of a step, one step after the other, so Python attributes may hold the
+state of a step.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Part:
     """One part of a model's loss, for example the loss of one output.
 
     Attributes:
-        name: Name of this part of the model's loss, for messages.
+        name: Name of this part of the model's loss, for error messages.
         kind: Kind of this part of the loss, a sum or a mean over rows; `UNDECIDED` before it is
             known.
         usual: Kind that is assumed for this part of the loss if `kind` is `UNDECIDED` or `OTHER`
@@ -89,10 +89,11 @@ class RowSums:
     """Scales those parts of a model's loss that are sums over rows, if workers divide batches.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
-        exchange: Exchange with the servers, which stores errors that occur within a graph.
-        trial: Object that calls the model's train_step for a trial.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
+        exchange: Object that exchanges with the servers and stores errors that occur within a
+            TensorFlow graph.
+        trial: Object that calls the model's train_step before training, in a trial without updates.
     """
 
     def __init__(self, member: RunMember, exchange: StepExchange, trial: StepTrial) -> None:
@@ -213,8 +214,8 @@ class RowSums:
             part: Part of the model's loss to which the value belongs; None if the loss is known to
                 be a mean.
             value: Value of the loss: a scalar, or one value for each row.
-            y: Targets that the loss was called with.
-            y_pred: Predictions that the loss was called with.
+            y: Target values with which the loss was called.
+            y_pred: Predictions with which the loss was called.
             sample_weight: Sample weights that the loss was called with; None without weights.
         """
         if self._data is None or part is None:
@@ -383,7 +384,8 @@ class RowSums:
             part: Part of the model's loss. Its kind is unknown before the first step of a `fit` in
                 which the workers divide the script's batches.
             decide: Function that finds the kind of the part of the loss and stores it in `part`.
-            value: Any structure of tensors; `decide` gets this structure with the tensors' values.
+            value: Nested structure of tensors; `decide` gets this structure with the tensors'
+                values.
         """
         if tf.executing_eagerly():
             if not self._is_known(part):

@@ -43,7 +43,8 @@ class RunMember:
         succeeds: True while `session` still belongs to the model that the script trained before. It
             becomes False when this model's phase of the run begins.
         fit_counts: Counters of the calls of `fit` of all models of the script.
-        num_before: Number of models that the script trained in the run before this model.
+        num_before: Number of models that the script has trained in the run before the present
+            model.
     """
 
     def __init__(self, model: Any, settings: ScriptSettings | None) -> None:
@@ -99,7 +100,7 @@ class RunMember:
 
     @property
     def takes_part(self) -> bool:
-        """True if the run continues and all workers' scripts are in the same `fit` as this one."""
+        """True if the run continues and this script is not in an earlier `fit` than the run."""
         return self.barriers is not None and not self.stopped and not self.catch_up.is_behind
 
     @property
@@ -207,7 +208,7 @@ class RunMember:
         """Wait at a barrier of the current `fit` until all workers' scripts have reached it.
 
         Args:
-            where: Name of the barrier, one of those that `FitBarriers.wait` lists.
+            where: Name of the barrier; `FitBarriers.wait` lists the names of all barriers.
             changes: True if this script's model differs from the model that the run trains.
 
         Returns:

@@ -49,8 +49,8 @@ class ModelSession(LeavesOnExit):
     TensorFlow graph exchange with the servers through this session of the model.
 
     Attributes:
-        calls: Maps the id of a distributed model or optimizer to the arguments of its
-            `thinwire.distribute`.
+        calls: Maps the Python id of a distributed model or optimizer to the arguments of the call
+            of `thinwire.distribute`.
         call: Data of the train_step in progress, or of all steps of a training loop: numbers of
             rows, loss, optimizers.
         central: Object that loads the shards' weights and optimizer state, for callbacks and saved

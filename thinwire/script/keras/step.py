@@ -236,7 +236,8 @@ class StepCall:
         ends_later: True in a train_step, which sends the local steps of several optimizers together
             at its end. False in a script's own training loop.
         loss: Loss of the mini-batch; None if it is not computed yet, or was already sent.
-        applied: Objects that replace the optimizers that have stepped, in the order of their steps.
+        applied: Replacements (`ExchangeStep`) of those optimizers that have stepped, in the order
+            of the optimizers' steps.
     """
 
     def __init__(self, rows: Any, ends_later: bool) -> None:
@@ -245,7 +246,7 @@ class StepCall:
         self.applied: list[ExchangeStep] = []
 
     def note(self, step: ExchangeStep) -> bool:
-        """Note that an optimizer has stepped in this call of the train_step.
+        """Record that an optimizer has stepped in the present call of the train_step.
 
         Returns:
             True if an earlier step has used the same mini-batch.
@@ -333,7 +334,7 @@ class ExchangeStep:
     def _finalize(self, var_list: Any) -> None:
         """Leave the run at `fit`'s end; let the optimizer write its moving averages to the weights.
 
-        Keras calls `finalize_variable_values`, which this method replaces, at the end of `fit`. The
+        Keras calls `finalize_variable_values`, which `_finalize` replaces, at the end of `fit`. The
         optimizer writes its moving averages to the weights only if they are the run's averages.
         """
         if self._session.ends_fit():
@@ -346,7 +347,7 @@ class ExchangeStep:
         return self._scale_alone(loss)
 
     def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Push gradients instead of stepping, or step on the worker and then exchange weights."""
+        """Push gradients instead of the optimizer's step, or step and then exchange weights."""
         session = self._session
         variables = trainable_variables
         if variables is None:
@@ -445,7 +446,8 @@ class ExchangeStep:
             values: [num_parameters] float32 gradient, or weights after a local step.
             gradients: Gradients from which `values` was made, whose sparse rows are needed; empty
                 if `values` are weights.
-            rows: Number of examples from which the gradients or the local step were computed.
+            rows: Number of training examples from which the gradients or the local step were
+                computed.
             repeats: True if an earlier exchange has already counted the `rows` examples.
         """
         session, rate, scale = self._session, self.rate, self._scale

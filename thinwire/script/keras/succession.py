@@ -16,8 +16,8 @@ class Succession:
     """Decides which of a script's models the run trains.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
         stop: Object that agrees with the other workers' scripts on an early end of the model's
             `fit`.
         others: Function that returns the memberships in the run of the other models of this

@@ -2,7 +2,7 @@
 
 XLA cannot compile an exchange with the parameter server. While a function of
 `tf.function(jit_compile=True)` is traced, an optimizer's step detects XLA before it changes any
-variable. A function with an exchange that was to be compiled by XLA is then traced again without
+variable. A `tf.function` with an exchange that XLA was to compile is traced a second time, without
 XLA.
 
 If the first training step builds a model, the model's variables have no values in the trace of that
@@ -75,7 +75,7 @@ def call_with_values(function: Callable[[Any], int], values: Any) -> Any:
 
     Args:
         function: Function of the structure `values`, with eager tensors in place of graph tensors.
-        values: Any structure of tensors and other objects.
+        values: Nested structure of tensors and other objects, with which the function is called.
 
     Returns:
         Result of the function, an int32 scalar tensor.

@@ -58,8 +58,8 @@ class TrainMetrics:
     """Merges the training metrics of one model over all workers.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
     """
 
     def __init__(self, member: RunMember) -> None:
@@ -275,8 +275,8 @@ def _probe(metric: Any, args: Any, keywords: Any) -> Any:
 
     Args:
         metric: Metric of a class that is not Keras' own.
-        args: Positional arguments of the metric's update.
-        keywords: Keyword arguments of the metric's update.
+        args: Positional arguments of a call of the metric's `update_state`.
+        keywords: Keyword arguments of a call of the metric's `update_state`.
 
     Returns:
         The `_Verdict`, as an int32 scalar tensor.
