@@ -130,7 +130,7 @@ class HeldFiles:
 
     @property
     def _leads(self) -> bool:
-        """True if this process is the first chief's first and no other worker trains yet."""
+        """True if this is the first process of the first chief and no other worker trains yet."""
         return self._is_first_chief and not self._has_training_begun
 
     @property
@@ -142,7 +142,7 @@ class HeldFiles:
 
     @property
     def _trains(self) -> bool:
-        """True if this process trains with other workers, or is the first chief's first process."""
+        """True if this process trains with other workers, or starts the run as its first chief."""
         return not self._is_active or self._leads
 
     def _take_open(self, path: str, flags: int) -> None:
@@ -534,9 +534,9 @@ def _entries_below(folder: str) -> Iterator[str]:
 def replace_everywhere(places: Sequence[tuple[Any, Callable[..., Any]]]) -> None:
     """Replace each pair's first function by its second function in all imported modules.
 
-    All modules are searched, because a module may have imported a replaced function by name. One
-    pass over the modules replaces all pairs, because TensorFlow alone imports thousands of modules
-    with half a million names.
+    All imported modules are searched, because a module may have imported a replaced function by
+    name. One pass over the modules replaces all pairs, because TensorFlow alone imports thousands
+    of modules with half a million names.
     """
     # Compare functions by identity, because the objects in a module may be unhashable.
     replacements = {id(original): function for original, function in places}
@@ -562,7 +562,7 @@ def hold_back(
     is_chief: Callable[[], bool],
     is_first: bool,
 ) -> HeldFiles:
-    """Start to protect the run's files in this process; return the HeldFiles object.
+    """Start to protect the run's files from this process; return the HeldFiles object.
 
     Args:
         run_dir: Path of the training run's directory (--run_dir) on this host.

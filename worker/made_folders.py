@@ -4,7 +4,7 @@ Every worker of a run executes the training script. When the script calls `os.mk
 makes the folder, and all other workers find an existing folder. Even a script that checks
 `os.path.exists` first would raise FileExistsError, because another worker may make the folder
 between the check and the call of `os.mkdir`. Therefore a folder that another worker made in this
-run counts as made by this process too. The script gets a FileExistsError only for a folder that is
+run counts as made by this process, too. The script gets a FileExistsError only for a folder that is
 older than the run, or that the script itself has made before.
 """
 
@@ -16,7 +16,7 @@ from thinwire.worker.temporary import is_temporary
 
 
 class MadeFolders:
-    """Set of the folders that count as made by the script of this process.
+    """Set of the folders that count as made by the training script of this process.
 
     Args:
         began: Time at which the training run began, in seconds since 1970.

@@ -69,6 +69,6 @@ class PersonalLayers:
         return self._optimizer.save(self._slots) if self._slots else {}
 
     def restore(self, state: State) -> None:
-        """Restore optimizer slots from `save`, after the variables' values have been restored."""
+        """Restore the personal optimizer's slots from `save`, after the variables' values."""
         if state:
             self._slots = self._optimizer.restore(state, self._values.read(), self._slots)

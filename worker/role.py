@@ -239,7 +239,7 @@ class Worker:
         return self.gradient, self.step.gradients(images, labels, self.gradient, personal)
 
     def _go_on(self) -> bool:
-        """Finish the exchange that waits for replies; return True if the run continues."""
+        """Finish the exchange that awaits shards' replies; return True if the run continues."""
         self.session.measure.record(
             round_trace.FORWARD_AND_BACKWARD, self.session.stopwatch.lap("compute")
         )
@@ -262,7 +262,7 @@ class Worker:
         return self._taken
 
     def _settle(self) -> bool:
-        """Wait for the replies to the unanswered push; return True if shard 0 accepted it."""
+        """Wait for the replies to the unanswered push; return True if shard 0 accepted the push."""
         replies = self.session.finish_exchange(self._take_over, self.shard.cursor.epoch)
         return not replies or was_accepted(replies)
 
@@ -346,7 +346,7 @@ class Worker:
         return str(checkpoint[1]["stop_reason"])
 
     def _change_since(self, saved: State) -> str | None:
-        """Return the first setting that differs from the checkpoint's; None if all are equal."""
+        """Return the first run setting that differs from the checkpoint; None if none differs."""
         return first_setting(saved.get(SETTINGS) or {}, resumed_settings(self.run))
 
     def resume(self, last_applied_step: int) -> None:

@@ -134,8 +134,8 @@ class WorkerSession:
 
     A caller of WorkerSession must call `join` and `begin` first. For each mini-batch, the caller of
     WorkerSession calls `poll_pacer` and `submit`, and `exchange_round` if one of these two calls
-    returned a request. The last call to a WorkerSession is `leave`. One thread must make all calls
-    to a WorkerSession except `interrupt`.
+    returned a request. The caller of WorkerSession must call `leave` last. One thread must make all
+    calls to a WorkerSession except `interrupt`.
 
     Args:
         run: Settings of the training run.

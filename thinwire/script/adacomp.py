@@ -1,4 +1,4 @@
-"""AdaComp's two functions: `PS()` serves a model, `Worker(dataset)` trains the model."""
+"""The two functions of AdaComp's interface: `PS()` serves a model, `Worker(dataset)` trains it."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int
 
 @contextlib.contextmanager
 def _run_with_folder(chosen: ScriptSettings) -> Iterator[Run]:
-    """Lock the run_dir of the settings during the run; without run_dir, use a temporary folder.
+    """Lock the run directory (--run_dir) during the run; without one, use a temporary folder.
 
     Raises:
         ConfigurationError: Another process of the same worker or server already writes to run_dir.

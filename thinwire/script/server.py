@@ -149,7 +149,7 @@ class ServerHandle:
 
     @property
     def stop_reason(self) -> str | None:
-        """Reason why the run ended; None while the run continues."""
+        """Reason why the training run ended; None while the run continues."""
         return self._shard.core.stop_reason
 
     def start(self) -> ServerHandle:

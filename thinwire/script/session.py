@@ -55,7 +55,7 @@ _CUT_SECONDS = 2.0
 
 
 class RunOver(Exception):
-    """The run has ended, so that this worker cannot take a step.
+    """Raised if the run has ended, so that this worker cannot take a training step.
 
     Attributes:
         cause: Reason why the run ended if another worker's script ended it; else an empty text.

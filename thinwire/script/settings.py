@@ -189,7 +189,7 @@ def read_settings(
     defaults: Mapping[str, Any] | None = None,
     momentum: float | None = None,
 ) -> ScriptSettings:
-    """Read and check a script's settings.
+    """Read and check a script's settings (values of Thinwire's flags).
 
     Args:
         args: Settings of the script: a namespace, a mapping, a list of ``--flag=value`` words, or

@@ -82,7 +82,7 @@ class Control:
     """Coordinates a worker's script with other workers' scripts, over a separate control stream.
 
     All calls of `barrier`, `pass_by`, `evaluate`, `answer`, `meet` and `finish` must come from one
-    thread. The methods `interrupt` and `stop_fit` may be called from any thread.
+    thread. The methods `interrupt` and `stop_fit` of `Control` may be called from any thread.
 
     Args:
         address: Address ``host:port`` of shard 0.
@@ -421,7 +421,7 @@ class Control:
             self._send(message)
 
     def _send(self, message: pb.ToServer) -> None:
-        """Send a message on the open stream to shard 0, or let `_report_again` send it later."""
+        """Send a message on the open stream to shard 0; without one, `_report_again` sends it."""
         if self._session is not None:
             self._session.send_control(message)
 
@@ -444,7 +444,7 @@ class Control:
             self._fail(error)
 
     def _listen(self, session: ClientSession, welcome: pb.Welcome) -> None:
-        """Receive shard 0's messages until the stream or the run ends."""
+        """Receive shard 0's messages until the control stream or the run ends."""
         self._report_again(session)
         beat, beat_at = beat_seconds(welcome.lease_seconds), time.monotonic()
         while not self._closing.is_set() and self._error is None:

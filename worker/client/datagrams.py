@@ -37,9 +37,9 @@ class DatagramChannel:
     """Sender of one worker's datagrams to one shard.
 
     Datagrams take one of three paths from a worker to a shard. Over UDP, datagrams to a shard can
-    be lost or late. In the gRPC stream behind each push, datagrams cannot be lost but can be late.
-    After too many losses over UDP, the datagrams are sent in the gRPC stream ahead of each push,
-    where they are neither lost nor late.
+    be lost or late. In the gRPC stream after each push, datagrams to a shard cannot be lost but can
+    be late. After too many losses over UDP, the datagrams are sent in the gRPC stream ahead of each
+    push, where they are neither lost nor late.
 
     Args:
         worker: Id of the worker that sends the datagrams.

@@ -29,7 +29,7 @@ from thinwire.worker.core.messages import PushRequest, ShardReply
 
 
 class Exchange:
-    """Connections of a worker to all shards; one call joins, pushes to or leaves all shards."""
+    """Connections of a worker to all shards; each method joins, pushes to or leaves all shards."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class Exchange:
 
     @property
     def send_seconds(self) -> float:
-        """Seconds that the sending of all pushes took, at the shard with the largest total."""
+        """Time in seconds of sending all pushes to the shard with the longest sending time."""
         return max(shard.send_seconds for shard in self.shards)
 
     def _note_welcome(self, welcome: pb.Welcome) -> None:
@@ -207,9 +207,9 @@ class Exchange:
     def _look_after(self, shards: Sequence[ShardClient]) -> None:
         """Service the unanswered requests to `shards` while the worker waits for another shard.
 
-        A shard may answer its part of a push while shard 0 has expelled this worker. A shard 0 that
-        has expelled this worker has finished the round without the worker, so the worker abandons
-        the push.
+        A shard may reply to its part of a push while shard 0 has expelled this worker. A shard 0
+        that has expelled this worker has finished the round without the worker, so the worker
+        abandons the push.
         """
         for shard in shards:
             shard.poll()

@@ -1,8 +1,8 @@
 """Encodes one worker's pushes to one shard as messages for the gRPC stream.
 
-A push to a shard is usually one message. If each variable announces its own datagrams, a push is
-one message per variable and a last message without blocks. Datagrams that the gRPC stream carries
-precede or follow the messages of the push.
+A worker's push to one shard is usually one gRPC message. If each variable announces its own
+datagrams, a push is one message per variable and a last message without blocks. Datagrams that the
+gRPC stream carries precede or follow the messages of the push.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class PushEncoder:
         return [(message, ()) for message in self.channel.after()] if self.channel else []
 
     def restart(self) -> None:
-        """Reset the coding of positions for a new incarnation (process) of the worker."""
+        """Reset the coding of entries' positions for a new incarnation (process) of the worker."""
         self._chooser = IndexChooser()
 
 

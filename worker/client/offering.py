@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Offering:
-    """A worker's model, which the worker sends to shards that have no model yet.
+    """A worker's offer: its model, which the worker sends to shards that have no model yet.
 
     Attributes:
         offer: Description of the model, to which the method `make` adds the digest of the weights.

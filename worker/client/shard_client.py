@@ -170,7 +170,7 @@ class ShardClient:
 
     @property
     def is_member(self) -> bool:
-        """True if the shard accepts this worker's queries, as far as this client knows."""
+        """True if this worker is a member, whose queries the shard accepts, as far as it knows."""
         return self.protocol.state in (State.READY, State.REQUESTING)
 
     @property
@@ -192,7 +192,7 @@ class ShardClient:
         self._open(lambda: self.protocol.pull(pull))
 
     def push(self, request: PushRequest) -> None:
-        """Push the shard's part of an update; its buffers must not change before the reply."""
+        """Push the shard's part of an update, whose buffers must not change before the reply."""
         self._open(lambda: self.protocol.push(request))
 
     def _open(self, request: Callable[[], list[Action]]) -> None:
@@ -442,7 +442,7 @@ class ShardClient:
             self._turn.release()
 
     def probe(self, timeout_seconds: float) -> bool:
-        """Return True if a server accepts connections at the shard's address."""
+        """Return True if any server accepts connections at the shard's address."""
         stream = ClientStream(self.address, credentials=self._credentials)
         try:
             stream.open(timeout_seconds)

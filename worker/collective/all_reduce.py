@@ -58,7 +58,7 @@ class Aggregator:
     def sum(
         self, name: RoundId, members: Sequence[CollectiveMember], buffers: Sequence[Float32]
     ) -> list[Float32]:
-        """Return the sums of the buffers over all members, bitwise equal on all members.
+        """Return the sums of the buffers over all workers in the round, bitwise equal on each.
 
         To repeat an interrupted sum, call `sum` again with the same buffers. Do not write to the
         result of a sum before the round is over, because queued messages to peers are views of it.

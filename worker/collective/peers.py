@@ -80,7 +80,7 @@ class _PeerConnection:
 
 
 class Peers:
-    """Streams that this worker has opened to peers; only one thread may use an object."""
+    """gRPC streams that this worker has opened to peers; only one thread may use a `Peers`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Peers:
         max_model_bytes: int,
         credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
-        """Store the arguments; the first message to a peer opens the stream to that peer.
+        """Store the arguments; the first message to a peer opens the gRPC stream to that peer.
 
         Args:
             worker: Id of this worker.

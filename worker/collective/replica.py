@@ -113,8 +113,8 @@ class Replica:
     def answer(self, query: peers.ModelQuery) -> tuple[peers.Holding, Sequence[BytesLike]]:
         """Return this worker's model version, and the model if a peer queries this version.
 
-        The method `answer` of a replica may be called from any thread. The returned content is
-        empty if the query's digest shows that the peer's replica is equal.
+        The method `answer` of a replica may be called from any thread. The returned model is empty
+        if the query's digest shows that the peer's replica equals this worker's replica.
         """
         with self._lock:
             holding = peers.Holding(version=self.at.number, generation=max(0, self.at.generation))
@@ -180,7 +180,7 @@ class Neighbours:
         self.ahead = False
 
     def take_over(self, goal: RoundId, others: Sequence[CollectiveMember]) -> bool:
-        """Adopt the model of a peer that has finished a given round.
+        """Adopt the model of a peer that has finished a given round of sums.
 
         Args:
             goal: Training round whose sum and step the peer must have finished.

@@ -43,7 +43,7 @@ class PeerServer:
         pace: Callable[[ServerStream], None] = lambda stream: None,
         guard: ConnectionGuard | None = None,
     ) -> None:
-        """Store the arguments; `listen` starts the Peer service.
+        """Store the arguments of the Peer service, which `listen` starts.
 
         Args:
             mailbox: Store of the parts of sums that this worker has received.

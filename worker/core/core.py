@@ -484,7 +484,7 @@ class WorkerCore:
         )
 
     def _run_ahead(self) -> None:
-        """Set the weights to `base` plus the newest push, before the shards answer it.
+        """Set the worker's weights to `base` plus the newest push, before the shards' replies.
 
         The shards add the blocks of a push to their own weights. The shards' replies add the
         changes of other workers to this worker's weights, one step later than this worker's own
@@ -504,8 +504,8 @@ class WorkerCore:
     ) -> PushRequest:
         """Return an exchange without an update, for a mini-batch with overflowed gradients.
 
-        After an overflow, the worker still pushes in the round, so that other workers need not wait
-        for it.
+        After an overflow, the worker pushes an empty update, so that other workers need not wait
+        for the worker.
         """
         if self.method.kind is Kind.DELTA:
             raise ValueError(
@@ -610,7 +610,7 @@ class WorkerCore:
         return self.restart_from_base()
 
     def settle(self, replies: Sequence[ShardReply | None]) -> Float32:
-        """Apply the replies to a push that may be rejected; return the weights to train on.
+        """Apply shards' replies to a push that may be rejected; return the weights to train on.
 
         Args:
             replies: For each shard, its reply, or None if the shard rejected the push as not
@@ -749,7 +749,8 @@ class WorkerCore:
     def _forget(self, shards: Iterable[int]) -> None:
         """Drop residuals and velocities after shards rejected the last push as too large.
 
-        The residuals and velocities hold the rejected values, and would send them again in parts.
+        The residuals and velocities hold the rejected values, which later pushes would send again
+        in parts.
         """
         self._packer.forget(shards)
         self.round.forget()

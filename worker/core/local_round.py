@@ -68,7 +68,7 @@ class LocalRound:
         return self._moves and not self.samples
 
     def step(self, values: Float32, learning_rate: float) -> None:
-        """Take one step of the local optimizer, which changes the local weights.
+        """Take one step of the worker's local optimizer, which changes the local weights.
 
         Args:
             values: [n] float32 gradient. If a script's own optimizer updates the weights, the
@@ -141,7 +141,7 @@ class LocalRound:
         return {"round": steps, "slots": slots}
 
     def restore(self, state: State, fits: bool) -> None:
-        """Store a state from `save`, for a later call of `resume`.
+        """Store a state of local steps from `save`, for a later call of `resume`.
 
         Args:
             state: State of the round of local steps that `save` returned in an earlier process of
@@ -154,9 +154,9 @@ class LocalRound:
             self._saved_round = state["round"]
 
     def resume(self, versions: Sequence[int]) -> Float32 | None:
-        """Continue the round from the state that `restore` has stored.
+        """Continue the round of local steps from the state that `restore` has stored.
 
-        The saved local steps count only if they started at the shards' present versions. If the
+        The saved local steps are used only if they started at the shards' present versions. If the
         shards have newer versions, the saved local steps would be applied to weights that other
         workers have changed.
 

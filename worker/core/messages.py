@@ -164,7 +164,7 @@ class PushRequest:
 
 
 def was_accepted(replies: Sequence[ShardReply | None]) -> bool:
-    """Return True if shard 0 accepted this worker's push.
+    """Return True if shard 0 accepted this worker's push as finite and not too large.
 
     Args:
         replies: For each shard, its reply to the push, or None if the shard rejected the push as

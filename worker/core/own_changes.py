@@ -40,7 +40,7 @@ class OwnChanges:
         self.is_ahead = False
 
     def step(self, values: Float32, loss: float | None, statistics: Float32 | None = None) -> None:
-        """Record a step that the script's own optimizer has taken.
+        """Record a training step that the script's own optimizer has taken.
 
         Args:
             values: [n] weights after the step of the script's optimizer, which started at

@@ -77,7 +77,7 @@ class RoundMeasure:
     ) -> None:
         """Record the measures of the round that has ended, and start the next round.
 
-        A push that shard 0 has rejected as not finite makes no record of its round.
+        If shard 0 has rejected a round's push as not finite, the round is not recorded.
 
         Args:
             request: Push to all shards with which the round ended.

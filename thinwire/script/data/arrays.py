@@ -274,9 +274,10 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
     """Return arguments of `fit` with a tf.data.Dataset of this worker's batches as x.
 
     Each epoch divides the rows differently among the workers, so a worker's rows cannot be selected
-    before `fit`. The arrays are not copied: each batch gathers its rows from the script's arrays.
-    The dataset shuffles by itself, because Keras' own shuffle repeats its order in each epoch if
-    TensorFlow's global seed is set, and the launcher sets that seed.
+    before `fit`. The script's arrays are not copied: each batch gathers its rows from the arrays.
+    The tf.data.Dataset that `_batches` returns shuffles its rows itself, because Keras' own shuffle
+    repeats its order in each epoch if TensorFlow's global seed is set, and the launcher sets that
+    seed.
     """
     adapter = ArrayDataAdapter(
         given.get("x"),

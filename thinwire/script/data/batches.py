@@ -154,8 +154,8 @@ class SharedBatches(keras.utils.PyDataset):
     worker has as many steps as the script has batches. Without shuffling, every worker makes each
     batch and keeps its part of the rows, so that the workers' k-th steps together are the script's
     k-th batch. With shuffling, a worker makes one batch of each window and trains on the n parts of
-    this batch in n steps, so that only one worker makes each batch. The batches of an incomplete
-    last window are divided by rows among all workers.
+    this batch in n steps, so that only one worker makes each batch. If fewer than n batches are
+    left for the last window, their rows are divided among all n workers.
     """
 
     def __init__(
@@ -329,7 +329,7 @@ class SharedBatches(keras.utils.PyDataset):
 
 
 class _MadeBatch:
-    """A batch from which several steps take rows; the first of these steps computes it."""
+    """A batch from which several steps take rows; the first of these steps computes the batch."""
 
     def __init__(self) -> None:
         self.num_parts = 0  # number of parts of the batch that steps have trained on so far

@@ -142,7 +142,7 @@ def _are_alike(first: Any, second: Any) -> bool:
 
 @contextlib.contextmanager
 def _kept_variables(function: Any) -> Iterator[None]:
-    """Restore, at the end of the block, the values of the variables that a traced function uses."""
+    """At the end of the `with` block, restore the values of a traced function's variables."""
     values = [(variable, variable.read_value()) for variable in function.graph.variables]
     try:
         yield
@@ -240,7 +240,7 @@ def _rename_functions(definition: graph_pb2.GraphDef) -> None:
 
 
 def _imported(definition: graph_pb2.GraphDef, function: Any) -> Callable[..., Any]:
-    """Return a graph as a Python function with the inputs and captures of the original function."""
+    """Return a TensorFlow graph as a Python function with the original inputs and captures."""
     inputs, outputs = function.graph.inputs, function.graph.outputs
 
     def body(*tensors: Any) -> Any:

@@ -249,7 +249,7 @@ class _Plan:
         return sum(rows - rows % size for rows in place.dealt_rows(total, place.run_batch(size)))
 
     def repeats_between(self, point: int) -> int:
-        """Return how often `repeat` repeats rows between a node and the batching; -1: endless."""
+        """Return how often `repeat` repeats rows from index `point` to batching; -1: endless."""
         number = 1
         for node in self.nodes[(self.batching or 0) + 1 : point]:
             if pipeline.name_of(node) == pipeline.REPEAT:
@@ -526,7 +526,7 @@ class _WorkerPart:
         return point
 
     def _named(self, number: int) -> tuple[str, str]:
-        """Return the reason and the advice of an error about a transformation after batch()."""
+        """Return the texts (reason, advice) of an error about a transformation after `batch()`."""
         name = pipeline.plain_name(self._nodes[number])
         why = (
             f"{name} comes after batch() and needs the script's whole batches, so every worker "
@@ -535,7 +535,7 @@ class _WorkerPart:
         return why, f"Put {name} before batch(), or give "
 
     def _point_within(self, end: int, batching: int | None) -> tuple[int | None, str]:
-        """Return the transformation whose output to divide, or None and the reason for None.
+        """Return the transformation whose output workers divide, or None and a reason.
 
         Args:
             end: Index of the candidate transformation that is nearest to the tf.data pipeline's
@@ -571,7 +571,7 @@ class _WorkerPart:
     def _push_up(
         self, node: Pipeline, deal_out: Callable[..., Pipeline], place: WorkerPlace
     ) -> Pipeline:
-        """Return a worker's part of a node's output, divided as near the source as possible."""
+        """Return a worker's part of a transformation's output, divided near the source."""
         name = pipeline.name_of(node)
         if name == pipeline.ZIP and pipeline.are_equally_long(node):
             parts = (
@@ -588,7 +588,7 @@ class _WorkerPart:
         return deal_out(node, place=place)
 
     def _dealing(self, point: int) -> WorkerPlace:
-        """Return the place of this worker by which a transformation's output is divided.
+        """Return this worker's `WorkerPlace` for the division of a transformation's output.
 
         If the script's order of elements is the same in each `fit`, or with each new dataset, a
         worker must get the same part in each `fit`. If a worker's part changed, a cache would

@@ -46,9 +46,9 @@ def shapes_of(dataset: Pipeline) -> list[tf.TensorShape]:
 def _again(wrapper: Any) -> Callable[..., Any]:
     """Return a tf.data transformation's traced function, for use in a rebuilt transformation.
 
-    The returned function calls the trace that the script's dataset already has. A second trace of
-    the script's Python function would read Python variables that may have changed since the script
-    built its dataset.
+    The function that `_again` returns calls the trace that the script's dataset already has. A
+    second trace of the script's Python function would read Python variables that may have changed
+    since the script built its dataset.
     """
     takes_tuple = type(wrapper._input_structure) is tuple
 
@@ -212,9 +212,9 @@ def are_equally_long(node: Pipeline) -> bool:
 def first_element(node: Pipeline) -> Any:
     """Return one output element of a tf.data transformation; None if it has no output.
 
-    The element is read without the pipeline's shuffles and caches, so that later passes of the
-    script do not change. Reading through a shuffle would change its next order, and a cache would
-    store the element.
+    `first_element` reads the element without the pipeline's shuffles and caches, so that the
+    script's later passes over the data do not change. Reading through a shuffle would change its
+    next order, and a cache would store the element.
 
     Raises:
         tf.errors.OpError: Reading the elements of the pipeline fails.
@@ -243,7 +243,7 @@ def _passed_by(node: Pipeline) -> Pipeline | None:
 
 
 def commutes(node: Pipeline) -> bool:
-    """Return True if a transformation turns part of its input into the same part of its output."""
+    """Return True if a tf.data node turns a part of its input into that part of its output."""
     return name_of(node) in _REBUILD or name_of(node) in (SHUFFLE, *KEEPING, *BATCHES)
 
 

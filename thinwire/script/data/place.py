@@ -204,10 +204,10 @@ class WorkerPlace:
     def steps(self, num_steps: int) -> int:
         """Return this worker's number of steps, for a script that sets steps_per_epoch.
 
-        If workers take parts of each batch, every worker takes all steps that the script sets. If
-        workers train on whole batches, they divide the steps that the script sets. Workers that
-        step together get equal numbers of steps, rounded up, because each step waits for all
-        workers.
+        If workers take parts of each batch, every worker takes as many steps_per_epoch as the
+        script sets. If workers train on whole batches, the workers divide the number of
+        steps_per_epoch that the script sets. Workers that step together get equal numbers of steps,
+        rounded up, because each step waits for all workers.
         """
         if self.divides_batch or not self.is_shared:
             return num_steps
@@ -244,9 +244,9 @@ class BatchParts:
     In a run of n workers, each batch of the script counts as n parts, so that sums of parts are
     whole numbers. A worker's mini-batch counts as one part if workers divide each batch, and as n
     parts if each of n workers takes whole batches. At the end of a pass over the data, all workers
-    together may have more short mini-batches than the script has batches left. So the last
-    mini-batches of all workers share the parts that remain, so that a pass advances learning-rate
-    schedules as far as without Thinwire.
+    together may have more short mini-batches than the script has batches left. So at the end of a
+    pass, the last mini-batches of all workers share the remaining parts of the script's batches, so
+    that a pass advances learning-rate schedules as far as without Thinwire.
 
     Attributes:
         each: Number of parts of the script's batch in each mini-batch except the last mini-batch of

@@ -70,10 +70,10 @@ def own_randomness(place: WorkerPlace) -> Iterator[None]:
     """Make random ops draw different numbers on each worker within the `with` block.
 
     The launcher gives all workers the same seed, so that the script draws the same numbers on all
-    workers. With equal seeds in `fit`, each worker would draw the same noise. Within the `with`
-    block of `own_randomness`, worker 1 draws the numbers that the script would draw without
-    Thinwire. After the `with` block of `own_randomness`, all workers draw equal random numbers
-    again. `own_randomness` does not change the seeds of a model's layers.
+    workers. With equal seeds in `fit`, each worker would draw the same noise, for example in
+    Dropout. Within the `with` block of `own_randomness`, worker 1 draws the numbers that the script
+    would draw without Thinwire. After the `with` block of `own_randomness`, all workers draw equal
+    random numbers again. `own_randomness` does not change the seeds of a model's layers.
 
     Args:
         place: This worker's number in the run, and the rules that divide the training data among

@@ -118,8 +118,8 @@ def full_rounds(place: WorkerPlace, batch_size: int) -> Rounds:
 def check_rows(step: int, own: int, expected: int) -> None:
     """Raise an error if this worker's batch has another number of rows than expected.
 
-    If the number of rows in this worker's batch is unexpected, the numbers of the other workers are
-    unknown too.
+    If the number of rows in this worker's batch is unexpected, the numbers of rows of the other
+    workers are unknown, too.
 
     Raises:
         ConfigurationError: The number `own` of rows in this worker's batch is not `expected`.

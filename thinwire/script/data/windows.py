@@ -1,10 +1,10 @@
 """Divides the elements of a tf.data.Dataset, or the rows of its batches, among workers.
 
 A window is a number of successive elements, or one batch, of which each worker gets a random part.
-The seed by which a window is divided contains the numbers of the epoch and of the window. The
-dataset of a worker's part counts epochs and windows while it is iterated. An epoch is one pass over
-the divided elements, so each repetition of a later `repeat()` is an epoch. All workers count the
-same epochs and windows if they iterate over the dataset equally often.
+The seed by which a window of elements is divided contains the numbers of the epoch and of the
+window. The dataset of a worker's part counts epochs and windows while it is iterated. An epoch is
+one pass over the divided elements, so each repetition of a later `repeat()` is an epoch. All
+workers count the same epochs and windows if they iterate over the dataset equally often.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Dataset = Any  # type of a tf.data.Dataset: TensorFlow has no type annotations
 
 
 def count_epochs() -> _Dataset:
-    """Return a dataset of one element: how often this dataset has been iterated before."""
+    """Return a tf.data.Dataset of one number: how often the dataset has been iterated before."""
     numbers = itertools.count()
 
     def count() -> Any:
@@ -151,7 +151,7 @@ def _short(place: WorkerPlace, number: Any, num_rows: Any) -> Exception:
 
 
 def _epoch_of_each() -> _Dataset:
-    """Return a dataset that repeats, without end, how often it has been iterated before."""
+    """Return an endless tf.data.Dataset of one number: how often it has been iterated before."""
 
     def repeat(epoch: Any) -> _Dataset:
         return tf.data.Dataset.from_tensors(epoch).repeat()

@@ -28,7 +28,7 @@ class CheckpointingWorker(Protocol):
         """Return True if an object id in `tracked` is of a model or an optimizer of this worker."""
 
     def checkpointing(self) -> SavingWorker:
-        """Load the shards' weights into a training loop's model; return the object that saves."""
+        """Load the shards' weights into a training loop's model; return the model's saver."""
 
 
 #: Per thread: `is_silent` is True while TensorFlow's checkpoint functions must not change files.

@@ -75,7 +75,7 @@ class RunClock:
         setattr(self._optimizer._iterations, _CLOCK, None)
 
     def read(self, schedule: Any) -> float:
-        """Return a schedule's learning rate at the run's batch count `count`.
+        """Return a learning-rate schedule's value at the run's batch count `count`.
 
         The attribute `variable` may still have an older batch count: the graph may assign the new
         count only after the next exchange with the PS has read the rate.

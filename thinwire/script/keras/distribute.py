@@ -47,8 +47,8 @@ def distribute(
 
     A distributed model joins the run at the first step of `fit` or `train_on_batch`, and then gets
     the server's weights. The `fit` of a distributed model ends after its epochs or when the run
-    ends, and the next `fit` joins again. If no setting names a run, a distributed model trains
-    alone, exactly as without `distribute`.
+    ends, and the next `fit` joins the run again. If no setting names a run, a distributed model
+    trains alone, exactly as without `distribute`.
 
     A distributed optimizer exchanges gradients or weights with the PS wherever the script calls its
     `apply` or `apply_gradients`, eagerly or within a `tf.function`. In a loop with several

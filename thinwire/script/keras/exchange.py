@@ -231,7 +231,7 @@ class StepExchange:
     def _unchanged(
         self, session: Session, values: Float32, statistics: Float32, rate: float, scale: float
     ) -> tuple[Float32, Float32, np.float32, np.float32, Int64]:
-        """Return the values of a local step unchanged, because it exchanges nothing."""
+        """Return a local step's values unchanged, because a local step exchanges nothing."""
         copies = np.array(values), np.array(statistics)
         counts = self._optimizers.advance(session)
         return (*copies, np.float32(rate), np.float32(scale), counts)

@@ -168,8 +168,8 @@ class Joining:
         A shard accepts a model's offer only before the phase of the run for which the offer is
         made. After a restart of this worker, the barrier may select the worker to offer its model
         although the phase of the run has begun already. A worker that the barrier selects too late
-        joins without an offer, and `_check_states` is not called. The comparison of states itself
-        is in `CatchUp.check_states`.
+        joins without an offer, and `_check_states` is not called. `CatchUp.check_states` compares
+        the optimizer states.
         """
         if not session.takes_weights:
             stepping = [step.inner for step in self._optimizers.stepping]

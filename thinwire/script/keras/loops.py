@@ -52,7 +52,7 @@ class Together:
     def of(model: Any, others: Iterable[keras.Model]) -> Any:
         """Return a `Together` of a model and the models in `others` that are not layers of it.
 
-        If all other models are layers of the model, the model itself is returned.
+        If all models in `others` are layers of the model, the model itself is returned.
         """
         models = list(model.models) if isinstance(model, Together) else [model]
         layers = [layer for member in models for layer in member._flatten_layers()]

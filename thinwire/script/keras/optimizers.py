@@ -222,7 +222,7 @@ class ScriptOptimizers:
     def are_set_by_script(self, in_step: bool = False) -> bool:
         """Return True if the script has set values of an optimizer since the end of the last `fit`.
 
-        Changed optimizer state counts only if the PS or a codec holds it during training.
+        Only changes of optimizer state that the PS or a codec holds during training count.
 
         Args:
             in_step: True within a training step. The graph of a step may advance the optimizer's

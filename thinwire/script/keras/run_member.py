@@ -212,8 +212,8 @@ class RunMember:
             changes: True if this script's model differs from the model that the run trains.
 
         Returns:
-            How the barrier opened: whether a new phase of the run begins, and whether this script
-            offers its model for it. None if the run has ended.
+            Description of how the barrier opened: whether a new phase of the run begins, and
+            whether this script offers its model for that phase. None if the run has ended.
         """
         if self.stopped:
             return None

@@ -43,7 +43,7 @@ def save_once(model: keras.Model, session: SavingWorker) -> None:
 
 
 def is_own_file(path: Any) -> bool:
-    """Return True if a file belongs to this worker alone: an open file or a temporary path."""
+    """Return True if a saved file belongs to this worker alone: an open file or temporary path."""
     if not isinstance(path, str | os.PathLike):
         return True
     name = os.fspath(path)
@@ -79,7 +79,7 @@ def _whole(alone: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _local_path(filepath: Any) -> str:
-    """Return a path as a string if it is in an existing local folder; else an empty string."""
+    """Return a path as a string if its folder exists locally; else an empty string."""
     if not isinstance(filepath, str | os.PathLike):
         return ""
     path = os.fspath(filepath)

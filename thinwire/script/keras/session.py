@@ -161,8 +161,8 @@ class ModelSession(LeavesOnExit):
         """Return this worker's part of a training set; the whole set outside of a run.
 
         After a call of `shard`, `fit` does not divide its data among workers, because the script
-        passes only this worker's part of the data to `fit`. The function
-        `thinwire.script.session.part_of` divides the training set.
+        passes only this worker's part of the data to `fit`. The method `shard` calls
+        `thinwire.script.session.part_of` to divide the training set.
 
         Args:
             data: Arrays or a data set, in any form that `thinwire.script.session.part_of` accepts.
@@ -212,7 +212,7 @@ class ModelSession(LeavesOnExit):
         return any(id(model) in tracked for model in models) or self._optimizers.are_in(tracked)
 
     def checkpointing(self) -> CentralAccess:
-        """Load the shards' weights into a training loop's model; return the object that saves."""
+        """Load the shards' weights into a training loop's model; return the model's saver."""
         if tf.executing_eagerly():
             self.loop.refresh(with_slots=True)
         return self.central

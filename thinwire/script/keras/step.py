@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class _ThreadState(threading.local):
-    """State of the optimizers' steps in one thread.
+    """One thread's state: whether optimizers may step, and what records their calls.
 
     Attributes:
         recorder: Object that records all optimizer calls while a train_step is tried; None outside
@@ -94,7 +94,7 @@ def recording(keeps_gradients: bool = False) -> Iterator[StepRecorder]:
 
 @contextlib.contextmanager
 def steps_allowed() -> Iterator[None]:
-    """Let optimizers step in this thread without a check or an exchange."""
+    """In the `with` block, let this thread's optimizers step without a check or an exchange."""
     before, _LOCAL.is_allowed = _LOCAL.is_allowed, True
     try:
         yield
@@ -335,7 +335,8 @@ class ExchangeStep:
         """Leave the run at `fit`'s end; let the optimizer write its moving averages to the weights.
 
         Keras calls `finalize_variable_values`, which `_finalize` replaces, at the end of `fit`. The
-        optimizer writes its moving averages to the weights only if they are the run's averages.
+        optimizer writes its moving averages to the weights only if the optimizer has the moving
+        averages of the run.
         """
         if self._session.ends_fit():
             self._finalize_alone(var_list)
@@ -392,7 +393,7 @@ class ExchangeStep:
         self._exchange(weights, [], self._session.call.rows, repeats=False)
 
     def _sit_out(self) -> None:
-        """Push an empty update, because joining the run has made the gradient invalid."""
+        """Push an empty update, because joining the run has changed the gradient's weights."""
         flat = self._session.flat_variables
         values = flat.joined() if self._session.takes_weights else tf.zeros([flat.size])
         self._exchange(values, [], tf.constant(0), repeats=False)
@@ -512,8 +513,8 @@ class ExchangeStep:
     def _scale(self) -> Any:
         """The optimizer's variable of the loss scale, if the server sets the scale; else None.
 
-        A fixed `loss_scale_factor` of an optimizer has no variable: the optimizer itself divides
-        the gradients by the factor.
+        A fixed `loss_scale_factor` of an optimizer is not kept in a variable: the optimizer itself
+        divides the gradients by the factor.
         """
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         return (

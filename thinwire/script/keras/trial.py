@@ -40,8 +40,8 @@ class StepTrial:
     def is_needed(self) -> bool:
         """True if a trial of the train_step must find its optimizers or create variables.
 
-        A variable that a trace creates has no value yet, but the offer of the model to the PS
-        contains values.
+        A Keras variable that a TensorFlow trace creates has no value yet, but the offer of the
+        model to the PS contains values.
         """
         if not self.is_standard:
             return True
