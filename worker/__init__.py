@@ -5,6 +5,6 @@ data, model and checkpoints. The module `train_step` computes the gradients of t
 The class `trainer.WorkerSession` joins, exchanges, reports and leaves, without data or a model;
 user scripts run on a WorkerSession too. The package `core` is the training engine, `client` talks
 to the shards, `collective` sums updates among the workers, and `telemetry` reports metrics. The
-module `standalone` trains without a network, as a baseline. The package re-exports nothing, so that
-`--help` imports `worker.flags` without TensorFlow.
+module `standalone` trains without a network, as a baseline. The package `worker` re-exports
+nothing, so that `--help` imports `worker.flags` without TensorFlow.
 """

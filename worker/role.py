@@ -52,8 +52,8 @@ def main(run: Run) -> int:
     """Train as a worker until the run ends; return the process's exit code.
 
     Raises:
-        ConfigurationError, Unreachable, RequestRejected, Diverged: Training failed. Each type of
-            error has its own exit code.
+        ConfigurationError, Unreachable, RequestRejected, Diverged: Training failed. The process
+            exits with a different code for each type of error.
     """
     settings = worker_flags.read(run.nb_workers)
     limit_threads(settings.threads)

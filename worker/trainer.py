@@ -407,8 +407,8 @@ class WorkerSession:
             applied: True if the gradient of the newest mini-batch was usable.
 
         Raises:
-            Diverged: Too many successive mini-batches had gradients with NaN or infinity, or too
-                large ones.
+            Diverged: Too many successive mini-batches had gradients with NaN or infinity, or
+                gradients that were too large.
         """
         self._divergence.record(applied)
         if self._divergence.has_diverged:

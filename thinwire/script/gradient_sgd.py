@@ -48,7 +48,7 @@ class GradientSGD(LeavesOnExit):
         ConfigurationError: The settings are invalid. Or the model is compiled with an optimizer
             other than plain SGD, and neither lr nor momentum is given.
         Unreachable: No parameter server answers this worker.
-        Refused: The server has a different model or method than this script.
+        Refused: The server has a different model or training method than this script.
 
     Source: the published program of DGS. Differences: DGS's program discards its first gradient.
     """
@@ -205,7 +205,8 @@ def _check_compiled(optimizer: Any) -> None:
     """Reject a compiled optimizer that `GradientSGD` would replace, unless it is plain SGD.
 
     Raises:
-        ConfigurationError: The compiled optimizer does more than SGD without momentum.
+        ConfigurationError: The model's compiled optimizer is not SGD with default settings (apart
+            from the learning rate).
     """
     if optimizer is None:
         return

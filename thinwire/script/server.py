@@ -44,7 +44,7 @@ class Snapshot:
         samples: Number of training examples from which the updates of the copied model were
             computed.
         learning_rate: Learning rate of the server when the model was copied.
-        weights: Weights of each shared variable, in the variable's shape.
+        weights: For each shared variable, its weights as an array of the variable's shape.
         statistics: [m] float32 moving statistics (batch normalization), averaged over the workers;
             empty if the run averages no statistics.
     """

@@ -316,7 +316,7 @@ class Session:
 
         Raises:
             Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the
-                request.
+                request for optimizer state.
         """
         layouts, run = self.part.core.layouts, self.settings.run
         size = self.statistics.size if weights else None
@@ -420,7 +420,7 @@ class Session:
 
         Raises:
             Unreachable: No parameter server answers this worker.
-            Refused: The server rejects this worker.
+            Refused: The parameter server rejects this worker.
             ConfigurationError: The server averages different moving statistics than this worker
                 has.
         """

@@ -347,7 +347,8 @@ def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str
     misspelling.
 
     Raises:
-        ConfigurationError: `args` has no attributes, or an attribute is a misspelled flag.
+        ConfigurationError: The namespace `args` has no attributes, or an attribute is a misspelled
+            flag.
     """
     is_absl = isinstance(args, flags.FlagValues)
     everything = args.flag_values_dict() if is_absl else getattr(args, "__dict__", None)

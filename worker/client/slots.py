@@ -40,7 +40,8 @@ def fetch_slots(
         role: Role of this process: the script of a worker, or an evaluator.
 
     Raises:
-        Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the request.
+        Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the request
+            for optimizer state.
     """
     states = []
     for shard, layout in enumerate(layouts):

@@ -7,5 +7,6 @@ a worker's rounds. The class `Aggregator` (module all_reduce) sums gradients ove
 `Peers` (module peers) is the sending end and `PeerServer` (module service) the receiving end of the
 streams between workers. The class `Mailbox` (module mailbox) stores parts of sums that arrive
 early. The classes `Replica` and `Neighbours` (module replica) keep the workers' copies of the model
-equal. The package re-exports no names, so that importing it does not import numpy and gRPC.
+equal. The package `worker.collective` re-exports no names, so that importing it does not import
+numpy and gRPC.
 """

@@ -70,7 +70,8 @@ class Aggregator:
             buffers: float32 arrays to sum; every member passes arrays of equal shapes.
 
         Raises:
-            MembershipChanged: A member of the sum is lost, or shard 0 lists other members.
+            MembershipChanged: A member of the sum is lost, or shard 0 lists members other than
+                those of the sum.
         """
         flat = np.concatenate([buffer.ravel() for buffer in buffers])
         place = [member.worker for member in members].index(self._worker)

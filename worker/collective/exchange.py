@@ -182,7 +182,7 @@ class CollectiveExchange(Exchange):
         """Sum updates and step with all members; report the round to shard 0 and await its reply.
 
         Raises:
-            Diverged: The weights after the step of the round hold NaN or infinity.
+            Diverged: The weights after the optimizer step of the round hold NaN or infinity.
         """
         request, at = self._request, self._replica.at
         goal = self._goal = RoundId(at.generation, at.number + 1)

@@ -71,7 +71,7 @@ class PeerServer:
 
         Args:
             address: Address of this machine at which the service listens.
-            port: Port to listen at; 0 for a free port.
+            port: TCP port at which the Peer service listens; 0 chooses a free port.
 
         Raises:
             thinwire.proto.grpc.PortInUse: Another process uses the port, or the address belongs to
@@ -164,7 +164,7 @@ class PeerServer:
         """Check a peer's greeting (its first message), and return the peer's worker id.
 
         Raises:
-            Malformed: The Peer service refused the greeting.
+            Malformed: The Peer service refused the peer's greeting.
         """
         refusal = versions.difference(greeting.protocol_version, "the peer", "this worker")
         refusal = refusal or versions.unknown_fields(greeting, "the peer")

@@ -232,7 +232,7 @@ class UpdatePacker:
         self._router_state = self._method.router.undelivered(shard, lost, self._router_state)
 
     def undelivered(self) -> None:
-        """Add the values of the last packet, which shards rejected, to the residuals (not sent)."""
+        """Add the last packet's values, which shards rejected, to the residuals (unsent values)."""
         if self._last_packet is None:
             return
         codec, router, group = self._method.codec, self._method.router, self._last_group
@@ -758,7 +758,7 @@ class WorkerCore:
             self.own.forget()
 
     def undelivered(self) -> None:
-        """Add the values of the last push, which shards rejected, to the residuals (not sent)."""
+        """Add the last push's values, which shards rejected, to the residuals (unsent values)."""
         self._packer.undelivered()
         self._unanswered.clear()
 

@@ -50,8 +50,8 @@ class OwnChanges:
                 statistics.
 
         Raises:
-            NonFiniteUpdate: A value is NaN or infinite. The recorded changes stay as before the
-                step.
+            NonFiniteUpdate: A weight, the loss or a statistic is NaN or infinite. The recorded
+                changes stay as before the step.
         """
         finite = loss is None or bool(np.isfinite(loss))
         finite = finite and (statistics is None or all_finite(statistics))

@@ -3,6 +3,6 @@
 The training thread only adds numbers, so that measuring hardly slows training; other threads turn
 the numbers into JSON documents. The dictionary `round_trace.MEASURES` has an implementation for
 each value of the flag --measure. The function `instruments.collect` returns the instruments for the
-/metrics page. `tensorboard.WorkerScalars` writes scalars. This package re-exports nothing, so that
-a run imports `instruments` and `tensorboard` only if they are switched on.
+/metrics page. `tensorboard.WorkerScalars` writes scalars. The package `worker.telemetry` re-exports
+nothing, so that importing one of its modules loads no other one.
 """

@@ -80,9 +80,9 @@ class RoundMeasure:
         If shard 0 has rejected a round's push as not finite, the round is not recorded.
 
         Args:
-            request: Push to all shards with which the round ended.
-            replies: Replies of all shards to the push that ended the round.
-            epoch: Number of the worker's passes over its training examples.
+            request: Pushes to all shards with which the training round ended.
+            replies: Replies of all shards to the pushes that ended the training round.
+            epoch: Number of passes that the worker has made over its training examples.
             exchange: Time from the push to the last shard's reply, in seconds.
         """
         first = replies[0]

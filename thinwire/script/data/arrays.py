@@ -41,7 +41,8 @@ def num_rows(data: Any) -> int:
     """Return the number of rows (length of the first axis) of a structure of arrays.
 
     Raises:
-        ConfigurationError: The arrays differ in length, or the structure has no array.
+        ConfigurationError: The arrays of the structure differ in length, or the structure has no
+            array.
     """
     lengths = [int(leaf.shape[0]) for leaf in tree.flatten(data) if leaf is not None]
     if not lengths or len(set(lengths)) > 1:
@@ -129,8 +130,9 @@ def steps_of_worker(
 
     If the last batch of a pass over the data has fewer rows than the run has workers, a worker
     without rows has one step fewer in that pass. With steps_per_epoch, Keras would replace the step
-    that a worker without rows lacks by a step of the next pass over the data. With such a step of
-    the next pass, the workers' k-th steps would belong to different batches of the script.
+    that a worker without rows lacks by a step of the next pass over the data. If a worker took a
+    step of the next pass early, the workers' k-th steps would belong to different batches of the
+    script.
 
     Args:
         given: Arguments of the call of Keras' `fit`, by name.

@@ -36,8 +36,8 @@ def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         Data that Keras itself rejects is returned unchanged.
 
     Raises:
-        ConfigurationError: The training data cannot be divided into disjoint parts that cover it,
-            or a worker would get no data.
+        ConfigurationError: Thinwire cannot divide the training data into disjoint parts that cover
+            the data, or a worker would get no data.
     """
     x = arguments.get("x")
     if is_dataset(x):
@@ -85,8 +85,8 @@ def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
         of a list of numbers is an array.
 
     Raises:
-        ConfigurationError: The data has no rows, or cannot be divided into disjoint, non-empty
-            parts that cover it.
+        ConfigurationError: The data has no rows, or Thinwire cannot divide it into disjoint,
+            non-empty parts that cover the data.
     """
     first = data[0] if len(data) == 1 else None
     if is_dataset(first):

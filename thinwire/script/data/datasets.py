@@ -571,7 +571,7 @@ class _WorkerPart:
     def _push_up(
         self, node: Pipeline, deal_out: Callable[..., Pipeline], place: WorkerPlace
     ) -> Pipeline:
-        """Return a worker's part of a transformation's output, divided near the source."""
+        """Return a worker's part of an output, divided as near the tf.data source as possible."""
         name = pipeline.name_of(node)
         if name == pipeline.ZIP and pipeline.are_equally_long(node):
             parts = (

@@ -102,7 +102,7 @@ class WorkerPlace:
             worker: Number of the worker; 0 means this worker.
 
         Raises:
-            ConfigurationError: The batch has fewer rows than the run has workers.
+            ConfigurationError: The script's batch has fewer rows than the run has workers.
 
         >>> rule = PartitionRule("iid", 3, seed=1)
         >>> [WorkerPlace(i, 3, True, rule).part_of_batch(32) for i in (1, 2, 3)]
@@ -308,7 +308,8 @@ class BatchParts:
         Args:
             place: This worker's number in the run, and the rules that divide the training data
                 among workers.
-            num_batches: Number of the script's batches in a pass without Thinwire.
+            num_batches: Number of the script's batches in one pass over the data, as without
+                Thinwire.
             steps: For each worker, the number of mini-batches in a pass over the data.
             full: For each worker, the number of full mini-batches in a pass over the training data.
         """
@@ -339,8 +340,8 @@ class Rounds(Protocol):
             own: Number of rows in this worker's mini-batch of the step.
 
         Raises:
-            ConfigurationError: The number of rows is unknown, or `own` is not the number of rows
-                that this worker should have.
+            ConfigurationError: The number of rows of all workers is unknown, or `own` is not the
+                number of rows that this worker should have.
         """
 
 

@@ -238,7 +238,8 @@ def refuse_step_alone(
         name: Name of the model for error messages.
 
     Raises:
-        ConfigurationError: The optimizer updates a shared variable on this worker alone.
+        ConfigurationError: The optimizer updates, on this worker alone, a variable that all workers
+            share.
     """
     known = {id(variable) for variable in shared}
     touched = [variable for variable in variables if id(variable) in known]

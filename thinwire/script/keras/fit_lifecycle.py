@@ -34,7 +34,7 @@ from thinwire.worker.script import RECORD
 
 
 class _EpochPart(enum.Enum):
-    """Parts of an epoch of `fit`, in the order in which they run."""
+    """Parts of a training epoch of `fit`, in the order in which Keras runs the parts."""
 
     BEFORE_STEPS = enum.auto()
     IN_STEPS = enum.auto()

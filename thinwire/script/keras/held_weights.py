@@ -45,7 +45,7 @@ def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | N
 
     Args:
         session: This worker's session with the servers.
-        held: [num_parameters] float32 weights that the model has now.
+        held: [num_parameters] float32 weights that the script's model has now.
         name: Name of the model for error messages.
 
     Returns:

@@ -179,8 +179,8 @@ class Joining:
         """Write a checkpoint of the optimizers that step on this worker, if one is due.
 
         Args:
-            at_end: True at the end of a `fit`. A checkpoint is then due if any step has been taken
-                since the last checkpoint.
+            at_end: True at the end of a `fit`. A checkpoint is then due if the optimizers have
+                taken a step since the last checkpoint.
         """
         session = self._member.session
         if self._kept is not None and session is not None and not self._member.catch_up.is_behind:

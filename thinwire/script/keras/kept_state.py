@@ -53,7 +53,7 @@ class KeptState:
 
     @classmethod
     def of(cls, settings: ScriptSettings) -> KeptState | None:
-        """Return an object for a worker's checkpoints; None without local steps or run_dir."""
+        """Return a `KeptState` for a worker's checkpoints; None without local steps or run_dir."""
         method = settings.run.method
         is_local = method.takes_local_steps and method.steps_on_workers
         has_folder = settings.is_launched or "run_dir" in settings.given
@@ -66,8 +66,8 @@ class KeptState:
             session: Session of this worker with the servers, between two steps.
             optimizers: Optimizers that step on this worker, in the order in which the PS knows
                 them.
-            at_end: True at the end of a `fit`. A checkpoint is then due if there were steps since
-                the last checkpoint.
+            at_end: True at the end of a `fit`. A checkpoint is then due if the optimizers have
+                taken a step since the last checkpoint.
         """
         core, now = session.part.core, time.monotonic()
         is_due = at_end or now - self._saved_at >= self._interval_seconds

@@ -156,10 +156,11 @@ class LoopSteps:
         Args:
             step: Replacement (`ExchangeStep`) of the optimizer that takes the first step of the
                 training loop.
-            pairs: Pairs (gradient, variable) that this optimizer is called with.
+            pairs: Pairs (gradient, variable) with which the script calls the first optimizer.
 
         Raises:
-            ConfigurationError: It is unknown or ambiguous which variables an optimizer updates.
+            ConfigurationError: It is unknown or ambiguous which variables an optimizer of the
+                training loop updates.
         """
         self._models.setdefault(step, [])
         known = {step: PlannedStep.of(step.optimizer, pairs)}

@@ -72,11 +72,11 @@ def refuse_assignment(variable: Any, optimizer: str, in_fit: bool) -> None:
 
     Args:
         variable: Optimizer variable that the script has assigned to.
-        optimizer: Name of the optimizer in the error message.
+        optimizer: Name of the script's optimizer for the error message.
         in_fit: True within a `fit`; False within a training loop that the script writes itself.
 
     Raises:
-        ConfigurationError: The method always raises this error.
+        ConfigurationError: Each call of the method raises this error.
     """
     where = "a fit" if in_fit else "a loop of its own"
     raise ConfigurationError(

@@ -46,7 +46,7 @@ def settings_with_momentum(
         optimizer: Optimizer that the script has compiled its model with.
 
     Raises:
-        ConfigurationError: A setting of the compiled optimizer would have no effect.
+        ConfigurationError: A setting of the compiled optimizer would have no effect in the run.
     """
     chosen = read_settings(args, keywords, type_node="Worker")
     momentum = momentum_of(optimizer)
@@ -222,7 +222,8 @@ class ScriptOptimizers:
     def are_set_by_script(self, in_step: bool = False) -> bool:
         """Return True if the script has set values of an optimizer since the end of the last `fit`.
 
-        Only changes of optimizer state that the PS or a codec holds during training count.
+        `are_set_by_script` considers only optimizer state that the PS or a codec holds during
+        training.
 
         Args:
             in_step: True within a training step. The graph of a step may advance the optimizer's
@@ -276,7 +277,7 @@ class ScriptOptimizers:
         """Note that the script assigns to a variable, if the variable belongs to an optimizer.
 
         Args:
-            variable: Any Keras variable of this process.
+            variable: Keras variable of this process to which the script has assigned a value.
             is_training: True if the run trains the session's model at the time of the assignment.
 
         Raises:
@@ -307,7 +308,7 @@ class ScriptOptimizers:
     # -- rates, schedules and the loss scale ------------------------------------------------------
 
     def begin_clocks(self, method: Method) -> tuple[int, ...]:
-        """Let each learning-rate schedule be evaluated at the run's batch count.
+        """From now on, evaluate each optimizer's learning-rate schedule at the run's batch count.
 
         Args:
             method: Training method of the run.
@@ -330,7 +331,7 @@ class ScriptOptimizers:
         return tuple(firsts)
 
     def clock_of(self, step: ExchangeStep) -> RunClock | None:
-        """Return the run's batch count for an optimizer's schedule; None without a schedule."""
+        """Return the run's batch count for an optimizer's rate schedule; None: no schedule."""
         return self._clocks.get(step)
 
     def advance(self, session: Session) -> Int64:

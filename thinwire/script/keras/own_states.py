@@ -116,7 +116,7 @@ def reads_optimizer(model: Any) -> bool:
     for names like "optimizer", but not run.
 
     Args:
-        model: Keras model, compiled or not.
+        model: Keras model of the script, compiled or not.
     """
     loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
     functions = [

@@ -109,7 +109,7 @@ class StepPlan:
 
         Args:
             method: Training method of the run.
-            name: Name of the model in error messages.
+            name: Name of the model for error messages.
 
         Raises:
             ConfigurationError: Two optimizers update the same variable, an optimizer gets different

@@ -42,7 +42,7 @@ _BY_ROWS = ("dropout", "categorical")
 
 
 class RowKind(enum.Enum):
-    """How a loss or a gradient depends on the number of rows of a mini-batch."""
+    """Kind of dependence of a loss or gradient on a mini-batch's rows, for example a sum."""
 
     # kind of a loss that is not known, because its value was 0, infinite or NaN, or was not
     # computed

@@ -1,4 +1,4 @@
-"""Membership of a worker in a run, for one model of the worker's script."""
+"""Membership of a worker in a training run, for one model of the worker's script."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class ModelSession(LeavesOnExit):
         """Let one more optimizer of a script's training loop exchange with the servers.
 
         Args:
-            optimizer: Keras optimizer, built or not.
+            optimizer: Keras optimizer of the script's training loop, built or not.
             models: Models whose variables the optimizer updates.
 
         Raises:

@@ -203,7 +203,7 @@ class StepOwner(Protocol):
 
         Args:
             step: Object that replaces the optimizer that is about to step.
-            pairs: Pairs (gradient, variable) that the optimizer is called with.
+            pairs: Pairs (gradient, variable) with which the script calls the optimizer.
 
         Returns:
             True if joining the run has not changed the weights, so that gradients which were

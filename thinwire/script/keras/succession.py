@@ -87,7 +87,7 @@ class Succession:
             in_loop: True if a training loop of the script's own trains one of the two models.
 
         Raises:
-            ConfigurationError: The method always raises this error.
+            ConfigurationError: Each call of the method raises this error.
         """
         reason = "a loop of the script's own trains one of them" if in_loop else "both at a time"
         raise ConfigurationError(

@@ -103,8 +103,8 @@ def refuse_first_trace() -> None:
     """Reject the execution of a trace that was made before the model's variables had values.
 
     Raises:
-        ConfigurationError: The function always raises this error. TensorFlow executes a first trace
-            only if the variables' initial values depend on the traced step.
+        ConfigurationError: Each call of the function raises this error. TensorFlow executes a first
+            trace only if the variables' initial values depend on the traced step.
     """
     raise ConfigurationError(
         "the model creates its variables within its first training step, and their initial values "
