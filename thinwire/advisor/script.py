@@ -195,5 +195,5 @@ def _num_examples(found: MeasuredModel, nb_workers: int) -> int:
 
 
 def _server_optimizer(name: str) -> str | None:
-    """Return a --server_optimizer for a script's optimizer: "adam", or None for Keras's SGD."""
+    """Return "adam" as --server_optimizer; return None if the script's optimizer is Keras's SGD."""
     return None if name == "SGD" else "adam"

@@ -266,7 +266,7 @@ def check(runs_script: bool = False) -> str:
 
 
 def launcher_here() -> str:
-    """Return the launcher's name from the flags; without a flag, "slurm" or "local".
+    """Return the launcher's name from --launcher; without this flag, return "slurm" or "local".
 
     Raises:
         ConfigurationError: Slurm's environment variables cannot be parsed.

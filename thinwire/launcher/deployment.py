@@ -208,7 +208,7 @@ def _is_visible(name: str) -> bool:
 
 
 def _rule_of_script(folder: pathlib.Path) -> Callable[[str], bool]:
-    """Return a predicate that is True for the archive name of a script's file to send to hosts.
+    """Return a predicate: True if a file of the script's folder, by archive name, is sent to hosts.
 
     The launcher does not send the run's token and key files, and the folder `runs/`.
     """

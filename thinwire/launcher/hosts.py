@@ -34,7 +34,7 @@ class Host:
         return f"{self.user}@{self.name}" if self.user else self.name
 
     def __str__(self) -> str:
-        """Return the host in the format of the hosts file, for messages."""
+        """Return the host as `[user@]host[:port]`, the format of the hosts file, for messages."""
         name = f"[{self.name}]" if ":" in self.name else self.name
         user = f"{self.user}@" if self.user else ""
         return f"{user}{name}" + (f":{self.port}" if self.port else "")

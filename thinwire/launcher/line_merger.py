@@ -29,7 +29,7 @@ LEADING   the worker has ended                      the lowest running worker is
 
 At most `MOST_WAITING` lines of a worker wait, and if more lines arrive, the merger shows the
 worker's oldest line. For each worker the merger notes the leader's newest `MOST_NOTED` lines. An
-output line beyond these bounds may be shown twice but is never lost.
+output line beyond `MOST_WAITING` or `MOST_NOTED` may be shown twice but is never lost.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _TIME = re.compile(r"^([IWEF])\d{4} [\d:.]+ +\d+ |^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:
 
 
 class LineState(enum.Enum):
-    """State of a worker's output in the `LineMerger`; this module's table has the transitions."""
+    """State of a worker's output in the `LineMerger`, for example LEADING or HOLDING."""
 
     LEADING = enum.auto()
     SHOWING = enum.auto()
@@ -80,7 +80,7 @@ class WrittenLine:
 
     @property
     def key(self) -> bytes | None:
-        """Digest by which equal lines of workers are found; None if the line is never merged."""
+        """Digest by which equal lines of workers are found; None if a line is never merged."""
         text = _ESCAPES.sub("", self.text)
         if not self.is_error and not _SUMMARY.match(text):
             return None
@@ -98,7 +98,7 @@ class _Waiting:
 
 
 class _WorkerLines:
-    """Output state and waiting lines of one worker, and the leader's lines that it may repeat."""
+    """Output state and waiting lines of one worker, and lines of the leader that it may repeat."""
 
     def __init__(self) -> None:
         self.state = LineState.SHOWING
@@ -106,7 +106,7 @@ class _WorkerLines:
         self._noted: collections.OrderedDict[bytes, int] = collections.OrderedDict()
 
     def note(self, key: bytes) -> None:
-        """Drop this worker's waiting line that equals the leader's (by `key`), or note the key."""
+        """Drop this worker's waiting line that equals the leader's line, or note the line's key."""
         for entry in list(self.waiting):
             if entry.key == key:
                 # A signal handler may have just shown and removed the waiting line
@@ -144,7 +144,7 @@ class _WorkerLines:
 
 
 class LineMerger:
-    """Decides which output lines of workers are shown, and when, by this module's state table.
+    """Decides which output lines of workers the launcher shows, and when, by a state table.
 
     Args:
         workers: Ids of the workers whose output lines are merged.
@@ -166,7 +166,7 @@ class LineMerger:
 
         Args:
             line: The line that a worker wrote.
-            now: Current time in seconds, on any clock that all calls share.
+            now: Current time in seconds, on the clock of all calls of the `LineMerger`.
         """
         worker, key = self._workers[line.worker], line.key
         if key is not None and worker.take_noted(key):
@@ -220,10 +220,10 @@ class LineMerger:
 class MergedLines:
     """Merges workers' lines by a `LineMerger`, for the threads that read the workers' output.
 
-    The function `show` blocks while nothing reads the launcher's output. The threads that read
-    workers' output then block in `line` and `release`, so the workers block at their pipes. The
-    methods `look` and `ended`, which the launcher's main thread calls, also in a signal handler,
-    never wait for a thread that is in `show`.
+    The function `show` blocks while nothing reads the launcher's output. While `show` blocks, the
+    threads that read workers' output block too, so the workers block at their pipes. The methods
+    `look` and `ended`, which the launcher's main thread calls, also in a signal handler, never wait
+    for a thread that is in `show`.
 
     Args:
         workers: Ids of the workers whose output lines are merged.

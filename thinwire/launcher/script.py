@@ -141,7 +141,7 @@ def _absolute(word: str) -> str:
 
 
 def _values(words: Sequence[str]) -> dict[str, str]:
-    """Return name -> value for flags written as --name=value; the last of equal names counts."""
+    """Return name -> value for words --name=value; if a flag is repeated, its last value counts."""
     pairs = (word.removeprefix("--").partition("=") for word in words)
     return {name: value for name, _, value in pairs}
 
@@ -218,7 +218,7 @@ def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int, calls: int) ->
 
 
 def _end(number: int, frame: Any) -> None:
-    """Raise SystemExit on SIGTERM, so that the script can release its resources."""
+    """Raise SystemExit on SIGTERM, so that the user's script can release its resources."""
     signal.signal(number, signal.SIG_DFL)
     _ENDED.append(number)
     time.sleep(_INTERRUPTED_SECONDS)
@@ -232,7 +232,7 @@ def _end_evaluator(number: int, frame: Any) -> None:
 
 
 def _act_after_imports(actions: Mapping[str, Callable[[Any], None]]) -> None:
-    """Call each action with its module: now if it is imported already, else after its import."""
+    """Call each function with its module, now if the module is imported, else after its import."""
     later = dict(actions)
     for name, action in actions.items():
         # Python's start-up files (sitecustomize) may have imported the module
@@ -243,7 +243,7 @@ def _act_after_imports(actions: Mapping[str, Callable[[Any], None]]) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Import hook that calls an action once, as soon as a module has been imported.
+    """Import hook that calls a function once, as soon as a given module has been imported.
 
     Args:
         actions: Name of a module -> function that is called with the imported module.
@@ -255,7 +255,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return a module's spec, whose loader also calls the module's action after the import."""
+        """Return a module's spec, whose loader calls the module's function after the import."""
         # The action is removed first, because `importlib.util.find_spec` calls this method again,
         # and the second call must return None to let Python's usual finders find the module.
         action = self._actions.pop(fullname, None)

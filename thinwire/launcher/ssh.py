@@ -365,7 +365,7 @@ class SshLauncher:
 
         The copies of the standard input on different hosts have different names, because hosts may
         share the folder. The last node that opens the host's copy deletes the copy, so a restarted
-        node needs a new copy. The launcher sends heartbeats to running nodes while it copies the
+        node gets a new copy. The launcher sends heartbeats to running nodes while it copies the
         standard input.
 
         Returns:
@@ -445,7 +445,7 @@ class SshLauncher:
         return str(ordered[0][4][0])
 
     def _choose_addresses(self, given: tuple[str, ...]) -> tuple[str, ...]:
-        """Return host:port of every PS shard for workers, by --ps_hosts or where the PS listen."""
+        """Return host:port of every PS shard, from --ps_hosts or from the PS's host."""
         if FLAGS.ps_hosts:
             return given
         dialed = [

@@ -4,10 +4,10 @@
 
 The launcher writes to the watchdog's standard input, through ssh or a pipe. When the launcher ends
 or dies, the watchdog's standard input ends. If a broken network hides the launcher's end, the
-watchdog notices that heartbeats are missing. After its end, the watchdog leaves no process of its
-command running. On Linux the watchdog also ends processes that the command has started in other
-sessions. When the parents of these processes have ended, the system makes the processes children of
-the watchdog, which kills all its children.
+watchdog notices that heartbeats are missing. When the watchdog ends, no process of its command
+remains running. On Linux the watchdog also ends processes that the command has started in other
+sessions. When a parent in the command's process tree ends, Linux makes its children the watchdog's
+children, and the watchdog kills all its children.
 
 The standard input of the watchdog's command is /dev/null, an inherited descriptor
 (``--input=fd:NUMBER``), or a file (``--input=file:PATH``).
@@ -107,7 +107,7 @@ class Watchdog:
         return code if code >= 0 else 128 - code
 
     def _read_launcher(self) -> None:
-        """Wait up to `_POLL_SECONDS` for the launcher's bytes; send the signals that they name."""
+        """Wait up to `_POLL_SECONDS` for bytes of the launcher; forward the signals they name."""
         readable, _, _ = select.select([0], [], [], _POLL_SECONDS)
         now = time.monotonic()
         if readable:
@@ -121,7 +121,7 @@ class Watchdog:
             self.orphaned = True
 
     def _reap_orphans(self) -> None:
-        """Reap adopted processes that have ended, but not the command, which `subprocess` reaps."""
+        """Reap ended orphan processes that the watchdog has adopted, but not its command."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, flags)) and ended.si_pid != self.child.pid:

@@ -35,7 +35,7 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
 
     The list of moving statistics includes inner models and frozen layers. The order of the
     statistics depends only on the model, so every node that builds the same model gets the same
-    order. The list of moving statistics may be empty.
+    order. The list is empty if the model has no BatchNormalization layer.
 
     Args:
         model: Built Keras model.
@@ -56,7 +56,7 @@ class FlatVariables:
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
-        """Prepare functions that read and assign `variables`; the first calls run uncompiled."""
+        """Prepare functions that read and assign `variables`; their first calls run uncompiled."""
         import tensorflow as tf
 
         self._variables = list(variables)
@@ -72,12 +72,12 @@ class FlatVariables:
 
     @property
     def _is_worth_compiling(self) -> bool:
-        """True after more than `_CALLS_AS_THEY_ARE` reads of this property, which are counted."""
+        """True if `read` and `assign` were called so often that compiling them saves time."""
         self._num_calls += 1
         return self._num_calls > _CALLS_AS_THEY_ARE
 
     def read(self) -> Float32:
-        """Return a copy of the variables' values as one vector, [size] float32."""
+        """Return a copy of all variables' values as one vector, [size] float32."""
         if not self.size:
             return np.empty(0, np.float32)
         return np.array(self._joined() if self._is_worth_compiling else self._join())
@@ -106,7 +106,7 @@ class FlatVariables:
             variable.value.assign(values)
 
     def parts(self, flat: Any) -> list[tuple[Any, Any]]:
-        """Return pairs (variable, its values in `flat`), for use inside a tf.function.
+        """Return pairs (variable, the variable's values in `flat`), for use inside a tf.function.
 
         Args:
             flat: Values of all variables as one vector, [size] float32.

@@ -45,8 +45,8 @@ class LabelForm:
             inputs: Examples to which the labels belong, [N, ...].
 
         Raises:
-            ValueError: The labels do not have this form. The message continues a sentence that
-                starts with the labels' name.
+            ValueError: The labels do not have the dtype or shape that the task requires. The
+                message continues a sentence that starts with the labels' name.
         """
         import numpy as np
 

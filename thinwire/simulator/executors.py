@@ -13,17 +13,17 @@ Given = ParamSpec("Given")
 
 
 class InlineExecutor(Executor):
-    """Executor that runs each call in `submit`; calls that a running call submits run later."""
+    """Executor whose `submit` runs a function; functions that a running one submits run later."""
 
     def __init__(self) -> None:
-        """Create an executor with an empty queue of calls."""
+        """Create an executor with an empty queue of function calls."""
         self._waiting: deque[Callable[[], None]] = deque()
         self._runs = False
 
     def submit(
         self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs
     ) -> Future[Result]:
-        """Run a call and return its future; a call submitted inside another call runs later."""
+        """Run a function, return its future; a function that a running one submits runs later."""
         future: Future[Result] = Future()
         self._waiting.append(lambda: future.set_result(fn(*args, **kwargs)))
         if not self._runs:

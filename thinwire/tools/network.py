@@ -173,7 +173,7 @@ def _host(ssh: Ssh, host: Host, python: str) -> Iterator[Finding]:
 
 
 def _links(ssh: Ssh, good: Sequence[Host], python: str, port: int) -> Iterator[Finding]:
-    """Measure links to the first host of the hosts file from this machine and later hosts."""
+    """Measure links to the first host of the hosts file, from this machine and other hosts."""
     from thinwire.launcher.ssh import HostFailed, probe_answer
 
     first, other_hosts = good[0], good[1:]

@@ -107,7 +107,7 @@ def _is_alone(found: RecordedRun) -> bool:
 
 
 def _answer(given: argparse.Namespace, address: str, found: RecordedRun | None) -> RunReport:
-    """Return the report on a run after contacting the run's PS shard 0."""
+    """Contact PS shard 0 of a run, and return the report on the run."""
     from thinwire.proto import thinwire_pb2 as pb
     from thinwire.proto.grpc import Unreachable
     from thinwire.proto.grpc.session import RequestRejected

@@ -125,7 +125,7 @@ def _request_end(given: argparse.Namespace, found: RecordedRun) -> str:
 
 
 def _interrupt(processes: Sequence[NodeProcess]) -> str:
-    """Send SIGINT to processes on this host; return a text that lists them, maybe empty."""
+    """Send SIGINT to processes on this host; return a text that lists the processes or ""."""
     done = []
     for process in processes:
         # Sending the signal fails if the process has ended or belongs to another user.

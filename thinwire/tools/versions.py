@@ -74,7 +74,7 @@ def _tensorflow() -> str:
 
 
 def _build(path: pathlib.Path) -> list[str]:
-    """Return the CUDA entry of TensorFlow's build_info.py as a list; empty if unknown."""
+    """Return the CUDA entry of TensorFlow's build_info.py as a list; empty without the entry."""
     if not path.is_file():
         return []
     values = dict(re.findall(r"'(is_cuda_build|cuda_version)', '?([\w.]+)", path.read_text()))

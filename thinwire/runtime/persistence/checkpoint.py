@@ -41,7 +41,7 @@ from thinwire.runtime.persistence.state_format import (
 
 
 def check_free_space(folder: pathlib.Path, needed_bytes: int) -> None:
-    """Reject a write that does not fit on the disk, before it uses space that others need.
+    """Reject a write that does not fit on the disk, before it uses space of other processes.
 
     Raises:
         OSError: The disk has fewer than ``needed_bytes`` free bytes (errno ENOSPC).
@@ -136,7 +136,7 @@ class CheckpointStore(abc.ABC):
 
     @abc.abstractmethod
     def load_latest(self) -> tuple[int, State] | None:
-        """Return (step, state) of the newest whole checkpoint, or None if no checkpoint exists.
+        """Return training step and state of the newest whole checkpoint; None if none exists.
 
         A damaged checkpoint is skipped with a warning, and the next older checkpoint is loaded.
 
@@ -146,7 +146,7 @@ class CheckpointStore(abc.ABC):
 
     @abc.abstractmethod
     def load_values(self) -> State | None:
-        """Return the newest checkpoint's state with a zero instead of each array; None without one.
+        """Return the newest checkpoint's state, with zeros for arrays; None without a checkpoint.
 
         `load_values` does not read the bytes of the arrays, so it is fast.
 
@@ -236,7 +236,7 @@ class Checkpoints(CheckpointStore):
         return path
 
     def load_latest(self) -> tuple[int, State] | None:
-        """Return (step, state) of the newest whole checkpoint, or None if no checkpoint exists."""
+        """Return training step and state of the newest whole checkpoint; None if none exists."""
         self.num_skipped = 0
         for _, path in reversed(self._found()):
             try:
@@ -251,7 +251,7 @@ class Checkpoints(CheckpointStore):
         return None
 
     def load_values(self) -> State | None:
-        """Return the newest checkpoint's state with a zero for each array; None without one."""
+        """Return the newest checkpoint's state, with zeros for arrays; None if there is none."""
         for _, path in reversed(self._found()):
             try:
                 state: State = decode_values(_read_content(path)["tree"])
@@ -272,7 +272,7 @@ class Checkpoints(CheckpointStore):
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> tuple[int, State]:
-        """Read and check the checkpoint in the directory ``path``; return (step, state)."""
+        """Read the checkpoint in the directory ``path``; return (training step, node's state)."""
         return load(path)
 
     def _found(self) -> list[tuple[int, pathlib.Path]]:

@@ -1,8 +1,8 @@
 """Serialization of a node's plain state: a tree of JSON values, and the raw bytes of its arrays.
 
-The arrays of a state are stored one after the other, aligned to 64 bytes, each with a CRC-32. The
-tree of JSON values refers to an array by the array's number. A manifest (the tree and a record of
-each array) is one line of JSON with a CRC-32. Nothing is pickled.
+A node's arrays are stored one after the other in a file, aligned to 64 bytes, each with a CRC-32.
+The tree of JSON values refers to an array by the array's number. A manifest (the tree and a record
+of each array) is one line of JSON with a CRC-32. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def decode_values(value: Any) -> Any:
 
 
 class ArrayBytes:
-    """Iterable over the concatenated bytes of a state's arrays, usable only once.
+    """Iterable over the concatenated bytes of a state's arrays; one iteration only.
 
     Attributes:
         records: Manifest records (dtype, shape, offset and CRC-32) of the arrays yielded so far.

@@ -12,7 +12,7 @@ Log entries have consecutive numbers, and an entry is created only if no entry h
 Before a process writes a log entry, it has read every earlier entry. So if two processes write, the
 storage rejects the entry of one process, and a suspended process that was replaced finds the claim
 of its successor under the number that its own next entry needs. One request to the storage checks
-the entry's number and writes the entry, so no other process can write in between.
+that an entry's number is free and writes the entry, so no other process can write in between.
 
 The removal of old log entries frees their numbers, under which a suspended process could then
 create entries. So a writing process lists the log after each write, and stops if an entry has a
@@ -104,7 +104,7 @@ class StoredCheckpoints(CheckpointStore):
         return self._store.address
 
     def load_latest(self) -> tuple[int, State] | None:
-        """Return (step, state) of the newest whole checkpoint, or None if no checkpoint exists.
+        """Return training step and state of the newest whole checkpoint; None if none exists.
 
         Raises:
             ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
@@ -125,7 +125,7 @@ class StoredCheckpoints(CheckpointStore):
         return None
 
     def load_values(self) -> State | None:
-        """Return the newest checkpoint's state with a zero instead of each array; None without one.
+        """Return the newest checkpoint's state, with zeros for arrays; None if there is none.
 
         Raises:
             ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
@@ -164,7 +164,7 @@ class StoredCheckpoints(CheckpointStore):
         return self._claim(generation, owner, begins_anew=False)
 
     def take_over(self, owner: str) -> None:
-        """Claim the storage by a log entry, after reading entries that other processes still write.
+        """Claim the storage by a log entry, even if other processes are writing log entries.
 
         Raises:
             ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
@@ -362,7 +362,7 @@ class StoredCheckpoints(CheckpointStore):
             raise self._fenced()
 
     def check_owner(self) -> None:
-        """Raise Fenced if another process has written to the log, StorageError if listing fails."""
+        """Raise Fenced if another process has written a log entry, StorageError on failure."""
         self._check_owner(self._numbers(self._store.names()))
 
     def _fenced(self) -> Fenced:
@@ -417,7 +417,7 @@ def _name(number: int) -> str:
 
 
 def _check_entry(content: dict[str, Any]) -> None:
-    """Check a log entry's common fields; raise ValueError, KeyError or TypeError if wrong."""
+    """Check the fields of every log entry; raise ValueError, KeyError or TypeError if wrong."""
     if content["kind"] not in (_SNAPSHOT, _CLAIM) or type(content["generation"]) is not int:
         raise ValueError("the object is not an entry of the checkpoint log")
     if content["kind"] == _SNAPSHOT:
@@ -427,7 +427,7 @@ def _check_entry(content: dict[str, Any]) -> None:
 
 
 def _joined(pieces: Iterable[memoryview], most_bytes: int) -> Iterator[bytes]:
-    """Yield the concatenated bytes in parts of ``most_bytes``; the last part may be shorter."""
+    """Yield the concatenated array bytes in parts of ``most_bytes``; the last may be shorter."""
     part = bytearray()
     for piece in pieces:
         remaining = piece.cast("B")

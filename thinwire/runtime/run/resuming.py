@@ -17,7 +17,7 @@ from thinwire.runtime.run.script_target import ScriptTarget
 
 
 class OtherRun(ConfigurationError):
-    """A run cannot continue, because the present code or settings differ from its own."""
+    """A run cannot continue, because the present code or settings differ from the run's own."""
 
 
 def refusal(where: str, difference: str, updates: int | None) -> str:

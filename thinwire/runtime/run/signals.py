@@ -1,4 +1,4 @@
-"""Handles signals to a node: the first ends the node gently, a second one immediately."""
+"""Handles SIGINT and SIGTERM: the first ends a node gently, a second one immediately."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Spill:
-    """Allocator of large buffers, of which a few are in memory and all further ones in files.
+    """Allocator of large buffers: a few are in memory, all further ones are in unnamed files.
 
     A PS uses one `Spill` for incoming payloads and for copies of the model that clients still read.
 
@@ -51,7 +51,7 @@ class Spill:
         return np.asarray(_Counted(buffer(num_bytes), self._left))
 
     def copied(self, values: NDArray[Any]) -> NDArray[Any] | FileCopy:
-        """Return a copy of an array [n], which the caller only reads, in parts."""
+        """Return a copy of an array [n], from which the caller only reads slices."""
         if values.nbytes < LEAST_BYTES:
             return copied(values)
         try:

@@ -39,14 +39,14 @@ class Instrument:
 def counter(
     name: str, text: str, value: float | Mapping[str, float], label: str | None = None
 ) -> Instrument:
-    """Return an instrument that only grows, with one value, or one per value of ``label``."""
+    """Return a counter, an instrument that only grows, with one value or one per label value."""
     return _scalar("counter", name, text, value, label)
 
 
 def gauge(
     name: str, text: str, value: float | Mapping[str, float], label: str | None = None
 ) -> Instrument:
-    """Return an instrument that rises and falls, with one value, or one per value of ``label``."""
+    """Return a gauge, an instrument that rises and falls, with one value or one per label value."""
     return _scalar("gauge", name, text, value, label)
 
 

@@ -1,8 +1,8 @@
 """Status document of a run, and the run's summary (summary.json) from status and evaluations.
 
 PS shard 0 makes a `RunStatus` and sends it to the Supervisor. The node that ends the run calls
-`summarise` to write summary.json. In names of fields, "up" means from worker to PS. The sender
-counts bytes on the wire with headers, without pulls for evaluations.
+`summarise` to write summary.json. In names of fields, "up" means from worker to PS. The status
+counts sent bytes with message headers, without pulls of the model for evaluations.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Histogram(Document):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerMetrics(Document):
-    """Counts and times of one worker; seconds and bytes are totals since its first connection."""
+    """Counts and times of one worker; seconds and bytes are totals since the first connection."""
 
     id: int  # worker id, from 1
     state: Literal["waiting", "training", "suspect", "between fits", "left", "done"] = "waiting"

@@ -1,4 +1,4 @@
-"""Log files and figures in ESync's format (a synchronization method), from measured runs.
+"""Log files and figures in the format of ESync (a synchronization method), from measured runs.
 
 The module `format` reads and writes ESync's log files. The module `runs` loads a measured run from
 ESync's log files or from a run directory. The module `convert` converts between ESync's log files

@@ -64,7 +64,7 @@ class StyledRun:
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """One row of a bar chart: stacked bars, a text, and an estimate drawn as a mark."""
+    """One row of a bar chart: stacked bars, a text, and an estimated value drawn as a mark."""
 
     label: str
     parts: tuple[tuple[float, str, float], ...]  # (length, color, opacity)
@@ -156,7 +156,7 @@ def bar_picture(
     mark: str = "",
     limit: float | None = None,
 ) -> bytes:
-    """Draw a chart of horizontal bars, one bar per row.
+    """Draw a chart of horizontal bars, one bar per row (one run each).
 
     Args:
         bars: Rows of the chart, in order from the top.
@@ -255,11 +255,11 @@ def draw(
 
 
 def first_at(points: Sequence[EvaluationPoint], target: float, window: int = 1) -> float | None:
-    """Return the time in seconds at which the mean accuracy first reached the target, or None.
+    """Return the time in seconds at which the mean accuracy reached the target; None if never.
 
-    The mean accuracy is over the last ``window`` evaluations, and a mean over fewer evaluations is
-    ignored. The rounding of a sum depends on the Python version, so a mean counts as equal to the
-    target within the rounding error.
+    The mean accuracy is over ``window`` evaluations, and a mean over fewer evaluations is ignored.
+    The rounding of a sum depends on the Python version, so a mean counts as equal to the target
+    within the rounding error.
     """
     means = trailing_mean([point.accuracy for point in points], window)
     for point, mean in list(zip(points, means, strict=True))[window - 1 :]:
@@ -308,7 +308,7 @@ def speedup_rows(shown: Sequence[StyledRun], target: float) -> list[list[Any]]:
 def _baseline(
     shown: Sequence[StyledRun], non_iid: bool, target: float, window: int
 ) -> float | str | None:
-    """Return the time to the target of the first SSGD run with this data split, or a text."""
+    """Return the first SSGD run's time to the target with a data split, or a text."""
     for styled in shown:
         if styled.run.method in _BASELINE and styled.run.non_iid is non_iid:
             return first_at(styled.run.points, target, window)
