@@ -258,7 +258,8 @@ def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
 def _offer_of(found: Any, max_model_bytes: int) -> Offer:
     if found["format"] != FORMAT:
         raise ValueError(
-            f"the description has format {found['format']!r}; expected format {FORMAT}"
+            f"the description of a script's model has format {found['format']!r}; expected format "
+            f"{FORMAT}"
         )
     if len(found["spec"]) > MAX_VARIABLES:
         raise ValueError(
@@ -291,7 +292,7 @@ def _offer_of(found: Any, max_model_bytes: int) -> Offer:
     for optimizer in optimizers:
         named |= {*optimizer.without_decay, *optimizer.by_adamw, *optimizer.paths}
     if unknown := sorted(named - paths):
-        raise ValueError(f"the path {unknown[0]!r:.100} is no variable of the model")
+        raise ValueError(f"the path {unknown[0]!r:.100} is no variable of the script's model")
     _check_groups(optimizers, paths)
     scale = found["loss_scale"]
     return Offer(
@@ -328,11 +329,13 @@ def _check_groups(optimizers: Sequence[OptimizerOffer], paths: Collection[str]) 
     if len(optimizers) == 1 and not stepped:
         return
     if not all(optimizer.paths for optimizer in optimizers):
-        raise ValueError("an optimizer has no variables; expected at least one for each optimizer")
+        raise ValueError(
+            "an optimizer of the script has no variables; expected at least one for each optimizer"
+        )
     if optimizers and (len(set(stepped)) < len(stepped) or len(stepped) < len(paths)):
         raise ValueError(
-            "a variable belongs to no optimizer or to several optimizers; expected exactly one "
-            "optimizer for each variable"
+            "a variable of the script's model belongs to no optimizer or to several optimizers; "
+            "expected exactly one optimizer for each variable"
         )
 
 

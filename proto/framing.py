@@ -151,8 +151,8 @@ def frames(
     is_bulk = name in _BULK_BODIES
     if not (is_bulk or isinstance(body, Chunked)):
         raise ValueError(
-            f"only {', '.join(_BULK_BODIES)}, offer and slots have a payload; the body of this "
-            f"message is {name}"
+            f"only messages {', '.join(_BULK_BODIES)}, offer and slots have a payload; the body "
+            f"of this message is {name}"
         )
     arrays = (piece if isinstance(piece, FrozenArray) else memoryview(piece) for piece in pieces)
     body.payload_bytes = sum(array.nbytes for array in arrays)
@@ -280,8 +280,8 @@ class MessageAssembler(Generic[Message]):
         self._check_limit(message, body.payload_bytes)
         if len(payload) != body.payload_bytes:
             raise Malformed(
-                f"the field payload_bytes is {body.payload_bytes}, but the message has a payload "
-                f"of {len(payload)} bytes"
+                f"a message's field payload_bytes is {body.payload_bytes}, but the message has a "
+                f"payload of {len(payload)} bytes"
             )
         return message, memoryview(payload)
 

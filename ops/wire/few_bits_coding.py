@@ -97,7 +97,7 @@ def decode_codes(
         )
     upper = np.frombuffer(data, "<u2", shape[0] * shape[1])
     if upper.size and int(upper.max()) > _LARGEST_SCALE_BITS:
-        raise WireError("the scale of a block's chunk is negative or not finite")
+        raise WireError("the scale factor of a block's chunk is negative or not finite")
     packed = data[scale_bytes:]
     if coding == ValueCoding.DEFLATED_CODES:
         packed = _inflated(packed, packed_bytes)

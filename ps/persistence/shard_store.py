@@ -370,12 +370,12 @@ class SavedShard:
         replayed = replay(self.folder, saved["core"], saved["soft"], saved["journal"], make, coder)
         saved["core"], self._replayed = replayed.core, replayed
         logging.info(
-            "the shard's journal restored %d events after the newest checkpoint",
+            "the PS shard's journal restored %d events after the newest checkpoint",
             replayed.num_records,
         )
         if replayed.damage:
             logging.warning(
-                "the end of the shard's journal is damaged and was cut off: %s", replayed.damage
+                "the end of the PS shard's journal is damaged and was cut off: %s", replayed.damage
             )
         return replayed
 

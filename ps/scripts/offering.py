@@ -370,7 +370,10 @@ class OfferStage:
             self._came.put(error)
             if self.phase and not self._closing.is_set():
                 logging.error(
-                    "this shard receives no model for phase %d of the run: %s", self.phase, error
+                    "this PS shard receives no model for phase %d of the run (a new model of the "
+                    "script): %s",
+                    self.phase,
+                    error,
                 )
             return
         with self._lock:
@@ -510,7 +513,7 @@ class OfferReader:
         self._expects, self.worker, self._program = "", hello.id, program_of(hello)
         self.progress_at = stage.clock()
         if is_worker and stage.claim(self):
-            logging.info("this shard requests the script's model from worker %d", hello.id)
+            logging.info("this PS shard requests the script's model from worker %d", hello.id)
             self._expects = "offer"
             _refuse(
                 self.stream,

@@ -113,7 +113,10 @@ def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
     """
     folder = run.run_dir / "advice" / probe.name
     logging.info(
-        "starting the %s run that measures links; it trains at most %g s", probe.name, seconds
+        "starting the %s run that measures the workers' links to the PS; this run trains at most "
+        "%g s",
+        probe.name,
+        seconds,
     )
     code = _wait_for(command(run, probe, seconds, folder))
     if code:

@@ -163,8 +163,8 @@ def _repeat(path: Any, given: list[str], script: list[str]) -> int:
             f"flags {' '.join(current)}; give --overwrite, or choose another --run_dir."
         )
     logging.info(
-        "printing the advice that is stored in --run_dir; give --overwrite to measure the links "
-        "again"
+        "printing the Advisor's earlier proposal, which is stored in --run_dir; give --overwrite "
+        "to measure the links again"
     )
     sys.stdout.write(predict.describe(advice, path))
     return EXIT_DONE

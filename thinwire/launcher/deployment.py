@@ -162,7 +162,10 @@ def unpack(archive: bytes, folder: pathlib.Path) -> None:
             return tarfile.data_filter(info, path)
         except tarfile.FilterError as error:
             logging.warning(
-                "file %s is not unpacked, because its path or type is unsafe: %s", info.name, error
+                "file %s of the copied code is not unpacked, because its path or type is unsafe: "
+                "%s",
+                info.name,
+                error,
             )
             return None
 

@@ -456,7 +456,7 @@ class _ScriptRun:
         if failed:
             names = ", ".join(map(str, failed))
             logging.error(
-                "also failed: worker %s; the logs of all nodes are in %s",
+                "further workers whose scripts failed: %s; the logs of all nodes are in %s",
                 names,
                 self._run.run_dir / "logs",
             )

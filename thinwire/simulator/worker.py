@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSetup:
-    """The objects (trainer, data, link and so on) from which a simulated worker is built."""
+    """Objects (training examples, exchange and so on) from which a simulated worker is built."""
 
     number: int  # id of the worker, from 1
     # Function that returns a new worker core (state machine) at each start of the worker.

@@ -209,7 +209,7 @@ class Checkpoints(CheckpointStore):
             Directory of the new checkpoint.
         """
         if step < 0:
-            raise ValueError(f"the checkpoint's step number is {step}; expected 0 or more")
+            raise ValueError(f"the training step of the checkpoint is {step}; expected 0 or more")
         encoder = StateEncoder()
         tree = encoder.encode(state, "state")
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -244,8 +244,8 @@ class Checkpoints(CheckpointStore):
             except DamagedCheckpointError as error:
                 self.num_skipped += 1
                 _log.warning(
-                    "Skipping a checkpoint that cannot be read: %s. Trying the checkpoint before "
-                    "it.",
+                    "Skipping a checkpoint that cannot be read: %s. Trying the next older "
+                    "checkpoint.",
                     error,
                 )
         return None
@@ -312,7 +312,9 @@ def load(path: str | os.PathLike[str]) -> tuple[int, State]:
         state = decode_state(content["tree"], arrays)
         step = content["step"]
         if type(step) is not int or not isinstance(state, dict):
-            raise ValueError("the step or the state in the checkpoint has the wrong type")
+            raise ValueError(
+                "the training step or the node's state in the checkpoint has the wrong type"
+            )
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}") from error
     return step, state

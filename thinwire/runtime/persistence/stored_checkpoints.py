@@ -118,8 +118,8 @@ class StoredCheckpoints(CheckpointStore):
             except DamagedCheckpointError as error:
                 self.num_skipped += 1
                 _log.warning(
-                    "Skipping a checkpoint that cannot be read: %s. Trying the checkpoint before "
-                    "it.",
+                    "Skipping a checkpoint that cannot be read: %s. Trying the next older "
+                    "checkpoint.",
                     error,
                 )
         return None
@@ -208,7 +208,7 @@ class StoredCheckpoints(CheckpointStore):
         The next save of a checkpoint removes the parts that an interrupted save has uploaded.
         """
         if step < 0:
-            raise ValueError(f"the checkpoint's step number is {step}; expected 0 or more")
+            raise ValueError(f"the training step of the checkpoint is {step}; expected 0 or more")
         self.check_owner()
         encoder = StateEncoder()
         tree = encoder.encode(state, "state")
@@ -330,7 +330,9 @@ class StoredCheckpoints(CheckpointStore):
             arrays = read_arrays(io.BytesIO(data), len(data), "parts", content["arrays"])
             state, step = decode_state(content["tree"], arrays), content["step"]
             if type(step) is not int or not isinstance(state, dict):
-                raise ValueError("the step or the state in the checkpoint has the wrong type")
+                raise ValueError(
+                    "the training step or the node's state in the checkpoint has the wrong type"
+                )
         except StorageError as error:
             raise ConfigurationError(f"{error}.") from error
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
@@ -376,8 +378,8 @@ class StoredCheckpoints(CheckpointStore):
                     break
         except (StorageError, ConfigurationError) as error:
             _log.warning(
-                "another process has taken over the checkpoints, but the object with its name "
-                "cannot be read: %s",
+                "another process has taken over the checkpoints, but the stored object with that "
+                "process's name cannot be read: %s",
                 error,
             )
         return Fenced(
@@ -419,7 +421,7 @@ def _name(number: int) -> str:
 def _check_entry(content: dict[str, Any]) -> None:
     """Check the fields of every log entry; raise ValueError, KeyError or TypeError if wrong."""
     if content["kind"] not in (_SNAPSHOT, _CLAIM) or type(content["generation"]) is not int:
-        raise ValueError("the object is not an entry of the checkpoint log")
+        raise ValueError("the stored object is not an entry of the checkpoint log")
     if content["kind"] == _SNAPSHOT:
         for part in content["parts"]:
             part["name"]

@@ -144,12 +144,15 @@ def unpack(text: str | bytes) -> list[Round]:
     """Decode and check an untrusted batch of round records; raise ValueError for a wrong field."""
     batch = parse_json(text)
     if not isinstance(batch, dict):
-        raise ValueError("a batch of rounds is not a JSON object")
+        raise ValueError("a batch of round records is not a JSON object")
     columns, rows = batch.pop("columns", None), batch.pop("rows", None)
     if not isinstance(columns, list) or not isinstance(rows, list):
-        raise ValueError("a batch of rounds has no columns and rows; expected two lists")
+        raise ValueError("a batch of round records has no columns and rows; expected two lists")
     if not all(isinstance(name, str) for name in columns):
-        raise ValueError(f"the columns of a batch of rounds are {columns!a:.80}; expected names")
+        raise ValueError(
+            f"the columns of a batch of round records are {columns!a:.80}; expected names of "
+            "columns"
+        )
     origin = MeasuredBy.from_dict(batch).to_dict()
     return [Round.from_dict({**_named(columns, row), **origin}) for row in rows]
 
@@ -163,8 +166,8 @@ def line_of(each: Round) -> str:
 def _named(columns: Sequence[str], row: Any) -> dict[str, Any]:
     if not isinstance(row, list) or len(row) != len(columns):
         raise ValueError(
-            f"in a batch of rounds, a row of {len(columns)} columns is {row!a:.80}; expected one "
-            "number for each column"
+            f"in a batch of round records, a row of {len(columns)} columns is {row!a:.80}; "
+            "expected one number for each column"
         )
     return dict(zip(columns, row, strict=True))
 

@@ -226,8 +226,8 @@ def summarise(
     for name, block in status.policies.items():
         if name in summary:
             raise ValueError(
-                f"a policy reports figures by the name {name!r}, which is another key of the "
-                "summary"
+                f"a policy reports figures by the name {name!r}, which is another key of "
+                "summary.json"
             )
         summary[name] = block
     return summary
