@@ -388,7 +388,10 @@ def _classes(value: Any) -> str:
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-        raise ValueError(f"a count is {value!r:.50}; expected a whole number, 0 or more")
+        raise ValueError(
+            f"a count in the model's description is {value!r:.50}; expected a whole number, 0 or "
+            "more"
+        )
     return value
 
 
@@ -400,26 +403,28 @@ def _counts(values: Any, num_optimizers: int) -> tuple[int, ...]:
     """
     if not isinstance(values, list) or len(values) > MAX_OPTIMIZERS:
         raise ValueError(
-            f"the counts of batches are {values!r:.50}; expected a list of at most "
-            f"{MAX_OPTIMIZERS} counts"
+            f"the counts of batches of the script's optimizers are {values!r:.50}; expected a "
+            f"list of at most {MAX_OPTIMIZERS} counts"
         )
     if values and num_optimizers and len(values) != num_optimizers:
         raise ValueError(
-            f"the description has {len(values)} counts of batches; expected one count for each of "
-            f"the {num_optimizers} optimizers"
+            f"the model's description has {len(values)} counts of batches; expected one count for "
+            f"each of the {num_optimizers} optimizers"
         )
     return tuple(_count(value) for value in values)
 
 
 def _truth(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"a field is {value!r:.50}; expected true or false")
+        raise ValueError(
+            f"a field of the model's description is {value!r:.50}; expected true or false"
+        )
     return value
 
 
 def _word(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"a field is {value!r:.50}; expected text")
+        raise ValueError(f"a field of the model's description is {value!r:.50}; expected text")
     value.encode()  # `encode` raises an error for half a surrogate pair, which UTF-8 cannot encode
     return value
 
@@ -428,17 +433,23 @@ def _name(value: Any) -> str:
     """Check and return a path or class name, which logs and messages quote."""
     name = _word(value)
     if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
-        raise ValueError(f"a name is {name!r:.100}; expected 1 to {MAX_NAME} printable characters")
+        raise ValueError(
+            f"a name in the model's description is {name!r:.100}; expected 1 to {MAX_NAME} "
+            "printable characters"
+        )
     return name
 
 
 def _words(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list):
-        raise ValueError(f"a field is {values!r:.50}; expected a list")
+        raise ValueError(f"a field of the model's description is {values!r:.50}; expected a list")
     return tuple(_word(value) for value in values)
 
 
 def _one_of(value: Any, legal: tuple[str, ...]) -> str:
     if value not in legal:
-        raise ValueError(f"a field is {value!r:.50}; expected one of {', '.join(legal)}")
+        raise ValueError(
+            f"a field of the model's description is {value!r:.50}; expected one of "
+            f"{', '.join(legal)}"
+        )
     return str(value)

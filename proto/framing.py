@@ -310,7 +310,7 @@ class MessageAssembler(Generic[Message]):
         end = self._filled + len(bulk)
         if len(bulk) == 0 or end > len(self._buffer):
             raise Malformed(
-                f"a payload received a chunk of {len(bulk)} bytes where "
+                f"the payload of a message received a chunk of {len(bulk)} bytes where "
                 f"{len(self._buffer) - self._filled} are missing"
             )
         self._buffer[self._filled : end] = bulk

@@ -256,8 +256,8 @@ def blocks_from_message(
         position = end
     if position != len(payload):
         raise Malformed(
-            f"the blocks of a message use {position} of {len(payload)} bytes of its payload; "
-            "expected equal numbers"
+            f"the blocks of parameters in a message use {position} of {len(payload)} bytes of its "
+            "payload; expected equal numbers"
         )
     return result
 
@@ -352,8 +352,8 @@ def rounds_from_message(
     # a pull, or a second own update, would add that push to the weights twice.
     if sum(relayed.own > 0 for relayed in reply.rounds) > (reply.step > 0):
         raise Malformed(
-            f"the reply to the push of step {reply.step} marks too many updates as the worker's "
-            "own; expected at most one"
+            f"the reply for step {reply.step} marks too many updates as the worker's own; "
+            "expected at most one for a push, and none for a pull (step 0)"
         )
     result, first, start = [], 0, 0
     for described, numbers in zip(reply.rounds, counts, strict=True):

@@ -95,7 +95,9 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:
-        raise ValueError("the values of the JSON document are nested too deeply") from error
+        raise ValueError(
+            "the values of a received or stored JSON document are nested too deeply"
+        ) from error
 
 
 def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
