@@ -383,7 +383,7 @@ def trials(
     given: flags.FlagValues = FLAGS,
     server_optimizer: str | None = None,
 ) -> tuple[list[RunnableCandidate], list[Excluded]]:
-    """Return the compositions of policies that fit the user's flags, and reasons against others.
+    """Return the compositions of policies that fit the user's flags, and why others do not fit.
 
     Args:
         folder: Run directory in the settings of the returned candidate compositions.
@@ -439,7 +439,7 @@ def trials(
 
 
 def compose(extra: tuple[str, ...], folder: pathlib.Path, given: flags.FlagValues = FLAGS) -> Run:
-    """Return the settings of a training run with the user's flags plus the `extra` flags.
+    """Return the settings of a training run that has the user's flags plus the `extra` flags.
 
     Raises:
         ConfigurationError: The user's flags and the `extra` flags contradict each other.

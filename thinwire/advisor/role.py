@@ -49,7 +49,7 @@ class Subject(Protocol):
         """Measure the model's step time; return the settings of the run that measures the links."""
 
     def predictor(self, run: Run, pushes: int) -> Predictor:
-        """Return the predictor that simulates the planned run with different compositions."""
+        """Return the predictor that simulates the planned run under compositions of policies."""
 
     def parts_of_batch(self, run: Run) -> int:
         """Return the number of workers that share a batch; 1 if each takes whole batches."""

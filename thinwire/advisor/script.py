@@ -1,9 +1,9 @@
 """Proposes a composition of policies for a user's training script by measuring its model.
 
 The user's script runs on one worker until `fit` has measured a few steps
-(`thinwire.script.keras.measure`). Then real nodes measure the links while they train a stand-in
-model, whose tensor shapes and step time equal the tensor shapes and step time of the script's
-model. Predictions use the gradients of the user's script.
+(`thinwire.script.keras.measure`). After the script's measurement, real nodes measure the links
+while they train a stand-in model, whose tensor shapes and step time equal the tensor shapes and
+step time of the script's model. Predictions use the gradients of the user's script.
 """
 
 from __future__ import annotations

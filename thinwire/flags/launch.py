@@ -373,7 +373,7 @@ def refuse_chosen_addresses() -> None:
     """Reject --ip_PS and --port=0, which only PS shards on the launching host can use.
 
     Raises:
-        ConfigurationError: --ip_PS is set, or --port is 0.
+        ConfigurationError: --ip_PS is set, or --port is 0, although other hosts run PS shards.
     """
     if _is_set("ip_PS"):
         raise ConfigurationError(

@@ -1,10 +1,10 @@
 """Finds the one-line reason and the documented exit code of an error that ends a script.
 
 Keras and TensorFlow surround an error raised in a model or within a `tf.function` with pages of
-text, for example the arguments of each layer and the traceback of the graph. This module extracts
-an error's one-line reason from such pages of text. `thinwire run` shows the reason as its last line
-(`thinwire.launcher.script`), and `exit_with_reason` shows it for a script that a shell or another
-launcher has started.
+text, for example the arguments of each layer and the traceback of the graph. The module
+`error_reasons` extracts an error's one-line reason from such pages of text. `thinwire run` shows
+the reason as its last line (`thinwire.launcher.script`), and `exit_with_reason` shows it for a
+script that a shell or another launcher has started.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def place_of(error: BaseException) -> str:
 def _before_thinwire(trace: TracebackType | None) -> Iterator[traceback.FrameSummary]:
     """Yield a traceback's frames from the script's first frame to its first call into Thinwire.
 
-    The function skips the traceback's first frames, which belong to the part of Thinwire that runs
-    the script.
+    `_before_thinwire` skips the traceback's first frames, which belong to the part of Thinwire that
+    runs the script.
     """
     frames = [*traceback.extract_tb(trace)]
     while frames and frames[0].filename.startswith(_PACKAGE):

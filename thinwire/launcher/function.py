@@ -87,9 +87,10 @@ def run(
 ) -> FunctionRun:
     """Run a function on several workers, with a PS and a Supervisor; every worker is a process.
 
-    The function builds its Keras model, passes the model to `thinwire.distribute` and calls `fit`,
-    as a script does. The function is pickled by name if other processes can import it. A function
-    of a notebook or of the main program is pickled by value, with the global values that it uses.
+    The user's function builds its Keras model, passes the model to `thinwire.distribute` and calls
+    `fit`, as a script does. The user's function is pickled by name if other processes can import
+    it. A function of a notebook or of the main program is pickled by value, with the global values
+    that it uses.
 
     Args:
         function: Python function that every worker calls.
@@ -186,7 +187,7 @@ def _digest_of(function: Callable[..., Any], args: Sequence[Any]) -> str:
 def _used(function: Any, known: dict[str, Any]) -> dict[str, Any]:
     """Return name -> value for a function and for the functions and constants that it uses.
 
-    The result has no functions of modules other than the function's own module.
+    The returned dict has no functions of modules other than the function's own module.
     """
     code = getattr(function, "__code__", None)
     known[getattr(function, "__qualname__", type(function).__name__)] = function

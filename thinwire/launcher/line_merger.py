@@ -2,9 +2,10 @@
 
 Every worker runs the same script, so all workers write the same `model.summary()` and the same
 warnings: the common lines. Of the workers' common lines, the launcher shows the lines of the
-leader, which is the running worker with the lowest id. A common line of another worker is shown
-only if the leader does not write the same line. Lines on stdout other than model summaries, for
-example results and progress, are private to a worker and are all shown.
+leader, which is the running worker with the lowest id. A common line (of all workers) from a worker
+other than the leader is shown only if the leader does not write the same line. Lines on stdout
+other than model summaries, for example results and progress, are private to a worker and are all
+shown.
 
 The output of each worker is in one of four states, which only `LineMerger` changes. `LineMerger`
 has no threads, clock or files. The methods of `LineMerger` take an event and the time, and return
@@ -180,7 +181,7 @@ class LineMerger:
         return list(worker.release(lambda _: len(worker.waiting) > MOST_WAITING))
 
     def look(self, now: float) -> list[WrittenLine]:
-        """Return the workers' lines that have waited for `patience_seconds`, to show them now."""
+        """Return the workers' output lines that waited for `patience_seconds`, to show them now."""
         return [
             line
             for worker in self._workers.values()
@@ -253,7 +254,7 @@ class MergedLines:
         self._show_decided(may_wait=True)
 
     def look(self) -> None:
-        """Show the workers' lines that have waited long enough; called several times a second."""
+        """Show the workers' output lines that waited long enough; called several times a second."""
         with self._lock:
             self._decided += self._merger.look(self._clock())
         self._show_decided(may_wait=False)

@@ -346,7 +346,7 @@ def check_nodes_here(run: Run, launcher: str) -> None:
 def nodes_of(run: Run, addresses: Sequence[str]) -> list[Node]:
     """Return the nodes to start: PS shards, then workers, then the Supervisor.
 
-    The returned list has all nodes of the run, or in a Slurm step the nodes that this task starts.
+    `nodes_of` returns all nodes of the run, or in a Slurm step the nodes that this task starts.
 
     Args:
         run: Settings of the run, from the flags.

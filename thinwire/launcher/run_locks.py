@@ -31,7 +31,7 @@ def claim_run_directory(
 ) -> None:
     """Check that no other process writes to the run directory; with --overwrite, clear it.
 
-    This process releases the directory locks before the nodes start, because each node locks its
+    The launcher releases the directory locks before the nodes start, because each node locks its
     own folder. A task of a Slurm step locks only the folders of the nodes that the task starts, and
     these nodes clear their folders themselves.
 

@@ -6,7 +6,7 @@ module or as ``-m``. This module writes the flags to a file that only this user 
 script imports the library. If the script fails on a worker, this module writes one line for the
 launcher (`failures`), which shows the failure once and ends the run. If the script fails as the
 evaluator, this module writes the traceback, and the run continues. Because
-`thinwire.launcher.script` may run as the main program, no module imports from it.
+`thinwire.launcher.script` may run as the main program, no module imports names from it.
 """
 
 from __future__ import annotations
@@ -409,8 +409,8 @@ def _execute(words: Sequence[str]) -> None:
 def _execute_module(name: str, arguments: Sequence[str]) -> None:
     """Run a module as ``python -m`` does, after importing the module's packages.
 
-    This function does not use `runpy.run_module`, which restores the previous main module at its
-    end, although the script's threads and exit handlers still need the script as main module.
+    `_execute_module` does not use `runpy.run_module`, which restores the previous main module at
+    its end, although the script's threads and exit handlers still need the script as main module.
     """
     # `python -m` sets the same sys.argv while Python imports packages.
     sys.argv[:] = [MODULE_OPTION, *arguments]

@@ -39,7 +39,7 @@ def plain_bias_sums() -> Iterator[None]:
 
 
 def _adding(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the broadcast addition that replaces `tf.nn.bias_add`."""
+    """Return a function that adds a bias by broadcasting and replaces `tf.nn.bias_add`."""
 
     def add(value: Any, bias: Any, data_format: str | None = None, name: str | None = None) -> Any:
         channels_in_front = data_format is not None and data_format.startswith("NC")

@@ -1,10 +1,10 @@
 """Copies output lines to a terminal, a pipe or a file without blocking the writing process.
 
 One thread reads the output lines of a process. If the copying raised an error or blocked, the
-thread would stop reading the process's pipe, and the process would wait in `print` forever. So this
-thread only puts output lines into a bounded backlog (`LineBacklog`, without threads or files),
-which a second thread writes (`OutputCopy`). Output lines that cannot be written are counted and
-reported.
+thread would stop reading the process's pipe, and the process would wait in `print` forever. The
+thread that reads output lines only puts them into a bounded backlog (`LineBacklog`, without threads
+or files), which a second thread writes (`OutputCopy`). Output lines that cannot be written are
+counted and reported.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class LineBacklog:
         return self._progress_at + self._patience_seconds
 
     def offer(self, data: bytes, source: str, since: float, now: float) -> Offered:
-        """Append whole lines, or drop the lines if the backlog is stalled or closed.
+        """Append whole output lines to the backlog, or drop them if it is stalled or closed.
 
         Args:
             data: Bytes of one or more output lines, with line ends.

@@ -17,9 +17,9 @@ from its beginning, at any time. A launcher's standard input is of one of four k
   a stream without a reader takes no disk space. If its list comes from a pipe, a shell loop cannot
   read the lines that a launcher has copied, as with ssh.
 
-An input stream is UNREAD until the first process opens it, then READING. A stream is ENDED at its
-end, or FAILED if it cannot be read or its copy cannot be written. Only the thread that reads the
-stream ends the state READING.
+The state of an input stream is UNREAD until the first process opens the stream, then READING. The
+state of a stream is ENDED at its end, or FAILED if it cannot be read or its copy cannot be written.
+Only the thread that reads an input stream ends the state READING.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class InputKind(enum.Enum):
-    """Kind of a launcher's standard input."""
+    """Kind of a launcher's standard input: none, terminal, file or stream."""
 
     NOTHING = "nothing"
     TERMINAL = "terminal"

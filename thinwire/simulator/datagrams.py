@@ -45,7 +45,7 @@ class SimulatedSender:
     Args:
         clock: Virtual clock of the simulation.
         pipe: Simulated uplink of the worker.
-        sending: Settings of the sender: signing key, sizes of datagrams, DSCP scheme.
+        sending: Settings of the datagram sender: signing key, sizes of datagrams, DSCP scheme.
         channels: Number of datagram channels.
         deliver: Function that is called with the datagrams that have passed the uplink.
         bucket: Token bucket that limits the rate of all senders of the worker. None: datagrams are
@@ -154,7 +154,7 @@ class SimulatedTransport:
         clock: Virtual clock of the simulation.
         link: Rate, delay and loss of the worker's simulated link.
         seed: Seed of the random losses on the simulated link.
-        router: Policy that routes the entries of a push into datagrams.
+        router: Policy that chooses which entries of a push are sent in datagrams.
         transport: Settings of the datagrams, for example their size and pacing.
     """
 
@@ -232,7 +232,7 @@ class SimulatedDatagramPort:
 
     Args:
         shard: PS shard that owns the port and receives the pushes.
-        router: Policy that routes the entries of a push into datagrams.
+        router: Policy that chooses which entries of a push are sent in datagrams.
         decoder: Decoder of the pushes that the PS shard receives.
         transport: Settings of the datagrams, for example their size and pacing.
     """
@@ -247,7 +247,7 @@ class SimulatedDatagramPort:
         self.begin_life()
 
     def begin_life(self) -> None:
-        """Start a new receiver without sessions, after a restart of the PS shard."""
+        """Start a new datagram receiver without sessions, after a restart of the PS shard."""
         shard = self._shard
         self.receiver = DatagramReceiver(
             self._decoder,

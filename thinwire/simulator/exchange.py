@@ -84,7 +84,7 @@ class SimulatedExchange:
         shards: All simulated PS shards, shard 0 first.
         decoders: Decoders that the PS shards use for pushes, shard 0 first.
         clock: Virtual clock of the simulation.
-        router: Policy that routes the entries of a push into datagrams.
+        router: Policy that chooses which entries of a push are sent in datagrams.
         transport: Settings of the datagrams, for example their size and pacing.
     """
 

@@ -49,7 +49,7 @@ def threads_of_each(threads: int, together: int) -> int:
     """Return the number of TensorFlow threads that compute one gradient.
 
     If there are as many workers as CPU cores or more, one thread computes each gradient. A gradient
-    of one thread has the same bits on any number of cores.
+    that one thread computes has the same bits on any number of CPU cores.
 
     Args:
         threads: Value of --worker_threads; 0: share the cores equally.

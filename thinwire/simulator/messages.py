@@ -1,8 +1,8 @@
 """Messages between simulated workers and PS shards that `thinwire.ps.core` does not define.
 
-All other messages of a simulation are events and actions of `thinwire.ps.core.events`. This
-module also defines the result of a mini-batch (`Step`) and the interfaces of objects that compute
-gradients.
+All other messages of a simulation are events and actions of `thinwire.ps.core.events`. The module
+`messages` further defines the result of a mini-batch (`Step`) and the interfaces of objects that
+compute gradients.
 """
 
 from __future__ import annotations

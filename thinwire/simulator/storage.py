@@ -158,7 +158,7 @@ class StoredShard:
         spec: Names and shapes of the whole model's tensors.
         make_coder: Function that returns a coder, which serializes the PS core's events for the
             journal.
-        make: Function that returns a PS core in its initial state.
+        make: Function that returns a PS core (state machine) in its initial state.
         config: Function of (generation (number of restarts), number of undone generations, whether
             the run is resumed) that returns the settings of the PS core.
     """

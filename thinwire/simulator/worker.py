@@ -219,7 +219,7 @@ class SimulatedWorker:
         return _Computing(mini_batch, list(core.versions))
 
     def _go_ahead(self) -> None:
-        """Start the next exchange if the gradient is computed and the last push is answered."""
+        """Start the next exchange if the gradient is computed and the PS answered the last push."""
         computing = self._ahead
         if computing is None or not self._ahead_is_done or self._request is not None:
             return

@@ -86,8 +86,8 @@ class EndedRun:
     Attributes:
         cause: Stop reason of the run. If the run had ended before the request, the reason is the
             earlier one.
-        had_model: True if the run had a model. Without a model, which a worker sends, shard 0 ends
-            without notifying the workers, which continue to look for a PS.
+        had_model: True if the run had a model. Without a model, which a worker sends, PS shard 0
+            ends without notifying the workers, which continue to look for a PS.
     """
 
     cause: str

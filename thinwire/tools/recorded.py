@@ -53,7 +53,7 @@ class NodeProcess:
         return not self.node.startswith(("records", "ps-", "worker-"))
 
     def __str__(self) -> str:
-        """Return the description of the process for messages."""
+        """Return the description of a run's process for messages."""
         return self.node if self.owner is None else str(self.owner)
 
 

@@ -1,8 +1,9 @@
 """``thinwire stop RUN``: ends a run gracefully, and waits until the run has ended.
 
-If the launcher runs on this host, `thinwire stop` sends SIGINT to the launcher, as Ctrl-C does.
-Else `thinwire stop` contacts PS shard 0, which ends the run for all nodes. If PS shard 0 does not
-answer, `thinwire stop` sends SIGINT to each process of the run on this host.
+If the launcher runs on this host, `thinwire stop` sends SIGINT to the launcher, as Ctrl-C does. If
+no launcher runs on this host, `thinwire stop` contacts PS shard 0, which ends the run for all
+nodes. If PS shard 0 does not answer, `thinwire stop` sends SIGINT to each process of the run on
+this host.
 """
 
 from __future__ import annotations

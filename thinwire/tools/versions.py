@@ -1,7 +1,7 @@
 """``thinwire version``: lists versions of Thinwire, packages and system, for bug reports.
 
-`thinwire version` imports no slow module. The command reads TensorFlow's build information from
-TensorFlow's files, and the GPUs from the NVIDIA driver's files.
+`thinwire version` imports no slow module. The command `thinwire version` reads TensorFlow's build
+information from TensorFlow's files, and the GPUs from the NVIDIA driver's files.
 """
 
 from __future__ import annotations

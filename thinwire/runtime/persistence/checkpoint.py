@@ -3,7 +3,7 @@
 A checkpoint is a directory ``<sequence>-step-<step>`` with two files: ``arrays.bin`` (the raw bytes
 of every array, aligned to 64 bytes) and ``manifest.json`` (format version, step, the tree of plain
 values, and the dtype, shape, offset and CRC-32 of every array). A checkpoint is written under a
-temporary name, synced and renamed. So a process killed at any moment leaves either the whole
+temporary name, synced and renamed. A process killed at any moment thus leaves either the whole
 checkpoint or a temporary directory that the next save removes. Nothing is pickled.
 
 Checkpoints are ordered by sequence number instead of training step, because after a run's return to

@@ -42,7 +42,7 @@ class Document:
 
     @classmethod
     def from_dict(cls: type[_DocumentType], values: Any, where: str = "") -> _DocumentType:
-        """Build a document from parsed JSON; raise ValueError if a field of it is wrong."""
+        """Build a document from parsed JSON; raise ValueError if a field of the JSON is wrong."""
         return from_dict(cls, values, where)
 
     @classmethod

@@ -9,15 +9,16 @@ A node has two kinds of objects in the object store:
   the process that becomes the only writer, with a generation number above all earlier generations.
 
 Log entries have consecutive numbers, and an entry is created only if no entry has the number.
-Before a process writes a log entry, it has read every earlier entry. So if two processes write, the
-storage rejects the entry of one process, and a suspended process that was replaced finds the claim
-of its successor under the number that its own next entry needs. One request to the storage checks
-that an entry's number is free and writes the entry, so no other process can write in between.
+Before a process writes a log entry, it has read every earlier entry. If two processes write log
+entries, the storage rejects the entry of one process, and a suspended process that was replaced
+finds the claim of its successor under the number that its own next entry needs. One request to the
+storage checks that an entry's number is free and writes the entry, so no other process can write in
+between.
 
 The removal of old log entries frees their numbers, under which a suspended process could then
-create entries. So a writing process lists the log after each write, and stops if an entry has a
-higher number than its own newest entry. Parts that no log entry names are leftovers of interrupted
-uploads. The writing process removes such parts at its start and after each write.
+create entries. A process that writes checkpoints lists the log after each write, and stops if an
+entry has a higher number than its own newest entry. Parts that no log entry names are leftovers of
+interrupted uploads. The writing process removes such parts at its start and after each write.
 """
 
 from __future__ import annotations
@@ -429,7 +430,7 @@ def _check_entry(content: dict[str, Any]) -> None:
 
 
 def _joined(pieces: Iterable[memoryview], most_bytes: int) -> Iterator[bytes]:
-    """Yield the concatenated array bytes in parts of ``most_bytes``; the last may be shorter."""
+    """Yield the joined array bytes in parts of ``most_bytes``; the last part may be shorter."""
     part = bytearray()
     for piece in pieces:
         remaining = piece.cast("B")

@@ -22,9 +22,10 @@ _GROUPS = "sync.groups"
 def deciding_settings(run: Run) -> dict[str, str]:
     """Return name -> value of the settings, except limits, that determine a run's result.
 
-    The returned settings have flags first, under the flags' names, then values derived from flags.
-    The returned settings lack the number of workers, because it may change during a run. A digest
-    of a file's content represents the file in the returned settings, instead of its path.
+    `deciding_settings` returns flags first, under the flags' names, then values derived from flags.
+    The settings that `deciding_settings` returns lack the number of workers, because it may change
+    during a run. A digest of a file's content represents the file in the returned settings, instead
+    of its path.
     """
     model, data = run.model, run.data
     flags = {

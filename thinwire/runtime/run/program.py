@@ -1,10 +1,10 @@
 """Describes a worker's program: script files, arguments and the compiled Keras model.
 
-If a run was continued with changed code, no single program would explain its final weights. So a
-worker sends its `Program` in its Hello (the first message to a PS). The PS saves a worker's program
-with the weights, and compares it with the program that a worker with the same id sends later. A
-worker's `Program` has no addresses, ports, paths and number of workers, because a scheduler may
-continue the run on another host.
+If a run was continued with changed code, no single program would explain its final weights. A
+worker sends its `Program` (a description of its script) in its Hello, the first message to a PS.
+The PS saves a worker's program with the weights, and compares it with the program that a worker
+with the same id sends later. A worker's `Program` has no addresses, ports, paths and number of
+workers, because a scheduler may continue the run on another host.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def changed_arguments(before: Sequence[tuple[str, str]], arguments: Sequence[str
 
 
 def module_name(name: str) -> str:
-    """Return the name under which a program lists a module outside the script's folder."""
+    """Return the name by which a worker's `Program` lists a module outside the script's folder."""
     return f"module {name}"
 
 

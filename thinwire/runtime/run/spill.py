@@ -26,9 +26,9 @@ class Spill:
     A PS uses one `Spill` for incoming payloads and for copies of the model that clients still read.
 
     The pages of a buffer's file belong to the page cache, so the kernel writes the pages out when
-    memory is short, and `put_away` removes the pages from this process. A buffer's file has no
-    name, and the kernel deletes the file with its last array. If a buffer's file cannot be created,
-    the buffer is in memory.
+    memory is short, and `put_away` removes the pages from this process. The file of a buffer has no
+    name, and the kernel deletes it when the buffer's last array is deleted. If a buffer's file
+    cannot be created, the buffer is in memory.
 
     Args:
         folder: Folder of the buffers' unnamed files.
@@ -87,7 +87,7 @@ class FileCopy:
     takes two to four times as long.
 
     Attributes:
-        nbytes: Size of the copied array, in bytes.
+        nbytes: Size of the array in the file, in bytes.
     """
 
     def __init__(self, values: NDArray[Any], folder: Path) -> None:

@@ -9,10 +9,10 @@ readers and full disks for every command:
 - A closed stream becomes /dev/null. If a standard stream stayed closed, a file opened later could
   get its descriptor number, to which native libraries write.
 - If the reader of a pipe has exited, the output that follows is dropped, and the command completes
-  its work: `thinwire stop RUN | head -1` still stops the run. A lost reader does not change the
-  exit code of the command.
-- If stdout cannot be written for another reason, stderr gets one line about the lost output at the
-  end.
+  its work: `thinwire stop RUN | head -1` still stops the run. A pipe's lost reader does not change
+  the exit code of the command.
+- If stdout cannot be written for another reason, for example a full disk, stderr gets one line
+about the lost output at the end.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ def latest(evaluations: Sequence[Evaluation]) -> Evaluation | None:
 def latest_until(version: int, evaluations: Sequence[Evaluation]) -> Evaluation | None:
     """Return the newest evaluation if its model has at most ``version`` updates; else return None.
 
-    An evaluation of a model with more updates is from an earlier run in the same directory.
+    An evaluation of a model with more than ``version`` updates is from an earlier run in the same
+    directory.
     """
     newest = latest(evaluations)
     return newest if newest is not None and newest.version <= version else None
@@ -105,7 +106,7 @@ def ranges(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float | Non
 def ranges_in(summary: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     """Return metric name -> ``last``, ``min`` and ``max`` value from any Thinwire's summary.json.
 
-    A metric value that is not a number becomes None.
+    A metric value in the file that is not a number becomes None in the result.
     """
     known = summary.get("metrics")
     if not isinstance(known, dict):
