@@ -63,13 +63,13 @@ class MeanDeviation:
 
     @property
     def most_seconds(self) -> float:
-        """Mean plus four mean deviations, in seconds, which few durations exceed."""
+        """Mean plus four mean deviations of durations, in seconds, which few durations exceed."""
         return self.mean_seconds + _DEVIATIONS * self.deviation_seconds
 
 
 @dataclasses.dataclass
 class RtoEstimator:
-    """Adaptive timeout for a peer that sends heartbeats and other data.
+    """Adaptive timeout after which a peer that sends heartbeats and other data counts as dead.
 
     Attributes:
         least_seconds: Lower bound of the timeout, in seconds: more than two heartbeat intervals.

@@ -82,7 +82,7 @@ class _WaitingLines:
 
     @property
     def cost(self) -> int:
-        """Memory that this entry of waiting lines takes in the backlog, in bytes."""
+        """Memory that an entry of waiting output lines takes in the backlog, in bytes."""
         return len(self.data) + _ENTRY_BYTES
 
 

@@ -12,10 +12,10 @@ from its beginning, at any time. A launcher's standard input is of one of four k
   position in an input file. So a shell loop (``while read line; do thinwire run ...; done < list``)
   reads all lines of its list.
 - A stream (a pipe, a socket) is copied by one thread to an unnamed file, from which one thread per
-  started process feeds a pipe. The copy of the stream is at most `READ_AHEAD_BYTES` and a pipe's
-  capacity ahead of the process that has read most. So no process waits for the end of a stream, and
-  a stream without a reader takes no disk space. If its list comes from a pipe, a shell loop cannot
-  read the lines that a launcher has copied, as with ssh.
+  started process feeds a pipe. The copy of an input stream is at most `READ_AHEAD_BYTES` and a
+  pipe's capacity ahead of the process that has read most. No process waits for the end of an input
+  stream, and a stream without a reader takes no disk space. If its list comes from a pipe, a shell
+  loop cannot read the lines that a launcher has copied, as with ssh.
 
 The state of an input stream is UNREAD until the first process opens the stream, then READING. The
 state of a stream is ENDED at its end, or FAILED if it cannot be read or its copy cannot be written.
@@ -206,7 +206,7 @@ class StandardInput:
             written += os.pwrite(self._copy.fileno(), data[written:], at)
 
     def _read_copy(self, position: int) -> bytes:
-        """Return the next bytes of the input's copy from a position; empty at the copy's end."""
+        """Return the next bytes of the standard input's copy; empty at the end of the copy."""
         with self._changed:
             count = min(_CHUNK_BYTES, self._size - position)
         if self._copy is None:

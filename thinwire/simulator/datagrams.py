@@ -85,7 +85,7 @@ class SimulatedSender:
             self._run()
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Return True if the sender's queue of datagrams is empty, without waiting."""
+        """Return immediately whether the sender's queue of datagrams is empty."""
         return not self._outbox
 
     def counts(self) -> tuple[ChannelCounts, ...]:
@@ -212,7 +212,7 @@ class PortOwner(Protocol):
         """Current time of the PS shard's clock, in seconds."""
 
     def arrive(self, event: Delivery) -> None:
-        """Pass a message that has arrived to the PS shard."""
+        """Pass a message that has arrived (from datagrams) to the PS shard."""
 
     def set_alarm(self) -> None:
         """Schedule a wake-up at the next deadline of the PS shard or its datagram receiver."""

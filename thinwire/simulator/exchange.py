@@ -291,12 +291,12 @@ class SimulatedExchange:
         self._clock.at(when, functools.partial(self._attend, self.incarnation))
 
     def _attend(self, incarnation: int) -> None:
-        """Reconnect lost streams without an open request, as a real worker's heartbeat thread does.
+        """Reconnect lost gRPC streams without an open request, as a worker's heartbeat thread does.
 
-        Shard 0 may have expelled this worker because another PS shard received nothing from the
-        worker. An expelled worker reconnects to shard 0 only when every other shard is reachable.
-        If the worker reconnected earlier, all workers would again wait for it at the unreachable
-        shard.
+        PS shard 0 may have expelled this worker because another PS shard received nothing from the
+        worker. An expelled worker reconnects to PS shard 0 only when every other shard is
+        reachable. If the worker reconnected earlier, all workers would again wait for it at the
+        unreachable shard.
         """
         if not self.lives(incarnation) or len(self._welcomed) < len(self._shards):
             return

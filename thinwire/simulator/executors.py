@@ -40,7 +40,7 @@ def num_together(nb_workers: int, on_gpu: bool) -> int:
     """Return the number of gradients that a simulation computes concurrently.
 
     The number of concurrent gradients is the number of CPU cores, but at most the number of
-    workers. A GPU computes one gradient at a time.
+    workers. On a GPU, a simulation computes one gradient at a time.
     """
     return 1 if on_gpu else min(_num_cores(), nb_workers)
 

@@ -2,8 +2,8 @@
 
 Simulated links use the models of emulated links (`thinwire.proto.emulation`) on a virtual clock. A
 simulated stream models a TCP connection: its messages arrive in order, or are lost if the stream
-breaks. Delayed messages of an old stream may arrive after a newer stream was opened. A PS shard
-reads only a worker's newest stream on which it has sent a Welcome.
+breaks. Delayed messages of an old simulated stream may arrive after a newer stream was opened. A PS
+shard reads only a worker's newest gRPC stream on which it has sent a Welcome message.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Pipe:
     """
 
     def __init__(self, link: Link, seed: int = 0) -> None:
-        """Create an idle link; `seed` is the seed of the random losses."""
+        """Create an idle simulated link; `seed` is the seed of its random message losses."""
         self._model = LinkModel(link, seed)
         self.num_bytes = 0
         self.free_at = 0.0
@@ -105,7 +105,7 @@ class ClassPipe:
     def __init__(
         self, clock: Clock, link: Link, seed: int = 0, priority: int = BEST_EFFORT
     ) -> None:
-        """Create an idle uplink without messages.
+        """Create a simulated uplink without messages.
 
         Args:
             clock: Virtual clock of the simulation.
@@ -153,7 +153,7 @@ class ClassPipe:
             call()
 
     def _set_alarm(self) -> None:
-        """Schedule an update of the link's model at the time of the model's next event."""
+        """Schedule an update of the simulated link at the time of the link's next event."""
         at = self.model.next_event()
         if at is not None and (self._alarm is None or at < self._alarm):
             self._alarm = at
@@ -188,7 +188,7 @@ def uplink_of(
 
 
 def sizes_on_wire(frames: Iterable[Frame]) -> list[int]:
-    """Return each frame's size on the wire in bytes, including the framing of the stream."""
+    """Return each message frame's size on the wire in bytes, with the framing of the stream."""
     return [wire_bytes(len(frame)) for frame in frames]
 
 
@@ -233,7 +233,7 @@ _LEAST_PROGRESS_SECONDS = 10.0
 
 
 class SimulatedConnection:
-    """A simulated worker's connection to a PS shard, with the state of the newest stream.
+    """A simulated worker's connection to a PS shard, with the state of its newest gRPC stream.
 
     Attributes:
         number: Number of the connection's newest stream. Each stream has a different number.
@@ -283,7 +283,7 @@ class SimulatedConnection:
     # -- opening ----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Reset the connection after a restart of the worker: no stream is open or dialed."""
+        """Reset the connection after a restart of the worker: no gRPC stream is open or dialed."""
         self.stands = self.dials = False
         self._broken_to = self.number
         self._life += 1
@@ -337,10 +337,10 @@ class SimulatedConnection:
         self._clock.at(later, functools.partial(self.shard.lose, self.worker, number))
 
     def fall_silent(self) -> None:
-        """Break the stream to the PS shard without notifying worker or shard.
+        """Break the worker's gRPC stream to the PS shard without notifying worker or shard.
 
-        The PS shard does not notice the broken stream. The worker notices when it has received no
-        message for too long.
+        The PS shard does not notice a stream that `fall_silent` has broken. The worker notices the
+        broken stream when it has received no message for too long.
         """
         self._broken_to = self.number
         self.expect_progress()
@@ -348,7 +348,7 @@ class SimulatedConnection:
     def hold(self, up: bool, seconds: float) -> None:
         """Delay the messages of one direction of the worker's connection.
 
-        While messages to the worker are held, the worker may give up the stream.
+        While messages to the worker are delayed, the worker may give up the gRPC stream.
 
         Args:
             up: True to delay messages to the PS shard, False to delay messages to the worker.
@@ -399,7 +399,7 @@ class SimulatedConnection:
             self.shard.receive(self.worker, number, event)
 
     def delivers(self, number: int, again: Callable[[], None]) -> bool:
-        """Return True if a message from the PS shard reaches the worker now.
+        """Return True if a message of a stream from the PS shard reaches the worker now.
 
         Args:
             number: Number of the stream on which the message was sent.

@@ -172,7 +172,7 @@ class GradientSource(Protocol):
 
 
 class ModelSource(GradientSource, Protocol):
-    """Interface of a source of gradients that also provides the initial model."""
+    """Interface of an object that computes gradients and provides the initial model."""
 
     @property
     def spec(self) -> ModelSpec:

@@ -1,8 +1,8 @@
 """Main function of the Simulator role, which simulates a whole run in one process.
 
-Simulated workers and PS shards compute real gradients with the cores (state machines) of the real
-roles. The Simulator simulates the time of devices, links with losses, deaths of workers, and the
-capacity of PS shards.
+Simulated workers and PS shards use the cores (state machines) of the real roles, with real
+gradients. The Simulator simulates the time of devices, links with losses, deaths of workers, and
+the capacity of PS shards.
 """
 
 from __future__ import annotations

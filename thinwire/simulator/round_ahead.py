@@ -2,8 +2,8 @@
 
 If only a worker's own count of local steps ends a training round, no event can change the round's
 result. In a round with a fixed result, the computation of each mini-batch starts as soon as the
-previous mini-batch is computed, without waiting for the virtual clock. By computing ahead, a round
-of local steps uses one CPU core continuously.
+previous mini-batch is computed, without waiting for the virtual clock. By computing ahead of
+virtual time, a round of local steps uses one CPU core continuously.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class SimulatedShard:
     # -- start and end ----------------------------------------------------------------------
 
     def request_end(self) -> None:
-        """Request the run's end from shard 0, because the journal of this PS shard has failed."""
+        """Request the run's end from PS shard 0, because the journal of this shard has failed."""
         leader = self.leader
         if leader is None or not self.alive:
             return
@@ -214,7 +214,7 @@ class SimulatedShard:
         return True
 
     def _seek_leader(self) -> None:
-        """Let this PS shard admit workers as soon as shard 0 is reachable."""
+        """Let this PS shard admit workers as soon as PS shard 0 is reachable."""
         if self.leader is not None and not self.leader.listens:
             retry = functools.partial(self.if_it_lives, self.life, self._seek_leader)
             self.clock.at(self.clock.now + _SEEK_SECONDS, retry)
@@ -340,7 +340,7 @@ class SimulatedShard:
             self.clock.at(self._busy_until, functools.partial(self.if_it_lives, self.life, handle))
 
     def handle(self, event: events.Event | NonFinitePush) -> None:
-        """Pass an event to the PS core immediately, and perform the core's actions."""
+        """Pass an event to the PS core (state machine) at once, and perform the core's actions."""
         if not self.alive:
             return
         # A decoder checks a push before the push reaches the core.
@@ -477,7 +477,7 @@ class SimulatedShard:
             shard.follow(action.epoch)
 
     def _missed(self, action: events.WorkersUnreachable, coded: CodedBlocks) -> None:
-        """Report to shard 0 the workers that have sent this PS shard nothing for too long."""
+        """Report to PS shard 0 the workers that have sent this PS shard nothing for too long."""
         if self.leader is not None:
             for life in action.members:
                 self.leader.arrive(events.WorkerUnreachable(life))

@@ -80,7 +80,7 @@ class Simulation:
 
         Raises:
             ConfigurationError: There are more PS shards than the model can be split into, or the
-                batch size does not fit a worker's part of the data.
+                batch size does not fit a worker's share of the training examples.
         """
         self._run, self.own, self._bodies, self._trainer = run, own, bodies, trainer
         self.spec = trainer.spec

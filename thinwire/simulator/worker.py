@@ -55,7 +55,7 @@ class _Computing:
 
 @dataclasses.dataclass
 class TimeBreakdown:
-    """Virtual seconds that a worker has spent on each activity."""
+    """Virtual seconds that a worker has spent on computing, sending and waiting."""
 
     compute: float = 0.0
     send: float = 0.0
@@ -94,7 +94,7 @@ class SimulatedWorker:
     # -- start and end ----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the worker's process with a new incarnation number."""
+        """Start the worker's process with a new incarnation number (number of the process)."""
         # A restarted worker needs a new worker core.
         if self._exchange.newest_incarnation:
             self.core = self._own.make_core()

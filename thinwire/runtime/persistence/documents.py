@@ -211,7 +211,7 @@ def _read_scalar(value: Any, kind: Any, where: str) -> Any:
 
 
 def is_name(text: str) -> bool:
-    """Return True if a document may hold a text: it is short and without control characters."""
+    """Return True if a text is short and has no control characters, as documents require."""
     return len(text) <= _LONGEST_TEXT and text.isprintable()
 
 

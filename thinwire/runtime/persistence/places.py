@@ -37,7 +37,7 @@ def checkpoints_at(
 
 
 def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
-    """Remove the checkpoints at an address; fence (end) a process that still writes checkpoints.
+    """Remove the checkpoints at a storage address; fence (end) a process that still writes there.
 
     Args:
         address: Value of the flag --checkpoint_dir.
@@ -60,7 +60,7 @@ def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
 
 
 def discard_records(address: str, owner: str) -> None:
-    """Remove the copies of a run's records at an address; fence (end) a Supervisor that copies.
+    """Remove the copies of a run's records at a storage address; fence (end) a copying Supervisor.
 
     Args:
         address: Value of the flag --report_dir.

@@ -36,7 +36,7 @@ class PublishedFiles:
         self._claims = StoredCheckpoints(store.below(CLAIMS), keep=1)
 
     def claim(self) -> None:
-        """Make this process the only writer of the address; fence (end) earlier writers.
+        """Make this process the only writer of published files; fence (end) earlier writers.
 
         Raises:
             ConfigurationError: The storage of the published files failed.
@@ -44,7 +44,7 @@ class PublishedFiles:
         self._claims.take_over(self._owner)
 
     def discard(self) -> None:
-        """Make this process the only writer of the address; remove all published files.
+        """Make this process the only writer of published files; remove all published files.
 
         Raises:
             ConfigurationError: The storage of the published files failed.

@@ -1,8 +1,8 @@
 """Serialization of a node's plain state: a tree of JSON values, and the raw bytes of its arrays.
 
 A node's arrays are stored one after the other in a file, aligned to 64 bytes, each with a CRC-32.
-The tree of JSON values refers to an array by the array's number. A manifest (the tree and a record
-of each array) is one line of JSON with a CRC-32. Nothing is pickled.
+The tree of JSON values of a state refers to an array by the array's number. A manifest (the tree
+and a record of each array) is one line of JSON with a CRC-32. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _NoArrays(list[NDArray[Any]]):
     """Replacement for a list of a state's arrays that are not read; every item is a zero."""
 
     def __getitem__(self, number: Any) -> Any:
-        """Return a zero instead of the array with the given number."""
+        """Return a zero in place of the state's array with the given number."""
         return np.zeros(())
 
 

@@ -8,17 +8,18 @@ A node has two kinds of objects in the object store:
   so a checkpoint is whole as soon as its snapshot entry exists. A *claim* entry of the log names
   the process that becomes the only writer, with a generation number above all earlier generations.
 
-Log entries have consecutive numbers, and an entry is created only if no entry has the number.
-Before a process writes a log entry, it has read every earlier entry. If two processes write log
-entries, the storage rejects the entry of one process, and a suspended process that was replaced
-finds the claim of its successor under the number that its own next entry needs. One request to the
-storage checks that an entry's number is free and writes the entry, so no other process can write in
-between.
+Entries of the checkpoint log have consecutive numbers, and a process creates an entry only if no
+entry has the number. Before a process writes a checkpoint log entry, it has read every earlier
+entry. If two processes write log entries, the storage rejects the entry of one process, and a
+suspended process that was replaced finds the claim of its successor under the number that its own
+next entry needs. One request to the storage checks that an entry's number is free and writes the
+entry, so no other process can write in between.
 
 The removal of old log entries frees their numbers, under which a suspended process could then
 create entries. A process that writes checkpoints lists the log after each write, and stops if an
-entry has a higher number than its own newest entry. Parts that no log entry names are leftovers of
-interrupted uploads. The writing process removes such parts at its start and after each write.
+entry has a higher number than its own newest entry. Parts (objects with array bytes) that no log
+entry names are leftovers of interrupted uploads. The process that writes checkpoints removes
+leftover parts at its start and after each write.
 """
 
 from __future__ import annotations
@@ -243,7 +244,7 @@ class StoredCheckpoints(CheckpointStore):
             yield {"name": name, "bytes": len(data), "crc32": zlib.crc32(data)}
 
     def _create(self, number: int, content: dict[str, Any]) -> bool:
-        """Write a log entry; return False if another process has written an entry of the number."""
+        """Write a log entry; return False if another process has written an entry of its number."""
         about = {"format": FORMAT_VERSION, "token": self._token}
         data = manifest_bytes({**about, **content})
         name = _name(number)
@@ -267,7 +268,7 @@ class StoredCheckpoints(CheckpointStore):
     # -- reading ----------------------------------------------------------------------------
 
     def _read_log(self) -> None:
-        """Read all log entries; keep the checkpoints after the newest claim that discards them.
+        """Read all log entries; keep the checkpoints after the newest claim that discards others.
 
         Raises:
             ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
@@ -289,10 +290,10 @@ class StoredCheckpoints(CheckpointStore):
                 self._entries.append(entry)
 
     def _read(self, number: int) -> _Entry:
-        """Return the log entry with a number.
+        """Return the checkpoint log entry with a given number.
 
         Raises:
-            ConfigurationError: Another version of Thinwire wrote the log entry.
+            ConfigurationError: Another version of Thinwire wrote the checkpoint log entry.
             StorageError: The checkpoints' storage failed.
         """
         name = _name(number)

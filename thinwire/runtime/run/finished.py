@@ -59,8 +59,8 @@ def deciding_settings(run: Run) -> dict[str, str]:
 def resumed_settings(run: Run) -> dict[str, str]:
     """Return the settings of PS and workers, stored in checkpoints, that determine a run's result.
 
-    The stored settings include the workers' batch size; a Supervisor's --batch_size may be
-    different.
+    The settings in checkpoints include the workers' batch size, from which a Supervisor's
+    --batch_size may differ.
     """
     training: dict[str, object] = {
         "clip_norm": run.clip_norm,

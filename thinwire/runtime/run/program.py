@@ -122,7 +122,7 @@ def _is_elsewhere(name: str) -> bool:
 
 
 def _bounded(text: str) -> str:
-    """Return the value of a program's row; cut a long value and append its digest."""
+    """Return the value of a row of a worker's program; cut a long value and append its digest."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST // 2]}... (sha256 {digest_of_bytes(text.encode())[:12]})"

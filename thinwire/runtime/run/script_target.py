@@ -39,7 +39,7 @@ class ScriptTarget:
 
     @property
     def shown(self) -> str:
-        """The program as on the command line, without arguments: the file, or -m and the module."""
+        """The workers' program on the command line, without arguments: file, or -m and module."""
         return f"{MODULE_OPTION} {self.module}" if self.module else str(self.path)
 
     @property

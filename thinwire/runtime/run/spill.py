@@ -83,8 +83,8 @@ class Spill:
 class FileCopy:
     """Copy of an array [n] in an unnamed file, which takes no memory of this process.
 
-    System calls write and read the file, because the first write to memory-mapped pages of a file
-    takes two to four times as long.
+    System calls write and read a `FileCopy`'s file, because the first write to memory-mapped pages
+    of a file takes two to four times as long.
 
     Attributes:
         nbytes: Size of the array in the file, in bytes.
@@ -100,7 +100,7 @@ class FileCopy:
             remaining = remaining[self._file.write(remaining[:PIECE_BYTES]) :]
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
-        """Return a copy of the slice ``start:stop`` of the array in the file."""
+        """Return a copy of the slice ``start:stop`` of the array in the unnamed file."""
         values = np.empty(part.stop - part.start, self._dtype)
         remaining, at = values.view(np.uint8).data, part.start * values.itemsize
         while len(remaining):

@@ -76,7 +76,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def _open_closed() -> None:
-    """Open /dev/null at the number of each standard stream that is closed."""
+    """Open /dev/null under the descriptor number of each standard stream that is closed."""
     for descriptor in (_STDIN, _STDOUT, _STDERR):
         try:
             os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Evaluations of the PS's model: metrics by name, and the training cost until then.
+"""Evaluations of the PS's model: metrics by name, and the training cost until the evaluation.
 
 The names of the metrics come from a built-in task, from a script's compiled metrics, or from a
 script's own function. A metric value that is not finite is written as null.
@@ -104,9 +104,9 @@ def ranges(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float | Non
 
 
 def ranges_in(summary: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Return metric name -> ``last``, ``min`` and ``max`` value from any Thinwire's summary.json.
+    """Return metric name -> ``last``, ``min``, ``max`` from a summary.json of any Thinwire version.
 
-    A metric value in the file that is not a number becomes None in the result.
+    A metric value in summary.json that is not a number becomes None.
     """
     known = summary.get("metrics")
     if not isinstance(known, dict):

@@ -188,7 +188,7 @@ def network_of(run: Run) -> str:
 
 
 def _setting_of(run: Run, status: RunStatus) -> PredictionSetting:
-    """Return a run's settings for a comparison, with the batch size that the status shows."""
+    """Return a run's settings for a comparison with predictions, with the status's batch size."""
     samples = sum(worker.samples for worker in status.workers)
     steps = sum(worker.local_steps for worker in status.workers)
     return PredictionSetting(

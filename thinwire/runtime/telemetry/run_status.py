@@ -72,13 +72,13 @@ class Histogram(Document):
 
     @property
     def mean(self) -> float:
-        """Mean of the counted values; 0 if the histogram is empty."""
+        """Mean of the values that the histogram has counted; 0 if it is empty."""
         weighted = sum(value * times for value, times in self.counts.items())
         return weighted / self.total if self.total else 0.0
 
     @property
     def p95(self) -> int:
-        """Smallest value that 95 % or more of the counted values do not exceed; 0 if empty."""
+        """Smallest value that 95 % or more of the histogram's values do not exceed; 0 if empty."""
         seen, total = 0, self.total
         for value in sorted(self.counts):
             seen += self.counts[value]
@@ -184,7 +184,7 @@ def summarise(
             as target is added to the summary's ``time_to_accuracy``.
 
     Raises:
-        ValueError: A policy reports figures under a name that is a key of the summary itself.
+        ValueError: A policy reports figures under a name that is another key of summary.json.
     """
     valid = standing(evaluations)
     metrics = ranges(valid)
