@@ -199,7 +199,7 @@ class Predictor:
     def _play(
         self, run: Run, links: Sequence[WorkerLink], coding_seconds: float, pushes: int
     ) -> tuple[ProgressPoint, ProgressPoint]:
-        """Simulate a training run; return its totals after half of its pushes and after all."""
+        """Simulate a training run; return its totals after half of the pushes and after all."""
         run = dataclasses.replace(run, iter_max=2**31 - 2, epochs=None, max_seconds=None)
         devices = [_device(link, coding_seconds) for link in links]
         simulation = Simulation(

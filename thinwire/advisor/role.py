@@ -52,7 +52,7 @@ class Subject(Protocol):
         """Return the predictor that simulates the planned run under compositions of policies."""
 
     def parts_of_batch(self, run: Run) -> int:
-        """Return the number of workers that share a batch; 1 if each takes whole batches."""
+        """Return how many workers share a measured batch; 1 if each takes whole batches."""
 
 
 class _ModelSubject:

@@ -1,4 +1,4 @@
-"""The command ``thinwire``: a table of subcommands and their modules.
+"""Defines the command ``thinwire`` by a table of its subcommands and their modules.
 
 In a checkout, ``thinwire ps --flag=value`` equals ``python main.py --type_node=PS --flag=value``:
 both commands run one node (`thinwire.cli.node`) in the given role. A subcommand's modules are

@@ -1,7 +1,7 @@
 """Flags of a training run as a whole, equal on every node; builds a `Run` from the flags.
 
-The main functions of the roles receive a `Run` (thinwire.runtime.run.settings) and do not read the
-flags of this module themselves.
+The roles' main functions receive a `Run` (thinwire.runtime.run.settings) and do not read the flags
+of the module `run` themselves.
 """
 
 from __future__ import annotations
@@ -668,7 +668,7 @@ def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> No
 
 
 def _draws(given: flags.FlagValues) -> tuple[tuple[int, ...], ...] | None:
-    """Return the workers of each round from --draws; None without it, () if not needed."""
+    """Return the workers of each training round from --draws; None without, () if not needed."""
     if given.draws is None:
         return None
     return read_draws(given.draws, given.nb_workers) if given.type_node in _ROLES_THAT_DRAW else ()

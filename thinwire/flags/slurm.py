@@ -2,8 +2,8 @@
 
 ``srun thinwire run train.py`` starts one launcher process for every task. The Slurm task of rank r
 starts worker r + 1. The Slurm task of rank 0 also starts the Supervisor. The first Slurm task of
-each host also starts PS shards, such that shard s runs on host s modulo the number of hosts. So
-every Slurm task can compute the addresses of all PS shards from Slurm's variables.
+each host also starts PS shards, such that shard s runs on host s modulo the number of hosts. With
+this rule, every Slurm task can compute the addresses of all PS shards from Slurm's variables.
 """
 
 from __future__ import annotations

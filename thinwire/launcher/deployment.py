@@ -154,7 +154,8 @@ def unpack(archive: bytes, folder: pathlib.Path) -> None:
     """Unpack an archive that `pack` has returned into a folder of this host.
 
     `unpack` skips symbolic links that lead out of the folder, with a warning. Ray, which sends the
-    folder to its nodes, would follow such a link and send the link's target.
+    unpacked folder to its nodes, would follow a symbolic link out of the folder and send the link's
+    target.
     """
 
     def keep(info: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
@@ -174,7 +175,7 @@ def unpack(archive: bytes, folder: pathlib.Path) -> None:
 
 
 def _named_files() -> dict[str, pathlib.Path]:
-    """Return name of a flag -> file, for the flags that name a file which every node reads."""
+    """Return name of a flag -> path, for the flags that name a file which every node reads."""
     named = {
         name: pathlib.Path(str(FLAGS[name].value))
         for name in FLAGS

@@ -83,8 +83,8 @@ def original_of(error: BaseException) -> BaseException:
     """Return the original error that an error of a library wraps, or `error` if there is none.
 
     TensorFlow's error of a training step hides the original error, which the step has recorded in
-    `RECORD`. AutoGraph and Keras raise a new error whose text quotes the original error. Such an
-    error's chain of `__cause__` and `__context__` leads to the original error.
+    `RECORD`. AutoGraph and Keras replace an error by a new error, whose text quotes the original
+    error. Such an error's chain of `__cause__` and `__context__` leads to the original error.
     """
     error = RECORD.cause_of(error)
     passed = {id(error)}

@@ -49,7 +49,7 @@ class HostAssignment:
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """Hosts that run one or more nodes, without duplicates."""
+        """Hosts that run one or more nodes of the training run, without duplicates."""
         return tuple(dict.fromkeys(self.shards + self.workers))
 
 

@@ -29,8 +29,8 @@ LEADING   the worker has ended                      the lowest running worker is
 ========  ========================================  ============================================
 
 At most `MOST_WAITING` lines of a worker wait, and if more lines arrive, the merger shows the
-worker's oldest line. For each worker the merger notes the leader's newest `MOST_NOTED` lines. An
-output line beyond `MOST_WAITING` or `MOST_NOTED` may be shown twice but is never lost.
+worker's oldest line. For each worker the `LineMerger` notes the leader's newest `MOST_NOTED` lines.
+An output line beyond `MOST_WAITING` or `MOST_NOTED` may be shown twice but is never lost.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _WorkerLines:
             self._noted.popitem(last=False)
 
     def take_noted(self, key: bytes) -> bool:
-        """Return whether the leader wrote a line with this key, and remove one note of the line."""
+        """Return whether the leader wrote a line with this key; remove one note of such a line."""
         count = self._noted.get(key, 0)
         if count > 1:
             self._noted[key] = count - 1
@@ -211,7 +211,7 @@ class LineMerger:
         return []
 
     def _match(self, key: bytes) -> Iterator[WrittenLine]:
-        """Match a line of the leader with other workers' lines; yield lines that no longer wait."""
+        """Match an output line of the leader with other workers' lines; yield lines to show now."""
         for worker in self._workers.values():
             if worker.state is not LineState.LEADING:
                 worker.note(key)
@@ -222,9 +222,9 @@ class MergedLines:
     """Merges workers' lines by a `LineMerger`, for the threads that read the workers' output.
 
     The function `show` blocks while nothing reads the launcher's output. While `show` blocks, the
-    threads that read workers' output block too, so the workers block at their pipes. The methods
-    `look` and `ended`, which the launcher's main thread calls, also in a signal handler, never wait
-    for a thread that is in `show`.
+    threads that read workers' output block too, so the workers block at their pipes. The launcher's
+    main thread, even in a signal handler, calls `look` and `ended`, which never wait for a thread
+    that is in `show`.
 
     Args:
         workers: Ids of the workers whose output lines are merged.
@@ -248,7 +248,7 @@ class MergedLines:
         self._showing = threading.Lock()
 
     def line(self, worker: int, text: str, is_error: bool) -> None:
-        """Accept a worker's output line, and show the lines that need not wait any longer."""
+        """Accept a worker's output line, and show the output lines that need not wait longer."""
         with self._lock:
             self._decided += self._merger.line(WrittenLine(worker, text, is_error), self._clock())
         self._show_decided(may_wait=True)
@@ -266,7 +266,7 @@ class MergedLines:
         self._show_decided(may_wait=True)
 
     def ended(self, worker: int) -> None:
-        """Record that a worker has ended, and show the worker's waiting lines."""
+        """Record that a worker has ended, and show its output lines that wait."""
         with self._lock:
             self._decided += self._merger.ended(worker)
         self._show_decided(may_wait=False)

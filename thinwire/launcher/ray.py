@@ -89,7 +89,7 @@ class RayProcess:
         arrange: Callable[[ActorLocation], tuple[list[str], str]],
         output: LineSink,
     ) -> None:
-        """Start a thread that starts the PS or worker as soon as Ray has placed its actor.
+        """Start a thread that starts the PS or worker when Ray has placed the node's actor.
 
         Args:
             ray: The Python package `ray`, imported.

@@ -300,7 +300,7 @@ class _ScriptRun:
 
     @property
     def _first(self) -> tuple[int, Failure] | None:
-        """The worker that failed first, and its failure; None if no worker failed.
+        """The worker whose script failed first, and the failure; None if no worker failed.
 
         A failure that follows from another worker's failure is returned only if no worker reported
         a failure of its own.
@@ -420,7 +420,7 @@ class _ScriptRun:
         """If a worker failed, make PS shard 0 end the run for the Slurm step's other tasks.
 
         Other tasks of the Slurm step do not notice a script that failed before its first training
-        step. PS shard 0 answers only when it has a model, so this method waits up to
+        step. PS shard 0 answers only when it has a model, so `_end_others` waits up to
         --start_timeout_seconds.
         """
         part = launch.part_here()

@@ -3,7 +3,7 @@
 The newest checkpoint of PS shard 0 decides whether the run resumes
 (`thinwire.runtime.run.resuming`). If the checkpoint is on another host, the launcher reads only the
 Supervisor's records in the run directory. If the launcher cannot read the checkpoint, the PS
-compares the run's settings with it at the start of the PS.
+compares the run's settings with the checkpoint when the PS starts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Runs a user's script as a worker or the evaluator of a run, as ``python script.py`` would.
 
 `thinwire run` starts ``script.py [--flag=value ...] -- SCRIPT [ARGUMENT ...]``, by the path of this
-module or as ``-m``. This module writes the flags to a file that only this user can read, for
-`thinwire.script.settings`. The module sets the seeds and threads of a library when the user's
-script imports the library. If the script fails on a worker, this module writes one line for the
-launcher (`failures`), which shows the failure once and ends the run. If the script fails as the
-evaluator, this module writes the traceback, and the run continues. Because
+module or as ``-m``. `launcher/script.py` writes the flags to a file that only this user can read,
+for `thinwire.script.settings`. `launcher/script.py` sets the seeds and threads of a library when
+the user's script imports the library. If the script fails on a worker, this module writes one line
+for the launcher (`failures`), which shows the failure once and ends the run. If the script fails as
+the evaluator, this module writes the traceback, and the run continues. Because
 `thinwire.launcher.script` may run as the main program, no module imports names from it.
 """
 
@@ -193,7 +193,7 @@ def _prepare_process(given: Mapping[str, str]) -> None:
 
 
 def _prepare_libraries(given: Mapping[str, str]) -> None:
-    """Set seeds and threads of numpy and TensorFlow, and protect the chief worker's files."""
+    """Set seeds and threads of numpy and TensorFlow, and protect files that the chief writes."""
     seed, threads = int(given["seed"]), int(given.get("worker_threads", "0"))
     # A training step blocks one of TensorFlow's threads while it waits for an exchange with the PS.
     # With --kernels=tf the exchange itself calls TensorFlow and needs threads that are not blocked.
@@ -390,7 +390,7 @@ def _evaluate(words: Sequence[str]) -> int:
 
 
 def _execute(words: Sequence[str]) -> None:
-    """Run the user's script as the main module, which it remains after its end."""
+    """Run the user's script as the main module `__main__`, which it remains after its end."""
     # From this line on, the callers catch the exceptions that signal handlers raise.
     admit_signals()
     if words[0] == MODULE_OPTION:

@@ -190,8 +190,8 @@ class _Standalone:
     def _compile(self) -> None:
         """Compile the training step on the first batch, then restore the trainer's state.
 
-        Compiling before the first counted training step keeps the compilation time out of
-        `seconds`.
+        Compilation before the first counted training step keeps the compilation time out of the
+        measured `seconds`.
         """
         state = self.trainer.save()
         batch = slice(0, self.run.batch_size)

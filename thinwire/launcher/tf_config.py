@@ -5,10 +5,10 @@ Cluster managers set the environment variable TF_CONFIG for TensorFlow's strateg
     {"cluster": {"ps": ["host:port", ...], "worker": [...], "chief": [...], "evaluator": [...]},
      "task": {"type": "worker", "index": 0}}
 
-The address ``ps`` i belongs to PS shard i. The ``chief`` is worker 1, and then the list ``worker``
-begins with worker 2. Without a chief, ``worker`` i is worker i + 1. The task type ``evaluator``
-means Thinwire's Supervisor. Workers of Thinwire accept no connections, so their addresses are
-counted but not used.
+The address ``ps`` i belongs to PS shard i. The ``chief`` of TF_CONFIG is worker 1, and then the
+list ``worker`` begins with worker 2. If TF_CONFIG has no chief, its ``worker`` i is Thinwire's
+worker i + 1. The task type ``evaluator`` of TF_CONFIG means Thinwire's Supervisor. Workers of
+Thinwire accept no connections, so their addresses in TF_CONFIG are only counted.
 """
 
 from __future__ import annotations

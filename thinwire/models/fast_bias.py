@@ -1,9 +1,9 @@
 """Replaces Keras' bias addition by a broadcast addition with a much faster gradient on a CPU.
 
-Keras adds a bias with `tf.nn.bias_add`. The gradient of `tf.nn.bias_add` reads a convolution's
-output slowly on one thread, and took 5.3 ms of mnist_cnn's training step of 37 ms at batch size 64.
-The gradient of a broadcast addition is a plain sum, and took 0.5 ms of mnist_cnn's training step at
-batch size 64.
+Keras adds a layer's bias with `tf.nn.bias_add`. The gradient of `tf.nn.bias_add` reads a
+convolution's output slowly on one thread, and took 5.3 ms of mnist_cnn's training step of 37 ms at
+batch size 64. The gradient of a broadcast addition is a plain sum, and took 0.5 ms of mnist_cnn's
+training step at batch size 64.
 """
 
 from __future__ import annotations

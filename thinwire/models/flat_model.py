@@ -1,8 +1,8 @@
 """Reads and assigns a model's shared variables as one flat vector, equal on every node.
 
-`SharedModel` holds the model and the signature of its W_global variables. `moving_statistics`
-returns the moving means and variances of a model's BatchNormalization layers, which are not in
-W_global.
+`SharedModel` holds a Keras model and the signature of its shared variables (W_global).
+`moving_statistics` returns the moving means and variances of a model's BatchNormalization layers,
+which are not in W_global.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _NAMES = frozenset({"moving_mean", "moving_variance"})
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     """Return a model's moving means and variances layer by layer, each mean before its variance.
 
-    The list of moving statistics includes inner models and frozen layers. The order of the
+    The list of moving statistics includes inner models and frozen layers. The order of the moving
     statistics depends only on the model, so every node that builds the same model gets the same
-    order. The list is empty if the model has no BatchNormalization layer.
+    order. The list of moving statistics is empty if the model has no BatchNormalization layer.
 
     Args:
         model: Built Keras model.
@@ -197,7 +197,7 @@ class SharedModel:
         return np.concatenate([np.asarray(v.value).ravel() for v in self.variables])
 
     def part(self, layout: ShardLayout) -> Float32:
-        """Return a copy of a PS shard's part of the model, [k] float32, in the shard's order."""
+        """Return a copy of the k parameters that a PS shard stores, [k] float32, in its order."""
         part, filled = np.empty(layout.size, np.float32), 0
         for piece in layout.slices:  # one variable at a time, because reading copies a variable
             values = np.asarray(self.variables[piece.tensor].value).ravel()

@@ -1,4 +1,4 @@
-"""Inception with batch normalization for small images.
+"""The network Inception with batch normalization, reduced for small images.
 
 The small Inception network has 1,651,114 parameters for 3 channels and 10 classes.
 

@@ -340,7 +340,7 @@ class SimulatedShard:
             self.clock.at(self._busy_until, functools.partial(self.if_it_lives, self.life, handle))
 
     def handle(self, event: events.Event | NonFinitePush) -> None:
-        """Pass an event to the PS core (state machine) at once, and perform the core's actions."""
+        """Pass an event to the PS core (state machine) now, and perform the core's actions."""
         if not self.alive:
             return
         # A decoder checks a push before the push reaches the core.

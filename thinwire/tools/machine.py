@@ -214,7 +214,7 @@ def _has_locks(folder: pathlib.Path) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, to compare versions: (2, 21, 0) for 2.21.0rc1."""
+    """Return a version's numbers for comparisons, for example (2, 21, 0) for 2.21.0rc1."""
     return tuple(int(part) for part in re.findall(r"\d+", version.split("rc")[0])[:3])
 
 

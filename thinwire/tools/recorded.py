@@ -116,12 +116,12 @@ class RecordedRun:
 
     @functools.cached_property
     def status(self) -> RunStatus | None:
-        """The newest status in metrics.jsonl, or None if the file has no readable status."""
+        """The run's newest status in metrics.jsonl, or None if the file has no readable status."""
         return newest_status(self.directory / METRICS_FILE)
 
     @property
     def is_run(self) -> bool:
-        """True if the directory is a run directory."""
+        """True if the directory holds files of a training run."""
         return bool(self.processes or self.flags or self.summary or self.status)
 
     @property

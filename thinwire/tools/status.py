@@ -163,7 +163,7 @@ def _ended(run: str, found: RecordedRun) -> RunReport:
 
 
 def _end(reason: str | None) -> tuple[str, int, str]:
-    """Return state, exit code and reason for a run that ended with a given stop reason."""
+    """Return the state, exit code and reason to show for a run that ended with a stop reason."""
     from thinwire.runtime.run.settings import EXIT_DONE, EXIT_OF_STOP
 
     code = EXIT_OF_STOP.get(reason or "", EXIT_DONE)

@@ -90,12 +90,12 @@ def _end_directory(given: argparse.Namespace, found: RecordedRun) -> int:
 
 
 def _request_end(given: argparse.Namespace, found: RecordedRun) -> str:
-    """Request the run's end by the gentlest means; return a text that describes the means.
+    """Request the run's end by the gentlest possible means; return a text that names the means.
 
     Raises:
         ConfigurationError: The credential files cannot be read.
         Unreachable: No process of the run can be reached.
-        RequestRejected: PS shard 0 rejects `thinwire stop`.
+        RequestRejected: PS shard 0 rejects the connection of `thinwire stop`.
     """
     from thinwire.proto.grpc import Unreachable
     from thinwire.tools import observer

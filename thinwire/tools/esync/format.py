@@ -69,7 +69,7 @@ def name_of(mode: str) -> str:
 
 
 def folder_names(origins: Sequence[tuple[str, str, int]]) -> list[tuple[str, str]]:
-    """Return folder names (host, device) for each worker, given as (host, device, rank).
+    """Return ESync's folder names (host, device) of workers, given as (host, device, rank).
 
     If several workers share a device, the folder name of the device ends with the worker's rank.
     """
@@ -154,8 +154,8 @@ def read_mode(folder: pathlib.Path) -> list[DeviceLog]:
 def summarise_mode(devices: Iterable[DeviceLog]) -> dict[str, dict[str, dict[str, list[Any]]]]:
     """Return the JSON summary of ESync's logs: host -> device -> lists with an entry per round.
 
-    The list ``accuracy_list`` has entries for evaluated rounds only. The list ``evaluations`` has
-    the evaluated rounds as (seconds, round, accuracy).
+    The list ``accuracy_list`` in the JSON summary has entries for evaluated rounds only. The list
+    ``evaluations`` in the JSON summary has the evaluated rounds as (seconds, round, accuracy).
     """
     summary: dict[str, dict[str, dict[str, list[Any]]]] = {}
     for log in devices:
