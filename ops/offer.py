@@ -263,19 +263,21 @@ def _offer_of(found: Any, max_model_bytes: int) -> Offer:
         )
     if len(found["spec"]) > MAX_VARIABLES:
         raise ValueError(
-            f"the model has {len(found['spec'])} variables; expected at most {MAX_VARIABLES}"
+            f"the script's model has {len(found['spec'])} variables; expected at most "
+            f"{MAX_VARIABLES}"
         )
     tensors = tuple(_tensor(row) for row in found["spec"])
     paths = {tensor.path for tensor in tensors}
     if not tensors or len(paths) < len(tensors):
         raise ValueError(
-            "the model has no variables, or two variables with the same path; expected at least "
-            "one variable, and each path once"
+            "the script's model has no variables, or two variables with the same path; expected "
+            "at least one variable, and each path once"
         )
     spec = ModelSpec(tensors)
     if not spec.num_parameters:
         raise ValueError(
-            "the model's variables have no values; expected at least one trainable value"
+            "the variables of the script's model have no values; expected at least one trainable "
+            "value"
         )
     num_bytes = 4 * (spec.num_parameters + _count(found["statistics"]))
     if num_bytes > max_model_bytes:

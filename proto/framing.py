@@ -266,7 +266,9 @@ class MessageAssembler(Generic[Message]):
         if name == "chunk":
             return self._continue(memoryview(message.chunk.data))
         if self._header is not None:
-            raise Malformed(f"the message {name} arrived in the middle of a payload")
+            raise Malformed(
+                f"the message {name} arrived in the middle of another message's payload"
+            )
         if name in _BULK_BODIES:
             return self._begin(message, getattr(message, name))
         if isinstance(body := getattr(message, name), Chunked):

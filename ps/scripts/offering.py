@@ -506,7 +506,9 @@ class OfferReader:
         if (full := guard.hello_received(self.stream)) is not None:
             self._reject(full[0], (pb.REASON_FULL, full[1]))
         if hello.role == pb.ROLE_SUPERVISOR and hello.halts:
-            logging.info("the client %s ends this run, which has no model yet", self.stream.peer)
+            logging.info(
+                "the client %s ends this training run, which has no model yet", self.stream.peer
+            )
             _refuse(self.stream, pb.REASON_ENDS, "this PS has not received a model yet, and ends.")
             stage.interrupt()
             raise _SentAway

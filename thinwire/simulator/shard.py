@@ -202,7 +202,7 @@ class SimulatedShard:
         """
         if self.alive or self.kept is None:
             raise ValueError(
-                f"simulated shard {self.number} cannot start: it still runs, or has no saved "
+                f"simulated PS shard {self.number} cannot start: it still runs, or has no saved "
                 "state to start from"
             )
         self.life += 1
@@ -225,7 +225,7 @@ class SimulatedShard:
             # restart after a crash could use the same generation number for different weights.
             self._save_now()
         except ConfigurationError as error:
-            logging.error("simulated shard %d cannot start: %s", self.number, error)
+            logging.error("simulated PS shard %d cannot start: %s", self.number, error)
             self.kill()
             return
         except SimulatedKill:

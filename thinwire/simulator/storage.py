@@ -105,7 +105,7 @@ class SimulatedSaver:
         except OSError as error:
             self.failure = error
             logging.error(
-                "cannot write the simulated shard's checkpoint of model version %d: %s",
+                "cannot write the simulated PS shard's checkpoint of model version %d: %s",
                 version,
                 error,
             )
