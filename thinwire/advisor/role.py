@@ -56,7 +56,7 @@ class Subject(Protocol):
 
 
 class _ModelSubject:
-    """The model and data set that flags name, as subject of the Advisor."""
+    """Model and data set from flags, for which the Advisor proposes policies."""
 
     def __init__(self) -> None:
         self.script: list[str] = []

@@ -63,7 +63,7 @@ def parse_hosts(text: str, source: str) -> tuple[Host, ...]:
 
     Args:
         text: Content of the hosts file.
-        source: Name of the hosts file, for messages.
+        source: Name of the hosts file, for error messages.
 
     Returns:
         One host per slot, in the order of the file's lines.

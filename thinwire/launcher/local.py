@@ -168,7 +168,7 @@ class SupervisedProcess:
 
     @property
     def started(self) -> bool:
-        """Whether the watchdog has reported the command's start; True if it never reports."""
+        """True if the watchdog has reported the command's start, or if it never reports starts."""
         return self._was_started.is_set()
 
     @property

@@ -182,7 +182,7 @@ class Screen:
             self._out.close()
 
     def end_progress(self) -> None:
-        """End the line of progress with a line end, so that it stays visible above later lines."""
+        """End the line of progress with a line end, so that it stays above later output lines."""
         with self._lock:
             if self._progress:
                 self._out.put("\n", "")

@@ -262,7 +262,7 @@ def _as_it_is(node: Node, process: Process, code: int) -> int:
 
 @dataclasses.dataclass
 class Child:
-    """State of one node, which the `Cluster` has started one or more times."""
+    """State of one node (process), which the `Cluster` has started one or more times."""
 
     node: Node  # description of the node at its last start
     process: Process  # process of the node's last start

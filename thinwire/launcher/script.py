@@ -3,9 +3,9 @@
 `thinwire run` starts ``script.py [--flag=value ...] -- SCRIPT [ARGUMENT ...]``, by the path of this
 module or as ``-m``. `launcher/script.py` writes the flags to a file that only this user can read,
 for `thinwire.script.settings`. `launcher/script.py` sets the seeds and threads of a library when
-the user's script imports the library. If the script fails on a worker, this module writes one line
-for the launcher (`failures`), which shows the failure once and ends the run. If the script fails as
-the evaluator, this module writes the traceback, and the run continues. Because
+the user's script imports the library. If the script fails on a worker, `launcher/script.py` writes
+one line for the launcher (`failures`), which shows the failure once and ends the run. If the script
+fails as the evaluator, `launcher/script.py` writes the traceback, and the run continues. Because
 `thinwire.launcher.script` may run as the main program, no module imports names from it.
 """
 

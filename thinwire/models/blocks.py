@@ -7,9 +7,9 @@ Kernels start from Xavier's uniform distribution (limit sqrt(6 / (fan in + fan o
 from zero. Xavier's uniform kernels and zero biases are Keras' defaults; each layer gets its own
 initializer.
 
-Every function of this module takes and returns symbolic tensors [N, height, width, channels]
-float32. The caller names the layers, because Keras' automatic names count up within a process, but
-a variable's path must be the same on every node.
+Every function of the module `blocks` takes and returns symbolic tensors [N, height, width,
+channels] float32. The caller of a building block names its layers, because Keras' automatic names
+count up within a process, but a variable's path must be the same on every node.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def build_model(image_size: int, image_depth: int, nb_classes: int) -> keras.Mod
 
 
 def _convolution(x: Any, filters: int, kernel: int, name: str, strides: int = 1) -> Any:
-    """Apply a convolution, batch normalization with a trained shift, and ReLU, in this order."""
+    """Apply a convolution, then batch normalization with a trained shift, then ReLU."""
     x = blocks.convolution(x, filters, kernel, f"{name}_conv", strides=strides, bias=True)
     norm = layers.BatchNormalization(
         momentum=blocks.MOMENTUM, epsilon=_EPSILON, scale=False, name=f"{name}_norm"

@@ -484,7 +484,7 @@ def describe(error: Exception) -> str:
 
 
 def same_place(one: Any, other: Any) -> bool:
-    """Return True if two streams lead to the same terminal, pipe or file."""
+    """Return True if two output streams lead to the same terminal, pipe or file."""
     if one is other:
         return True
     try:

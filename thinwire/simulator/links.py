@@ -59,7 +59,7 @@ class Pipe:
     """
 
     def __init__(self, link: Link, seed: int = 0) -> None:
-        """Create an idle simulated link; `seed` is the seed of its random message losses."""
+        """Create an idle simulated link; `seed` is the seed of the random message losses."""
         self._model = LinkModel(link, seed)
         self.num_bytes = 0
         self.free_at = 0.0

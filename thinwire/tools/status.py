@@ -1,6 +1,6 @@
 """``thinwire status RUN``: shows a run's settings, progress, and running processes.
 
-The run's status comes from PS shard 0 if it runs, else from the files of the run directory.
+The run's status comes from PS shard 0 if this shard runs, else from the files of the run directory.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class CheckpointStore(abc.ABC):
 
     @abc.abstractmethod
     def claim(self, generation: int, owner: str) -> bool:
-        """Make this process the only writer of the storage; fence (end) earlier writers.
+        """Make this process the only writer of the checkpoints; fence (end) earlier writers.
 
         Args:
             generation: Number of this process among the writers, above `generation_before`.
@@ -113,7 +113,7 @@ class CheckpointStore(abc.ABC):
 
     @abc.abstractmethod
     def take_over(self, owner: str) -> None:
-        """Make this process the storage's only writer, even if another process has just written.
+        """Make this process the checkpoints' only writer, even if another process has just written.
 
         Args:
             owner: Description of this process, for the error message of a writer that this process
@@ -190,11 +190,11 @@ class Checkpoints(CheckpointStore):
         self.keep = keep
 
     def claim(self, generation: int, owner: str) -> bool:
-        """Return True, because the directory's lock excludes other writing processes."""
+        """Return True, because the checkpoint directory's lock excludes other writing processes."""
         return True
 
     def take_over(self, owner: str) -> None:
-        """Do nothing, because the directory's lock excludes other writing processes."""
+        """Do nothing, because the checkpoint directory's lock excludes other writing processes."""
 
     def discard(self, owner: str) -> None:
         """Remove the directory with all checkpoints of this node."""
@@ -276,7 +276,7 @@ class Checkpoints(CheckpointStore):
         return load(path)
 
     def _found(self) -> list[tuple[int, pathlib.Path]]:
-        """Return (sequence, path) of every finished checkpoint, oldest first."""
+        """Return (sequence number, path) of every finished checkpoint, oldest first."""
         if not self.directory.is_dir():
             return []
         matches = ((_NAME.fullmatch(path.name), path) for path in self.directory.iterdir())

@@ -1,8 +1,8 @@
 """Copies files of a run directory to a remote address (publishes them) under equal names.
 
 A published file is one object of an object store, written whole or not written. Only one process
-writes published files at an address. The writing process claims the address as `StoredCheckpoints`
-does, and checks its claim before each write.
+writes published files at a storage address. The writing process claims the address as
+`StoredCheckpoints` does, and checks its claim before each write.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class StateEncoder:
             where: Path of the value within the whole state, for error messages.
 
         Raises:
-            TypeError: The value is not plain data. The message names the value's place in the
-                state.
+            TypeError: The value is not plain data (numbers, texts, arrays, containers of these).
+                The message names the value's place in the state.
         """
         if value is None or type(value) in (bool, int, str):
             return value

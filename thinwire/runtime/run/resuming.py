@@ -21,7 +21,7 @@ class OtherRun(ConfigurationError):
 
 
 def refusal(where: str, difference: str, updates: int | None) -> str:
-    """Return the error message of a run that cannot be continued unchanged.
+    """Return the error message that a run cannot continue with changed code or settings.
 
     Args:
         where: Flag with the folder or address that holds the run, for example "--run_dir=runs/a".

@@ -1,8 +1,8 @@
 """Status document of a run, and the run's summary (summary.json) from status and evaluations.
 
 PS shard 0 makes a `RunStatus` and sends it to the Supervisor. The node that ends the run calls
-`summarise` to write summary.json. In names of fields, "up" means from worker to PS. The status
-counts sent bytes with message headers, without pulls of the model for evaluations.
+`summarise` to write summary.json. In names of status fields, "up" means from worker to PS. The
+status counts sent bytes with message headers, without pulls of the model for evaluations.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def summarise(
 
 
 def _traffic(status: RunStatus) -> dict[str, Any]:
-    """Return the bytes of a run in total and per exchange, and compression ratios."""
+    """Return a run's sent bytes in total and per exchange with the PS, and compression ratios."""
     return {
         "bytes_up": status.bytes_up,
         "bytes_down": status.bytes_down,
