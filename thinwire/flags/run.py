@@ -668,7 +668,7 @@ def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> No
 
 
 def _draws(given: flags.FlagValues) -> tuple[tuple[int, ...], ...] | None:
-    """Return the workers of each training round from --draws; None without, () if not needed."""
+    """Return each training round's workers from --draws; None without --draws, () if not needed."""
     if given.draws is None:
         return None
     return read_draws(given.draws, given.nb_workers) if given.type_node in _ROLES_THAT_DRAW else ()

@@ -157,7 +157,7 @@ def bar_picture(
     mark: str = "",
     limit: float | None = None,
 ) -> bytes:
-    """Draw a chart of horizontal bars, one bar per row (one run each).
+    """Draw a chart of horizontal bars, one bar per row (a run or a device).
 
     Args:
         bars: Rows of the chart, in order from the top.
