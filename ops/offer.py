@@ -257,23 +257,26 @@ def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
 def _offer_of(found: Any, max_model_bytes: int) -> Offer:
     if found["format"] != FORMAT:
         raise ValueError(
-            f"the description has format {found['format']!r}; expected format {FORMAT}"
+            f"the description of a script's model has format {found['format']!r}; expected format "
+            f"{FORMAT}"
         )
     if len(found["spec"]) > MAX_VARIABLES:
         raise ValueError(
-            f"the model has {len(found['spec'])} variables; expected at most {MAX_VARIABLES}"
+            f"the script's model has {len(found['spec'])} variables; expected at most "
+            f"{MAX_VARIABLES}"
         )
     tensors = tuple(_tensor(row) for row in found["spec"])
     paths = {tensor.path for tensor in tensors}
     if not tensors or len(paths) < len(tensors):
         raise ValueError(
-            "the model has no variables, or two variables with the same path; expected at least "
-            "one variable, and each path once"
+            "the script's model has no variables, or two variables with the same path; expected "
+            "at least one variable, and each path once"
         )
     spec = ModelSpec(tensors)
     if not spec.num_parameters:
         raise ValueError(
-            "the model's variables have no values; expected at least one trainable value"
+            "the variables of the script's model have no values; expected at least one trainable "
+            "value"
         )
     num_bytes = 4 * (spec.num_parameters + _count(found["statistics"]))
     if num_bytes > max_model_bytes:
@@ -290,7 +293,7 @@ def _offer_of(found: Any, max_model_bytes: int) -> Offer:
     for optimizer in optimizers:
         named |= {*optimizer.without_decay, *optimizer.by_adamw, *optimizer.paths}
     if unknown := sorted(named - paths):
-        raise ValueError(f"the path {unknown[0]!r:.100} is no variable of the model")
+        raise ValueError(f"the path {unknown[0]!r:.100} is no variable of the script's model")
     _check_groups(optimizers, paths)
     scale = found["loss_scale"]
     return Offer(
@@ -327,11 +330,13 @@ def _check_groups(optimizers: Sequence[OptimizerOffer], paths: Collection[str]) 
     if len(optimizers) == 1 and not stepped:
         return
     if not all(optimizer.paths for optimizer in optimizers):
-        raise ValueError("an optimizer has no variables; expected at least one for each optimizer")
+        raise ValueError(
+            "an optimizer of the script has no variables; expected at least one for each optimizer"
+        )
     if optimizers and (len(set(stepped)) < len(stepped) or len(stepped) < len(paths)):
         raise ValueError(
-            "a variable belongs to no optimizer or to several optimizers; expected exactly one "
-            "optimizer for each variable"
+            "a variable of the script's model belongs to no optimizer or to several optimizers; "
+            "expected exactly one optimizer for each variable"
         )
 
 
@@ -384,7 +389,10 @@ def _classes(value: Any) -> str:
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-        raise ValueError(f"a count is {value!r:.50}; expected a whole number, 0 or more")
+        raise ValueError(
+            f"a count in the model's description is {value!r:.50}; expected a whole number, 0 or "
+            "more"
+        )
     return value
 
 
@@ -396,26 +404,28 @@ def _counts(values: Any, num_optimizers: int) -> tuple[int, ...]:
     """
     if not isinstance(values, list) or len(values) > MAX_OPTIMIZERS:
         raise ValueError(
-            f"the counts of batches are {values!r:.50}; expected a list of at most "
-            f"{MAX_OPTIMIZERS} counts"
+            f"the counts of batches of the script's optimizers are {values!r:.50}; expected a "
+            f"list of at most {MAX_OPTIMIZERS} counts"
         )
     if values and num_optimizers and len(values) != num_optimizers:
         raise ValueError(
-            f"the description has {len(values)} counts of batches; expected one count for each of "
-            f"the {num_optimizers} optimizers"
+            f"the model's description has {len(values)} counts of batches; expected one count for "
+            f"each of the {num_optimizers} optimizers"
         )
     return tuple(_count(value) for value in values)
 
 
 def _truth(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"a field is {value!r:.50}; expected true or false")
+        raise ValueError(
+            f"a field of the model's description is {value!r:.50}; expected true or false"
+        )
     return value
 
 
 def _word(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"a field is {value!r:.50}; expected text")
+        raise ValueError(f"a field of the model's description is {value!r:.50}; expected text")
     value.encode()  # `encode` raises an error for half a surrogate pair, which UTF-8 cannot encode
     return value
 
@@ -424,17 +434,23 @@ def _name(value: Any) -> str:
     """Check and return a variable's path or a class name, which logs and messages quote."""
     name = _word(value)
     if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
-        raise ValueError(f"a name is {name!r:.100}; expected 1 to {MAX_NAME} printable characters")
+        raise ValueError(
+            f"a name in the model's description is {name!r:.100}; expected 1 to {MAX_NAME} "
+            "printable characters"
+        )
     return name
 
 
 def _words(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list):
-        raise ValueError(f"a field is {values!r:.50}; expected a list")
+        raise ValueError(f"a field of the model's description is {values!r:.50}; expected a list")
     return tuple(_word(value) for value in values)
 
 
 def _one_of(value: Any, legal: tuple[str, ...]) -> str:
     if value not in legal:
-        raise ValueError(f"a field is {value!r:.50}; expected one of {', '.join(legal)}")
+        raise ValueError(
+            f"a field of the model's description is {value!r:.50}; expected one of "
+            f"{', '.join(legal)}"
+        )
     return str(value)

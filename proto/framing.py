@@ -153,8 +153,8 @@ def frames(
     is_bulk = name in _BULK_BODIES
     if not (is_bulk or isinstance(body, Chunked)):
         raise ValueError(
-            f"only {', '.join(_BULK_BODIES)}, offer and slots have a payload; the body of this "
-            f"message is {name}"
+            f"only messages {', '.join(_BULK_BODIES)}, offer and slots have a payload; the body "
+            f"of this message is {name}"
         )
     arrays = (piece if isinstance(piece, FrozenArray) else memoryview(piece) for piece in pieces)
     body.payload_bytes = sum(array.nbytes for array in arrays)
@@ -268,7 +268,9 @@ class MessageAssembler(Generic[Message]):
         if name == "chunk":
             return self._continue(memoryview(message.chunk.data))
         if self._header is not None:
-            raise Malformed(f"the message {name} arrived in the middle of a payload")
+            raise Malformed(
+                f"the message {name} arrived in the middle of another message's payload"
+            )
         if name in _BULK_BODIES:
             return self._begin(message, getattr(message, name))
         if isinstance(body := getattr(message, name), Chunked):
@@ -282,8 +284,8 @@ class MessageAssembler(Generic[Message]):
         self._check_limit(message, body.payload_bytes)
         if len(payload) != body.payload_bytes:
             raise Malformed(
-                f"the field payload_bytes is {body.payload_bytes}, but the message has a payload "
-                f"of {len(payload)} bytes"
+                f"a message's field payload_bytes is {body.payload_bytes}, but the message has a "
+                f"payload of {len(payload)} bytes"
             )
         return message, memoryview(payload)
 
@@ -312,7 +314,7 @@ class MessageAssembler(Generic[Message]):
         end = self._filled + len(bulk)
         if len(bulk) == 0 or end > len(self._buffer):
             raise Malformed(
-                f"a payload received a chunk of {len(bulk)} bytes where "
+                f"the payload of a message received a chunk of {len(bulk)} bytes where "
                 f"{len(self._buffer) - self._filled} are missing"
             )
         self._buffer[self._filled : end] = bulk

@@ -257,8 +257,8 @@ def blocks_from_message(
         position = end
     if position != len(payload):
         raise Malformed(
-            f"the blocks of a message use {position} of {len(payload)} bytes of its payload; "
-            "expected equal numbers"
+            f"the blocks of parameters in a message use {position} of {len(payload)} bytes of its "
+            "payload; expected equal numbers"
         )
     return result
 
@@ -355,8 +355,8 @@ def rounds_from_message(
     # a pull, or a second own update, would add that push to the weights twice.
     if sum(relayed.own > 0 for relayed in reply.rounds) > (reply.step > 0):
         raise Malformed(
-            f"the reply to the push of step {reply.step} has more own updates of the worker than "
-            "it may have"
+            f"the reply for step {reply.step} marks too many updates as the worker's own; "
+            "expected at most one for a push, and none for a pull (step 0)"
         )
     result, first, start = [], 0, 0
     for described, numbers in zip(reply.rounds, counts, strict=True):
@@ -368,7 +368,7 @@ def rounds_from_message(
         if described.own > len(numbers) or (described.own and numbers[described.own - 1]):
             raise Malformed(
                 f"a reply names own update {described.own} of a round with the block counts "
-                f"{numbers}; expected the place of an update without blocks"
+                f"{numbers}; expected the number of an update without blocks"
             )
         updates: list[tuple[Block, ...] | None] = []
         for count in numbers:
@@ -415,7 +415,10 @@ def carve_aux(
     """
     if count not in expected:
         legal = " or ".join(str(number) for number in sorted(expected))
-        raise Malformed(f"a message has {count} auxiliary values; expected {legal}")
+        raise Malformed(
+            f"a message has {count} auxiliary values (such as BatchNorm statistics); expected "
+            f"{legal}"
+        )
     start = len(payload) - 4 * count
     if start < 0:
         raise Malformed(

@@ -242,7 +242,7 @@ def _serve(run: Run, own: PsFlags) -> int:
     if own.preload_keras:
         import_quietly("keras")
     model = saved_model(run, own, saved)
-    logging.info("this shard loads the model that a worker sent before the shard's restart")
+    logging.info("this PS shard loads the model that a worker sent before the shard's restart")
     return ShardProcess(run, own, model, saved).serve()
 
 

@@ -270,7 +270,7 @@ class ModelFetcher:
         blocks = messages.blocks_from_message(reply.blocks, payload, sizes)
         if len(blocks) < len(sizes) or any(block.indices is not None for block in blocks):
             raise Malformed(
-                f"the shard sent {len(blocks)} blocks of weights; expected {len(sizes)} dense "
+                f"the PS shard sent {len(blocks)} blocks of weights; expected {len(sizes)} dense "
                 "blocks"
             )
         for block, piece in zip(blocks, layout.slices, strict=True):

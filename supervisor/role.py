@@ -86,7 +86,9 @@ def main(run: Run) -> int:
     if run.report_dir is not None:
         publisher = Publisher(run.run_dir, run.report_dir, begins_anew=run.overwrite)
     if not (run.overwrite or run.resume) and (finished := finished_summary(run)):
-        logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
+        logging.info(
+            "this run is finished (%s); its results are in %s", finished, run.run_dir / "report"
+        )
         return EXIT_DONE
     model, scorer = (None, None) if run.model_is_offered else _model_of(run)
     recorder = Recorder(run, scorer, publisher)

@@ -193,7 +193,7 @@ class ScriptEvaluator:
         ended = f"the evaluator has ended with exit code {code}"
         if _is_of_signal(code) and self._num_restarts < len(_PAUSES_SECONDS) and not self.why_not:
             pause = _PAUSES_SECONDS[self._num_restarts]
-            logging.warning("%s; starting it again in %g s", ended, pause)
+            logging.warning("%s; starting the evaluator process again in %g s", ended, pause)
             self._state, self._restart_at = _EvaluatorState.PAUSED, self._clock() + pause
             return ""
         self._state = _EvaluatorState.FAILED

@@ -365,7 +365,7 @@ class Worker:
         state: State = checkpoint[1]
         if state["run_id"] != session.run_id:
             logging.info(
-                "ignoring this worker's checkpoint, which belongs to another run (%s)",
+                "ignoring this worker's checkpoint, which belongs to another training run (%s)",
                 state["run_id"],
             )
             return

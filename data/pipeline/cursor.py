@@ -132,9 +132,9 @@ class Cursor:
         epoch, position = state.get("epoch", -1), state.get("position", -1)
         if epoch < 0 or not 0 <= position < len(self._indices):
             raise ConfigurationError(
-                f"The saved position in the data is epoch {epoch}, example {position}; expected an "
-                f"epoch from 0 and an example in 0..{len(self._indices) - 1}. The checkpoint is "
-                "damaged: use an older one or --overwrite."
+                f"The saved position in the data is training epoch {epoch}, example {position}; "
+                f"expected an epoch from 0 and an example in 0..{len(self._indices) - 1}. The "
+                "checkpoint is damaged: use an older one or --overwrite."
             )
         self._epoch, self._position = int(epoch), int(position)
         self._order = self._order_of(self._epoch)

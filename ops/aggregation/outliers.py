@@ -60,18 +60,18 @@ class Guards:
         if not 0 <= self.max_update_norm < math.inf:
             raise ConfigurationError(
                 f"--max_update_norm={self.max_update_norm}: expected a finite L2 norm above 0; 0 "
-                "turns the guard off."
+                "turns this check of updates off."
             )
         if not (self.update_peak_factor == 0 or 1 < self.update_peak_factor < math.inf):
             raise ConfigurationError(
                 f"--update_peak_factor={self.update_peak_factor}: expected a factor above 1, such "
-                "as 1e6; 0 turns the guard off."
+                "as 1e6; 0 turns this check of updates off."
             )
         factor = self.update_norm_factor
         if not (factor == 0 or 1 < factor < math.inf):
             raise ConfigurationError(
                 f"--update_norm_factor={factor}: expected a factor above 1, because half of all "
-                "honest updates have a norm above the median; 0 turns the guard off."
+                "honest updates have a norm above the median; 0 turns this check of updates off."
             )
         if self.quarantine_after < 0:
             raise ConfigurationError(

@@ -249,8 +249,9 @@ def check_schedule(described: Described) -> None:
         values = described.config.get("values", [])
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
             raise ConfigurationError(
-                f"schedule {described.name} has {len(boundaries)} boundaries and {len(values)} "
-                "values; expected ascending boundaries, and one value more than boundaries."
+                f"learning-rate schedule {described.name} has {len(boundaries)} boundaries and "
+                f"{len(values)} values; expected ascending boundaries, and one value more than "
+                "boundaries."
             )
 
 

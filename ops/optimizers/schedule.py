@@ -227,7 +227,7 @@ def parse_drops(text: str, flag: str = "lr_schedule") -> tuple[tuple[float, floa
     legal = all(0 < fraction < 1 for fraction in fractions) and fractions == sorted(set(fractions))
     if not legal or not all(0 < factor < float("inf") for _, factor in drops):
         raise ConfigurationError(
-            f"--{flag}={text!r}: expected ascending fractions of the budget between 0 and 1, and "
-            "finite factors above 0."
+            f"--{flag}={text!r}: expected ascending fractions of the run's budget between 0 and "
+            "1, and finite factors above 0."
         )
     return drops

@@ -489,10 +489,10 @@ class _RateAtStep:
             if not math.isfinite(rate) and not self._has_failed:
                 self._has_failed = True
                 _log.error(
-                    "the script's schedule %s gives a learning rate of %s at step %d; expected a "
-                    "finite rate. No update can be applied with this rate: the run ends as "
-                    "diverged and keeps the weights of the last update. Correct the arguments of "
-                    "the schedule.",
+                    "the script's learning-rate schedule %s gives a rate of %s at step %d; "
+                    "expected a finite rate. No update can be applied with this rate: the run "
+                    "ends as diverged and keeps the weights of the last update. Correct the "
+                    "arguments of the schedule.",
                     *(type(self._schedule).__name__, rate, step),
                 )
             self._newest = (step, rate)

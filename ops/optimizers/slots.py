@@ -151,7 +151,8 @@ def decode(document: str, payload: memoryview) -> list[OptimizerState]:
             for number, role, shape, dtype in row["arrays"]:
                 if dtype not in _DTYPES:
                     raise ValueError(
-                        f"a received slot has dtype {dtype!r:.50}; expected {', '.join(_DTYPES)}"
+                        f"a received optimizer slot has dtype {dtype!r:.50}; expected "
+                        f"{', '.join(_DTYPES)}"
                     )
                 count = math.prod(int(size) for size in shape)
                 stop = start + count * np.dtype(dtype).itemsize
@@ -276,7 +277,7 @@ class OwnSlots:
                     values[piece.start : piece.stop] = slot.values
         if missing := [key for key in self._by_key if key not in whole]:
             raise ValueError(
-                f"the PS shards sent no slot {missing[0][1]} of variable {missing[0][0]}"
+                f"the PS shards sent no optimizer slot {missing[0][1]} of variable {missing[0][0]}"
             )
         for key, variable in self._by_key.items():
             variable.assign(np.reshape(whole[key], variable.shape))

@@ -97,8 +97,8 @@ class DatagramSession:
             )
         if len(self.key) != KEY_BYTES:
             raise ValueError(
-                f"the key of the datagram session has {len(self.key)} bytes; expected {KEY_BYTES} "
-                "bytes"
+                f"the signing key of the datagram session has {len(self.key)} bytes; expected "
+                f"{KEY_BYTES} bytes"
             )
 
 

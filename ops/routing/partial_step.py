@@ -148,8 +148,9 @@ class PartialStep:
         self._check(blocks)
         if len(self.groups) > len(self.closed):
             raise ValueError(
-                f"a worker sent {len(self.groups) + 1} reliable parts of one step; expected at "
-                f"most one part for each of the {len(self.closed)} tensor slots and one more"
+                f"a worker sent {len(self.groups) + 1} messages with reliable entries of one "
+                f"step; expected at most one message for each of the {len(self.closed)} tensor "
+                "slots and one more"
             )
         self.sequences.announce(manifest.channels)
         slots = np.array([block.slot for block in blocks], np.int64)
@@ -161,8 +162,8 @@ class PartialStep:
         slots = [block.slot for block in blocks]
         if len(set(slots)) < len(slots) or not self._marked.isdisjoint(slots):
             raise ValueError(
-                f"a reliable part for tensor slots {slots} arrived after parts for slots "
-                f"{sorted(self._marked)}; expected each slot once"
+                f"a message with reliable entries of tensor slots {slots} arrived after messages "
+                f"for slots {sorted(self._marked)}; expected each slot once"
             )
         for block in blocks:
             if not 0 <= block.slot < len(sizes) or block.size != sizes[block.slot]:

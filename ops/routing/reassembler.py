@@ -200,8 +200,8 @@ class Reassembler:
         number = step % _MODULUS
         if self._closed is not None and ahead(number, self._closed) <= 0:
             raise ValueError(
-                f"a reliable part arrived for step {step}, which is already closed; expected a "
-                "later step"
+                f"reliably sent entries arrived for step {step}, which is already closed; "
+                "expected a later step"
             )
         for announced in manifest.channels:
             if not 1 <= announced.channel <= self._rules.dgt_channels:
@@ -226,7 +226,9 @@ class Reassembler:
         """
         partial = self._window.find(step % _MODULUS)
         if partial is None or partial.step is None:
-            raise ValueError(f"step {step} ends, but none of its reliable parts has arrived")
+            raise ValueError(
+                f"a worker's step {step} ends, but none of its reliably sent entries have arrived"
+            )
         if not partial.ended:
             partial.sequences.finish()
             partial.ended = True

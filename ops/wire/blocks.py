@@ -80,12 +80,14 @@ def decode(slot: int, values: CodedValues, head: memoryview, size: int) -> Range
     """
     if len(head) < _HEADER.size:
         raise WireError(
-            f"the header of a block with ranges has {len(head)} bytes; expected {_HEADER.size} "
-            "bytes and a bitmap"
+            f"the header of a received block with ranges of entries has {len(head)} bytes; "
+            f"expected {_HEADER.size} bytes and a bitmap"
         )
     (block_entries,) = _HEADER.unpack(head[: _HEADER.size])
     if not block_entries:
-        raise WireError("a block has ranges of no entries; expected at least 1 entry per range")
+        raise WireError(
+            "a received block has ranges of no entries; expected at least 1 entry per range"
+        )
     count = num_ranges(size, block_entries)
     bits = np.frombuffer(head, np.uint8, offset=_HEADER.size)
     if bits.size != -(-count // 8):
@@ -384,23 +386,27 @@ def decode_block(
         return Block(slot, size, indices, values_of_chunks)
     if value_dtype not in VALUE_DTYPES:
         known = ", ".join((*VALUE_DTYPES, *FEW_BITS))
-        raise WireError(f"the block's value dtype is {value_dtype!r}; expected one of {known}")
+        raise WireError(
+            f"the received block's value dtype is {value_dtype!r}; expected one of {known}"
+        )
     if chunk or chunk_first:
         raise WireError(
-            f"the block has {value_dtype} values in chunks of {chunk} entries; expected no chunks"
+            f"a received block has {value_dtype} values in chunks of {chunk} entries; expected no "
+            "chunks"
         )
     dtype = np.dtype(_NUMPY_DTYPES[value_dtype])
     if value_coding != ValueCoding.PLAIN:
         if value_coding != ValueCoding.EXPONENTS or coding not in _OF_POSITIONS or count > size:
             raise WireError(
-                f"the block has value coding {value_coding} of {count} values, with index coding "
-                f"{coding}, for {size} entries; expected value coding 0, or 1 with positions"
+                f"a received block has value coding {value_coding} of {count} values, with index "
+                f"coding {coding}, for {size} entries; expected value coding 0, or 1 with "
+                "positions"
             )
         value_bytes = value_codings.decode_exponents(value_bytes, count, dtype.itemsize)
     if not 0 <= count <= size or len(value_bytes) != count * dtype.itemsize:
         raise WireError(
-            f"the block has {count} values of {value_dtype} in {len(value_bytes)} bytes for "
-            f"{size} entries, which do not match"
+            f"a received block has {count} values of {value_dtype} in {len(value_bytes)} bytes "
+            f"for {size} entries, which do not match"
         )
     scale = _checked_scale(scale, value_dtype)
     values = np.frombuffer(value_bytes, dtype) if count else np.empty(0, dtype)
@@ -412,8 +418,8 @@ def decode_block(
     if coding == IndexCoding.RANGES:
         if coding_parameter:
             raise WireError(
-                f"the block's index coding {coding} has no parameter, but the block has the "
-                f"parameter {coding_parameter}"
+                f"a received block's index coding {coding} takes no parameter, but the block has "
+                f"the parameter {coding_parameter}"
             )
         return decode(slot, coded, index_bytes, size)
     indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
@@ -426,12 +432,13 @@ def _check_few_bits(
     """Raise an error for a coding of values or positions that few-bit values cannot have."""
     if value_coding not in _OF_FEW_BITS or coding not in _OF_SEVERAL:
         raise WireError(
-            f"the block has {value_dtype} values with value coding {value_coding} and index "
-            f"coding {coding}; expected value coding 2 or 3, with positions or a dense block"
+            f"a received block has {value_dtype} values with value coding {value_coding} and "
+            f"index coding {coding}; expected value coding 2 or 3, with positions or a dense block"
         )
     if not 0 <= count <= size:
         raise WireError(
-            f"the block has {count} values of {value_dtype} for {size} entries, which do not match"
+            f"a received block has {count} values of {value_dtype} for {size} entries, which do "
+            "not match"
         )
 
 
@@ -440,7 +447,9 @@ def _checked_scale(scale: float, value_dtype: str) -> float:
     if scale == 0 and value_dtype != "int8":
         return 1.0
     if not 0 < scale < math.inf:
-        raise WireError(f"the block has the scale {scale}; expected a finite number above 0")
+        raise WireError(
+            f"a received block has the scale factor {scale}; expected a finite number above 0"
+        )
     return scale
 
 
@@ -457,20 +466,21 @@ def _decode_indices(
         return None
     if coding not in _CODINGS:
         raise WireError(
-            f"the block's index coding {coding} is unknown; expected 0 to {max(_CODINGS)}"
+            f"a received block's index coding {coding} is unknown; expected 0 to {max(_CODINGS)}"
         )
     if not count:
         if len(data):
             raise WireError(
-                f"the block has {len(data)} index bytes for no values; expected no index bytes"
+                f"a received block has {len(data)} index bytes for no values; expected no index "
+                "bytes"
             )
         return np.empty(0, np.int64)
     if coding == IndexCoding.RICE:
         indices = index_codings.decode_rice(data, count, size, parameter)
     elif parameter:
         raise WireError(
-            f"the block's index coding {coding} has no parameter, but the block has the parameter "
-            f"{parameter}"
+            f"a received block's index coding {coding} takes no parameter, but the block has the "
+            f"parameter {parameter}"
         )
     elif coding == IndexCoding.BITMAP:
         indices = index_codings.decode_bitmap(data, count, size)
@@ -480,7 +490,7 @@ def _decode_indices(
         indices = index_codings.decode_uint32(data, count)
     if indices[-1] >= size or (indices[1:] <= indices[:-1]).any():
         raise WireError(
-            "the block's positions are not valid; expected ascending and unique positions below "
-            f"{size}"
+            "the positions of values in a received block are not valid; expected ascending and "
+            f"unique positions below {size}"
         )
     return indices

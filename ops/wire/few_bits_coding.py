@@ -58,8 +58,8 @@ def checked_edges(
     """
     if not (0 < chunk <= _LARGEST_CHUNK and 0 <= first < chunk):
         raise WireError(
-            f"a block begins at place {first} in chunks of {chunk} entries; expected a place "
-            "below the chunk's length"
+            f"a received block begins at entry {first} of a chunk of {chunk} entries; expected an "
+            "entry below the chunk's length"
         )
     # A dense block gets one edge per chunk. Each chunk has at least one scale of two bytes, so a
     # size with more chunks than the received bytes can hold is rejected before the allocation.
@@ -98,7 +98,7 @@ def decode_codes(
         )
     upper = np.frombuffer(data, "<u2", shape[0] * shape[1])
     if upper.size and int(upper.max()) > _LARGEST_SCALE_BITS:
-        raise WireError("the scale of a block's chunk is negative or not finite")
+        raise WireError("the scale factor of a block's chunk is negative or not finite")
     packed = data[scale_bytes:]
     if coding == ValueCoding.DEFLATED_CODES:
         packed = _inflated(packed, packed_bytes)

@@ -313,7 +313,9 @@ class BulkListener:
             if half.offer is not None and not half.offer.stream.lost:
                 reason = f"the handshake took longer than {HANDSHAKE_SECONDS:g} s"
                 logging.info(
-                    "client %s: its bulk connection failed: %s", half.offer.stream.peer, reason
+                    "the bulk connection (plain TCP for large messages) of client %s failed: %s",
+                    half.offer.stream.peer,
+                    reason,
                 )
             halves.end(half)
 
@@ -342,7 +344,9 @@ class BulkListener:
             halves.end(half)
             if half.offer is not None:
                 logging.info(
-                    "client %s: its bulk connection failed: %s", half.offer.stream.peer, error
+                    "the bulk connection (plain TCP for large messages) of client %s failed: %s",
+                    half.offer.stream.peer,
+                    error,
                 )
 
     @staticmethod

@@ -76,14 +76,14 @@ class DatagramPort:
             if self._router.needs_datagrams_first:
                 logging.warning(
                     "--dgt_transport=grpc sends unreliable blocks after each push, but with "
-                    "--dgt_reception=drop and --dgt_wait_ms=0 a shard uses none of these blocks; "
-                    "increase --dgt_wait_ms."
+                    "--dgt_reception=drop and --dgt_wait_ms=0 a PS shard uses none of these "
+                    "blocks; increase --dgt_wait_ms."
                 )
             return
         self._udp = UdpReceiver(bind, self._router.channels, self)
         self._udp.start()
         logging.info(
-            "this shard receives datagrams on the UDP ports %s",
+            "this PS shard receives datagrams on the UDP ports %s",
             ", ".join(map(str, self._udp.ports)),
         )
 
@@ -116,7 +116,7 @@ class DatagramPort:
         if udp is None or udp.failure is None:
             return
         logging.error(
-            "the shard's UDP sockets failed (%r): closing the sockets; workers will send "
+            "the PS shard's UDP sockets failed (%r): closing the sockets; workers will send "
             "datagrams in their gRPC streams",
             udp.failure,
         )

@@ -82,7 +82,7 @@ class DatagramReceiver:
         rules = router.reassembly_rules
         if rules is None:
             raise ValueError(
-                f"the router {router} sends no datagrams, so a shard cannot receive datagrams "
+                f"the router {router} sends no datagrams, so a PS shard cannot receive datagrams "
                 "from it"
             )
         self._decoder = decoder

@@ -213,7 +213,7 @@ class Journal:
 
     def _write(self, pieces: list[Any]) -> None:
         if self._file is None:
-            raise ValueError("the shard's journal of accepted events is closed")
+            raise ValueError("the PS shard's journal of accepted events is closed")
         size = 0
         try:
             for piece in pieces:

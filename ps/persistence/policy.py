@@ -131,13 +131,13 @@ class JournalPolicy:
         core.counters.note_lost_updates(reached)
         if (lost := reached - core.version) > 0:
             logging.warning(
-                "this shard continues from model version %d, but had reached version %d before it "
-                "died: %d updates are lost",
+                "this PS shard continues from model version %d, but had reached version %d "
+                "before it died: %d updates are lost",
                 *(core.version, reached, lost),
             )
         else:
             logging.info(
-                "this shard continues from model version %d: no update is lost", core.version
+                "this PS shard continues from model version %d: no update is lost", core.version
             )
 
 

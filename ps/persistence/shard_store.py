@@ -113,7 +113,7 @@ class Saver:
             except Exception as error:  # noqa: BLE001 - flush() raises it
                 self.failure = error
                 logging.error(
-                    "cannot write the shard's checkpoint of model version %d: %s", version, error
+                    "cannot write the PS shard's checkpoint of model version %d: %s", version, error
                 )
 
     def _take(self) -> tuple[int, State] | None:
@@ -373,19 +373,19 @@ class SavedShard:
         if self._found.get("journals_of") != self._journals_of():
             logging.warning(
                 "the journal of events after the newest checkpoint is on another machine: the "
-                "updates in this journal are lost, and the shard continues from the checkpoint"
+                "updates in this journal are lost, and the PS shard continues from the checkpoint"
             )
             return None
         saved = self._found
         replayed = replay(self.folder, saved["core"], saved["soft"], saved["journal"], make, coder)
         saved["core"], self._replayed = replayed.core, replayed
         logging.info(
-            "the shard's journal restored %d events after the newest checkpoint",
+            "the PS shard's journal restored %d events after the newest checkpoint",
             replayed.num_records,
         )
         if replayed.damage:
             logging.warning(
-                "the end of the shard's journal is damaged and was cut off: %s", replayed.damage
+                "the end of the PS shard's journal is damaged and was cut off: %s", replayed.damage
             )
         return replayed
 
@@ -412,7 +412,7 @@ class SavedShard:
         try:
             journal.remove_before(self.folder, min(needed, default=1 << 62))
         except OSError as error:
-            logging.warning("cannot delete an old journal of this shard: %s", error)
+            logging.warning("cannot delete an old journal of this PS shard: %s", error)
 
     def put(
         self,

@@ -373,7 +373,10 @@ class OfferStage:
             self._came.put(error)
             if self.phase and not self._closing.is_set():
                 logging.error(
-                    "this shard receives no model for phase %d of the run: %s", self.phase, error
+                    "this PS shard receives no model for phase %d of the run (a new model of the "
+                    "script): %s",
+                    self.phase,
+                    error,
                 )
             return
         with self._lock:
@@ -508,14 +511,16 @@ class OfferReader:
         if (full := guard.hello_received(self.stream)) is not None:
             self._reject(full[0], (pb.REASON_FULL, full[1]))
         if hello.role == pb.ROLE_SUPERVISOR and hello.halts:
-            logging.info("the client %s ends this run, which has no model yet", self.stream.peer)
+            logging.info(
+                "the client %s ends this training run, which has no model yet", self.stream.peer
+            )
             _refuse(self.stream, pb.REASON_ENDS, "this PS has not received a model yet, and ends.")
             stage.interrupt()
             raise _SentAway
         self._expects, self.worker, self._program = "", hello.id, program_of(hello)
         self.progress_at = stage.clock()
         if is_worker and stage.claim(self):
-            logging.info("this shard requests the script's model from worker %d", hello.id)
+            logging.info("this PS shard requests the script's model from worker %d", hello.id)
             self._expects = "offer"
             _refuse(
                 self.stream,

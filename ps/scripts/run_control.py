@@ -154,7 +154,9 @@ class RunControl:
         """Record that a script ends the current call of fit early for all scripts."""
         if self._is_current(connection):
             logging.info(
-                "the script of worker %d stops its call %d of fit early", connection.id, fit
+                "the script of worker %d ends its call number %d of fit before its last epoch",
+                connection.id,
+                fit,
             )
             self._meetings.end_fit(fit, epochs)
             self._perform(self._barriers.stop_fit(connection.id, fit, epochs, self._clock()))

@@ -216,7 +216,7 @@ class LeaderClient:
                 if self._closing.is_set() or self.halted:
                     return
                 if not self._comes_again:
-                    logging.warning("this shard lost its connection to shard 0: %s", error)
+                    logging.warning("this PS shard lost its connection to shard 0: %s", error)
                 self._comes_again = False
                 if not self._return(reconnect_seconds):
                     return

@@ -474,11 +474,11 @@ class StreamReader:
 
     def _take_rounds(self, batch: str) -> None:
         if self._worker.role != pb.ROLE_WORKER:
-            raise Malformed("a client that is not a worker sent measured rounds")
+            raise Malformed("a client that is not a worker sent time records of training rounds")
         if len(batch.encode()) > MAX_DOCUMENT_BYTES:
             raise Malformed(
-                f"a worker sent a document of measured rounds of {len(batch)} characters, which "
-                "is too long"
+                f"a worker sent a document of time records of rounds, of {len(batch)} characters, "
+                "which is too long"
             )
         self._serve("rounds", self.server.observers.pass_on_rounds, self._worker.id, batch)
 
@@ -677,7 +677,8 @@ class StreamReader:
 def _check_place(fit: int, epoch: int) -> None:
     if not (0 < fit < _MOST_COUNTED and epoch < _MOST_COUNTED):
         raise Malformed(
-            f"the message names epoch {epoch} of fit {fit}; expected numbers within their range"
+            f"the message names training epoch {epoch} of call {fit} of fit; expected numbers "
+            "within their range"
         )
 
 

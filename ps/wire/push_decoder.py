@@ -195,7 +195,7 @@ class PushDecoder:
         start = len(payload) - push.change_bytes
         if start < 0 or push.more:
             raise Malformed(
-                f"the push has {push.change_bytes} bytes of changes in a payload of "
+                f"the push has {push.change_bytes} bytes of weight changes in a payload of "
                 f"{len(payload)} bytes; expected no more than the payload, and no changes before "
                 "the last message of a push"
             )

@@ -435,7 +435,9 @@ class Control:
                     self._listen(session, welcome)
                 except (StreamLost, Malformed) as error:
                     if not self._closing.is_set():
-                        logging.warning("the worker lost its control stream to shard 0: %s", error)
+                        logging.warning(
+                            "the worker lost its control stream to PS shard 0: %s", error
+                        )
                 finally:
                     with self._changed:
                         self._session = None
@@ -534,4 +536,4 @@ class Control:
             if not has_finished:
                 self._on_end(error.cause, error.message)
         else:
-            logging.error("the worker's control stream to shard 0 has failed: %s", error)
+            logging.error("the worker's control stream to PS shard 0 has failed: %s", error)

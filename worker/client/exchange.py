@@ -230,8 +230,8 @@ class Exchange:
         reply = self._settle(number)
         if reply is None:
             raise ConfigurationError(
-                f"the shard {self.shards[number].address} rejected a pull of the model as not "
-                "finite"
+                f"the shard {self.shards[number].address} rejected a pull of the model, because "
+                "values are NaN or infinite"
             )
         return reply
 
@@ -272,11 +272,11 @@ class Exchange:
             operation = Operation(reply.operation)
         except ValueError as error:
             raise Malformed(
-                f"the shard sent a reply with the unknown operation {reply.operation}"
+                f"the PS shard sent a reply with the unknown operation {reply.operation}"
             ) from error
         if operation is Operation.SET_REST and not reply.step:
             raise Malformed(
-                "the shard sent a SET_REST reply, which belongs to a push, in answer to a pull"
+                "the PS shard sent a SET_REST reply, which belongs to a push, in answer to a pull"
             )
         blocks: Sequence[Block] = ()
         rounds: Sequence[RepeatedRound] = ()

@@ -313,7 +313,9 @@ class ShardClient:
                 )
             except StreamLost as error:
                 logging.warning(
-                    "lost the stream to shard %s (%s); continuing local steps", self.address, error
+                    "lost the gRPC stream to PS shard %s (%s); continuing local steps",
+                    self.address,
+                    error,
                 )
                 self._lose(error)
                 return
@@ -375,7 +377,7 @@ class ShardClient:
         else:
             self._lost_by = StreamLost("the quarantine of this worker is over")
         if not self._in_use:
-            logging.warning("lost the stream to shard %s (%s)", self.address, self._lost_by)
+            logging.warning("lost the gRPC stream to PS shard %s (%s)", self.address, self._lost_by)
             self._pauses.num_pauses, self._try_again_at = 0, 0.0
         self._drop()
 
@@ -496,7 +498,7 @@ class ShardClient:
                 self._arrivals.record_alarm()
                 raise StreamLost(f"{self.address} sent nothing for too long")
         except StreamLost as error:
-            logging.warning("lost the stream to shard %s (%s)", self.address, error)
+            logging.warning("lost the gRPC stream to PS shard %s (%s)", self.address, error)
             self._pauses.num_pauses, self._try_again_at = 0, 0.0
             self._lose(error)
         self._perform(self.protocol.tick(time.monotonic()))
@@ -514,7 +516,9 @@ class ShardClient:
             self._raise_if_ended()
             if self._closing.is_set():
                 raise Unreachable(f"stopped while waiting for {self.address}") from error
-            logging.warning("lost the stream to shard %s (%s); reconnecting", self.address, error)
+            logging.warning(
+                "lost the gRPC stream to PS shard %s (%s); reconnecting", self.address, error
+            )
             if self.protocol.is_expelled:
                 self.before_rejoining()
             if self._abandons:

@@ -80,7 +80,8 @@ class Mailbox:
             if self._num_bytes + len(payload) > self._limit_bytes:
                 raise Malformed(
                     f"a part of an all-reduce of {len(payload)} bytes does not fit: "
-                    f"{self._num_bytes} bytes are waiting, and the limit is {self._limit_bytes}"
+                    f"{self._num_bytes} bytes are waiting, and at most {self._limit_bytes} may "
+                    "wait"
                 )
             self._parts[name] = payload
             self._num_bytes += len(payload)

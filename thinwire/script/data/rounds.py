@@ -126,6 +126,6 @@ def check_rows(step: int, own: int, expected: int) -> None:
     """
     if own != expected:
         raise ConfigurationError(
-            f"step {step} of the epoch has {own} rows on this worker; expected {expected} rows, "
-            "computed from the batch size and the number of rows"
+            f"training step {step} of the epoch has {own} rows on this worker; expected "
+            f"{expected} rows, computed from the batch size and the number of rows"
         )

@@ -120,7 +120,8 @@ class KeptState:
         settings = state.get("settings", {})
         if first_setting(settings, deciding_settings(session.settings.run)) is not None:
             logging.warning(
-                "the method has changed (--resume): resetting this worker's optimizer state"
+                "the training method has changed (--resume): resetting this worker's optimizer "
+                "state"
             )
             return None
         saved = [state["optimizers"].get(str(number), {}) for number in range(len(optimizers))]
@@ -143,7 +144,8 @@ class KeptState:
                     optimizer.variables[_RATE].assign(rate)
         step = state["core"]["step"]
         logging.info(
-            "loaded this worker's optimizer state, which was saved after exchange %d of %d",
+            "loaded this worker's optimizer state, which was saved after exchange %d of %d with "
+            "the PS",
             step,
             last_step,
         )
