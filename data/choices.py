@@ -1,4 +1,6 @@
-"""Legal values of the command-line flags for data; no imports, so that ``--help`` is fast."""
+"""Legal values of the command-line flags for data, in a module without imports for a fast
+``--help``.
+"""
 
 #: Names of the data sets of images.
 IMAGES = (

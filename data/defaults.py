@@ -1,6 +1,7 @@
 """Defaults and legal values of the flags --scaling and --augment for each data set.
 
-The module is pure Python, so that flags can be checked before TensorFlow or numpy is imported.
+The module `defaults` imports neither TensorFlow nor numpy, so that flags can be checked before such
+slow imports.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The data-sharding file: the contiguous range of the training set that each worker owns.
 
-The module is pure Python, so that a flag can be checked before TensorFlow or numpy is imported.
+The module `fractions` imports neither TensorFlow nor numpy, so that a flag can be checked before
+these slow imports.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _TOLERANCE = 1.1e-6
 
 
 class _Line(NamedTuple):
-    """One worker's line of the data-sharding file."""
+    """One line of the data-sharding file, which defines the range of one worker."""
 
     start: float
     end: float
@@ -68,7 +69,8 @@ def read_fractions(path: str | Path, nb_workers: int) -> tuple[tuple[float, floa
 
 
 def ranges(total: int, nb_workers: int, fractions: Fractions | None) -> list[range]:
-    """Return each worker's part of the examples ``range(total)``, without gap or overlap.
+    """Return the range of example indices (within ``range(total)``) of each worker, without
+    overlap.
 
     Args:
         total: Number of training examples.
@@ -121,7 +123,7 @@ def _parse(path: str | Path, number: int, text: str) -> _Line:
 
 
 def _check_cover(path: str | Path, lines: Sequence[_Line]) -> None:
-    """Raise an error, which names two lines, if the ranges of workers overlap or leave a gap."""
+    """Raise an error that names two lines of the file if workers' ranges overlap or leave a gap."""
     before: _Line | None = None
     for line in sorted(lines):
         reached = before.end if before else 0.0

@@ -37,7 +37,9 @@ class TrainingShard:
         return len(self.labels)
 
     def fork(self) -> TrainingShard:
-        """Return a copy of the shard with a separate cursor at its present position."""
+        """Return a copy of the shard whose separate cursor begins at the shard's present
+        position.
+        """
         return dataclasses.replace(self, cursor=self.cursor.fork())
 
     def next(self) -> tuple[Any, NDArray[Any]]:
@@ -108,7 +110,7 @@ def take_shard(run: Run, whole: registry.Dataset, id_worker: int, nb_workers: in
 
     Raises:
         ConfigurationError: The training set cannot be split, the data-sharding file does not fit
-            the run, or the batch is larger than the worker's shard.
+            the run, or the batch size is larger than the number of the worker's examples.
     """
     rule = split_rule(run, nb_workers)
     positions = partition.shard(whole.classes, id_worker, rule, whole.train_file_offsets)
@@ -163,7 +165,9 @@ def _shard(
 
 
 def split_rule(run: Run, nb_workers: int) -> partition.PartitionRule:
-    """Return the rule by which a run splits the training set among ``nb_workers`` workers."""
+    """Return the rule by which the run's settings split the training set among ``nb_workers``
+    workers.
+    """
     path, alpha = run.data.sharding_file, run.data.dirichlet_alpha
     return partition.PartitionRule(
         partition=run.data.partition,

@@ -1,7 +1,7 @@
 """Makes ``data/fashion_mnist_sample``: a small random sample of Fashion-MNIST, balanced by class.
 
 Run ``python -m thinwire.data.make_sample SOURCE_DIR [OUT_DIR]``; SOURCE_DIR holds the four files of
-the full data set. Equal source files, seeds and zlib versions give a byte-identical sample.
+the full data set. Equal source files, seeds and zlib versions give byte-identical sample files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def draw_balanced(labels: NDArray[np.uint8], count: int, seed: int) -> NDArray[n
     Args:
         labels: Class of each example, [N] uint8.
         count: Number of examples to draw; a multiple of the number of classes.
-        seed: Seed of the random draw of examples.
+        seed: Seed of the random draw of the sample's examples.
 
     Raises:
         ValueError: ``count`` is not a multiple of the number of classes, or a class has too few
@@ -47,7 +47,7 @@ def draw_balanced(labels: NDArray[np.uint8], count: int, seed: int) -> NDArray[n
 
 
 def make_sample(source: Path, out: Path) -> None:
-    """Write the four files of the sample from the four files of the full data set."""
+    """Write the four files of the Fashion-MNIST sample from the four files of the full data set."""
     out.mkdir(parents=True, exist_ok=True)
     for index, (prefix, count) in enumerate((("train", NUM_TRAIN), ("t10k", NUM_TEST))):
         names = (f"{prefix}-images-idx3-ubyte.gz", f"{prefix}-labels-idx1-ubyte.gz")

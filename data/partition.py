@@ -1,9 +1,9 @@
 """Splits the training examples among the workers.
 
 Every worker computes the split of the training set from the labels, the seed and the flags, without
-messages. The shards of all workers together hold each training example exactly once; only the
-partition "positions" may omit examples. The dict `SPLITS` has a function for each value of
---partition. The function `split_dirichlet` models the label skew of federated learning.
+messages. Each training example belongs to exactly one worker; only the partition "positions" may
+omit examples. The dict `SPLITS` maps each value of --partition to the function that splits the
+training set. The function `split_dirichlet` models the label skew of federated learning.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ def split_dirichlet(
 
     With a smaller alpha, a worker gets fewer labels and the shard sizes differ more; an infinite
     alpha corresponds to the partition "iid". If a worker would get fewer than ``smallest``
-    examples, the function draws the number of examples for all labels and workers again, up to 20
-    times in all. After 20 draws, the function repairs the draw with the fewest missing examples:
-    each shard that is too small gets examples of the most frequent label of the largest shard,
-    until it has ``smallest`` examples.
+    examples, `split_dirichlet` draws the numbers of examples of all labels and workers again, up to
+    20 times in all. After 20 draws, `split_dirichlet` repairs the draw with the fewest missing
+    examples: each worker with too few examples gets examples of the most frequent label from the
+    worker with the most examples, until it has ``smallest`` examples.
 
     Args:
         labels: Class of each training example, [N]; must be equal on every worker.
         nb_workers: Number of workers in the run.
         alpha: Concentration of the Dirichlet distribution, above 0.
-        smallest: Least number of examples that a worker may have, one mini-batch.
+        smallest: Least number of examples that a worker may have: the size of one mini-batch.
         seed: Seed of the draws and shuffles; must be equal on every worker.
 
     Returns:
@@ -95,8 +95,8 @@ def _draw_table(
 ) -> NDArray[np.int64]:
     """Return the number of examples per label and worker: [labels, nb_workers] int64.
 
-    The returned table is the first draw in which every worker has ``smallest`` examples, or else
-    the draw with the fewest missing examples.
+    The returned table of examples per label and worker is the first random draw in which every
+    worker has ``smallest`` examples, or else the draw with the fewest missing examples.
     """
     best, least = np.zeros((len(sizes), nb_workers), np.int64), None
     for _ in range(_MOST_DRAWS):
@@ -171,8 +171,9 @@ class PartitionRule:
 def read_positions(path: str | Path, nb_workers: int) -> Shards:
     """Read a file of positions: line w lists the positions of worker w's training examples.
 
-    A position is the index of an example in the training set, from 0. An empty line of the file
-    gives a worker no examples. Lines of the file that begin with ``#`` are comments.
+    A position is the index of an example in the training set, from 0. An empty line of the file of
+    positions gives a worker no examples. Lines of the file of positions that begin with ``#`` are
+    comments.
 
     Returns:
         One array per worker: positions of the worker's examples, [n] int64, ascending.
@@ -225,13 +226,15 @@ def split(
         labels: Class of each training example, [N]; must be equal on every worker. If the labels
             are not classes, they may have any form [N, ...], and only N is used.
         rule: Rule that splits the training examples among the workers.
-        file_offsets: First example of each data file, then N, [files + 1] int64. With these
-            offsets, the partition "contiguous" splits at the borders of files.
+        file_offsets: Index of the first example of each data file, then the number N of examples,
+            [files + 1] int64. With the offsets of data files, the partition "contiguous" splits at
+            the borders of files.
 
     Returns:
-        One array per worker: positions of the worker's examples, [n] int64. The order is by label,
-        then by position for "class", else ascending. The arrays are disjoint. Together they hold
-        all examples; only "positions" may omit examples.
+        One array per worker: positions of the worker's examples, [n] int64. For the partition
+        "class", a worker's positions are ordered by label, then by position; for all other
+        partitions they ascend. The workers' arrays are disjoint. The workers'
+        arrays together hold all examples; only the partition "positions" may omit examples.
 
     Raises:
         ConfigurationError: The partition is unknown, there are more workers than examples, a

@@ -1,4 +1,4 @@
-"""Loads, checks and scales data sets, for workers to train and for Supervisors to evaluate.
+"""Loads, checks and scales data sets, on which workers train and Supervisors evaluate models.
 
 The function `load` loads a data set by name, and `from_user_module` loads the data of a user's
 function ``load_data()``. The data sets in `LARGE` (ImageNet, and a synthetic substitute without
@@ -35,7 +35,7 @@ _NUM_DIFFERENT = 256
 
 @dataclasses.dataclass(frozen=True)
 class DatasetRequest:
-    """The arguments of `load`, with None for the defaults of the data set."""
+    """The arguments of the function `load`; None stands for the data set's default."""
 
     name: str
     data_dir: str | None
@@ -65,8 +65,8 @@ class DatasetPart:
 class Dataset:
     """Training and test examples of a data set; a part that was not requested has no examples.
 
-    The labels for classification are [N] int32 classes; the labels for another task have the form
-    that the task defines.
+    The labels for classification are [N] int32 classes; the labels for another task (for example
+    text) have the form that the task defines.
     """
 
     # Inputs of the training examples, [N, ...], mostly images [N, height, width, channels] float32.
@@ -154,15 +154,15 @@ def load(
     augment: str | None = None,
     task: Task = TASKS[CLASSIFICATION],
 ) -> Dataset:
-    """Load the data set with the given name.
+    """Load, check and scale the data set with the given name.
 
     Args:
         name: Name of the data set, one of ``data.DATASETS``.
         data_dir: Folder of the files (--data_dir); None for the data set's usual folders.
         image_size: Height and width of the network's input, in pixels.
         image_depth: Number of channels of the network's input.
-        nb_classes: Number of classes of the network; for another task, the number of values,
-            labels or words.
+        nb_classes: Number of classes of the network; for a task without classes, the number of
+            values, labels or words.
         scaling: Scaling of the pixels, one of ``data.SCALINGS``; None for the data set's default.
         seed: Seed of the random numbers of generated data.
         parts: Parts of the data set to load, for example ("train",) on a worker.
@@ -310,7 +310,7 @@ def from_user_module(module: ModuleType, seed: int, task: Task = TASKS[CLASSIFIC
 
 
 def _classes_of(labels: Any, task: Task) -> NDArray[np.int32] | None:
-    """Return the classes of examples whose labels are their inputs; None if there are no
+    """Return the classes of examples whose labels are copies of their inputs; None without
     classes.
     """
     if not task.labels.are_inputs or labels is None:

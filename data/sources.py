@@ -1,8 +1,9 @@
 """Finds the files of a named data set, and downloads files that are missing.
 
-The files of a data set are searched in the system's package, then in the Keras cache, and else
-downloaded into the Keras cache. If the user names a folder with --data_dir, the search is limited
-to that folder, so that other data never replaces the user's data silently.
+The files of a data set are searched first in the folder of an operating system's package, then in
+the Keras cache, and otherwise downloaded into the Keras cache. If the user names a folder with
+--data_dir, the search is limited to that folder, so that other data never replaces the user's data
+silently.
 """
 
 from __future__ import annotations
@@ -236,8 +237,8 @@ def _download(name: str, source: _Source, folder: Path, files: list[str]) -> Non
 def _fetch(address: str, target: Path, check: Callable[[Path], None] | None = None) -> None:
     """Download one file of a data set to the path ``target``.
 
-    The function downloads to a temporary file, which replaces ``target`` only if the size and
-    ``check`` are correct, so that another process never reads a partial or damaged file.
+    `_fetch` downloads to a temporary file, which replaces ``target`` only if its size is correct
+    and ``check`` accepts it, so that another process never reads a partial or damaged file.
     """
     logging.info("data: downloading %s", address)
     descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=".partial-")

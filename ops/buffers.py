@@ -1,11 +1,11 @@
-"""Pool of large memory buffers; fresh memory pages cost several times the time to fill them.
+"""Pool of large memory buffers, because allocating memory pages takes longer than filling them.
 
-Message payloads, and copies of arrays that are about to change, get their memory from the buffer
-pool. A process holds about as many pooled buffers as were ever in use at the same time.
+The buffer pool provides memory for message payloads, and for copies of arrays that are about to
+change. A process keeps about as many buffers in the pool as it ever used at the same time.
 
-The memory of pooled buffers comes from `mmap` and not from numpy. For its arrays numpy requests
-huge pages, and the first write to huge pages took two to four times as long as to normal pages on
-virtual machines.
+The buffer pool allocates memory with `mmap`, not with numpy. For its arrays numpy requests huge
+pages, and on virtual machines the first write to huge pages took two to four times as long as the
+first write to normal pages.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _free: dict[int, list[NDArray[Any]]] = {}
 
 
 class _InUse:
-    """Memory of the buffer pool that is in use.
+    """Memory buffer taken from the pool, for as long as an array uses the buffer.
 
-    Pooled memory returns to the pool when no array or view of it is left.
+    A buffer returns to the pool when no array and no view uses the buffer any more.
     """
 
     def __init__(self, raw: NDArray[Any]) -> None:
@@ -78,7 +78,7 @@ def buffer(num_bytes: int) -> NDArray[Any]:
 
 
 def copied(values: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy of an array [n] whose memory is a buffer of this module's pool."""
+    """Return a copy of an array [n], in memory from the buffer pool of `thinwire.ops.buffers`."""
     copy = buffer(values.nbytes).view(values.dtype)
     np.copyto(copy, values)
     return copy
@@ -93,7 +93,8 @@ def _aligned(num_bytes: int) -> NDArray[Any]:
 class MappedFile:
     """Pages of a memory-mapped file that serve as the memory of an array.
 
-    The function `put_away` finds the MappedFile object through the `base` of an array or view.
+    The function `put_away` finds the MappedFile object through the attribute `base` of a numpy
+    array or view.
     """
 
     def __init__(self, pages: mmap.mmap) -> None:
@@ -102,7 +103,7 @@ class MappedFile:
         self.__array_interface__ = raw.__array_interface__
 
     def put_away(self, part: NDArray[Any]) -> None:
-        """Remove the pages of an array's part from memory; the contents stay in the mapped file."""
+        """Remove an array's pages from memory; their contents stay in the memory-mapped file."""
         # The first page is removed whole, so neighbors of `part` may leave memory too. A later read
         # of the neighbors loads their page from the file again.
         first = (part.ctypes.data - self._start) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -112,24 +113,25 @@ class MappedFile:
 
 
 def put_away(values: NDArray[Any] | memoryview) -> None:
-    """Remove a mapped file's array, or a view of one, from this process' memory.
+    """Remove an array in a memory-mapped file, or a view of such an array, from memory.
 
-    The next access to the removed array reads the contents from the file again. An array that is
-    not in a mapped file is left unchanged.
+    The next access to an array that `put_away` has removed reads the contents from the mapped file
+    again. `put_away` does nothing for an array that is not in a mapped file.
     """
     if (owner := _file_of(values)) is not None:
         owner.put_away(np.asarray(values))
 
 
 def is_in_file(values: NDArray[Any]) -> bool:
-    """Return True if the memory of an array is a mapped file."""
+    """Return True if the memory of an array is a memory-mapped file."""
     return _file_of(values) is not None
 
 
 def pieces(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield an array in memory whole, and an array in a mapped file in pieces.
+    """Yield an array in memory as a whole, and an array in a mapped file piece by piece.
 
-    Each piece of a mapped file's array leaves the process' memory before the next piece is yielded.
+    `pieces` removes each piece of a mapped file's array from the process' memory before it yields
+    the next piece.
     """
     if not is_in_file(values):
         yield values

@@ -1,13 +1,13 @@
 """All-reduce algorithms as data (lists of steps), and one engine that executes the steps.
 
-The module `collectives` does no input or output and reads no clock.
+The module `thinwire.ops.collectives` does no input or output and reads no clock.
 
-An all-reduce algorithm returns a list of steps for each worker of the sum. A step of an all-reduce
-sends a range of buffer entries to a peer, or receives a range from a peer and either adds the
-entries or overwrites the buffer with them. Each buffer entry is summed at one member of the
-all-reduce and then copied to the other members. The algorithm's list of steps alone fixes the order
-of the additions. So all members of an all-reduce end with the same bits, and a repeated all-reduce
-gives the same bits too.
+An all-reduce algorithm returns a list of steps for each worker that participates in the all-reduce.
+A step of an all-reduce sends a range of buffer entries to a peer, or receives a range from a peer
+and adds it to the buffer or overwrites the buffer. In an all-reduce, one member sums each buffer
+entry, and the sum is then copied to the other members. The list of steps of an all-reduce algorithm
+alone fixes the order of the additions. So all members of an all-reduce end with the same bits, and
+a repeated all-reduce gives the same bits too.
 
 Sources: ring, Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", JPDC 69(2), 2009; recursive halving and doubling, and binary blocks, Thakur,
@@ -39,7 +39,7 @@ class SendPart:
 
 @dataclasses.dataclass(frozen=True)
 class ReceivePart:
-    """Step of an all-reduce that waits for a peer's entries and adds or copies them."""
+    """Step of an all-reduce that receives a peer's entries and adds or copies the entries."""
 
     peer: int
     entries: Range
@@ -53,10 +53,11 @@ Algorithm = Callable[[int, int, int], list[Step]]
 
 
 def ring(member: int, num_members: int, size: int) -> list[Step]:
-    """Return the steps of ring all-reduce: p parts of the buffer circulate, added, then copied.
+    """Return the steps of ring all-reduce: p buffer parts circulate, once added and once copied.
 
-    In ring all-reduce the p parts of the buffer are added in p - 1 turns and copied in p - 1 turns.
-    In ring all-reduce each of p members sends 2 (p - 1) / p of the buffer.
+    Ring all-reduce among p members adds the p parts of the buffer in p - 1 turns, and copies the
+    sums in p - 1 turns. In ring all-reduce each of p members sends 2 (p - 1) / p times the size of
+    the buffer.
     """
     after, before = (member + 1) % num_members, (member - 1) % num_members
     borders = [part * size // num_members for part in range(num_members + 1)]
@@ -76,12 +77,13 @@ def ring(member: int, num_members: int, size: int) -> list[Step]:
 
 
 def butterfly(member: int, num_members: int, size: int) -> list[Step]:
-    """Return the all-reduce steps of recursive halving, then doubling.
+    """Return the all-reduce steps of recursive halving followed by recursive doubling.
 
-    For p a power of two, a member of recursive halving and doubling takes 2 log2 p steps and sends
-    2 (p - 1) / p of the buffer. For a number p of members that is no power of two, let q be the
-    largest power of two below p. Each of the last p - q members first sends its whole buffer to a
-    partner among the first q members, and receives the sum at the end.
+    In an all-reduce by recursive halving and doubling among p members, with p a power of two, each
+    member takes 2 log2 p steps and sends 2 (p - 1) / p times the size of the buffer. If the number
+    p of all-reduce members is no power of two, q is the largest power of two below p. With p
+    members and q the largest power of two below p, each of the last p - q members first sends its
+    whole buffer to a partner among the first q members, and receives the sum at the end.
     """
     block = _largest_power(num_members)
     whole = (0, size)
@@ -98,11 +100,12 @@ def butterfly(member: int, num_members: int, size: int) -> list[Step]:
 def binary_blocks(member: int, num_members: int, size: int) -> list[Step]:
     """Return the all-reduce steps of halving and doubling in blocks of 2^k members.
 
-    For example, 6 members form blocks of 4 and 2. After halving, members of a smaller block hold
-    larger ranges of the buffer than members of a larger block. A member of a smaller block sends
-    the parts of its buffer range to the members of the next larger block that hold these parts, and
-    receives the sums before the doubling. For any number p of members, a member of binary blocks
-    sends slightly more than 2 (p - 1) / p of the buffer.
+    For example, the 6 members of an all-reduce form a block of 4 and a block of 2 members. After
+    recursive halving, members of a smaller block hold larger ranges of the buffer than members of a
+    larger block. After recursive halving, a member of a smaller block sends the parts of its buffer
+    range to the members of the next larger block that hold these parts, and receives the sums
+    before recursive doubling. In the all-reduce with binary blocks, each of p members sends
+    slightly more than 2 (p - 1) / p times the size of the buffer.
     """
     blocks = _blocks(num_members)
     block = max(number for number, (first, _) in enumerate(blocks) if first <= member)
@@ -150,7 +153,7 @@ class CollectivePart:
         peer: Index of the sending or receiving peer among the members of the all-reduce.
         number: Number of earlier parts that the sender has sent to the same receiver in this
             all-reduce.
-        entries: Range of the buffer's entries in the part.
+        entries: Range of the buffer's entries that the part contains.
     """
 
     peer: int
@@ -159,13 +162,13 @@ class CollectivePart:
 
 
 class Reduction:
-    """State of one member in one all-reduce.
+    """State of one member during an all-reduce.
 
     A Reduction lists the buffer parts to send, and merges received parts into the buffer.
     """
 
     def __init__(self, steps: Sequence[Step], buffer: Float32) -> None:
-        """Start the all-reduce at the first of the given steps.
+        """Begin an all-reduce at the first of the given steps.
 
         Args:
             steps: All-reduce steps that an Algorithm returned for this member and this buffer's
@@ -199,13 +202,14 @@ class Reduction:
         return CollectivePart(step.peer, self._received[step.peer], step.entries)
 
     def take(self, values: Float32) -> None:
-        """Merge the received values of the awaited buffer part into the buffer.
+        """Add or copy the received values of the awaited buffer part into the buffer.
 
         Args:
             values: [stop - start] float32 entries of the awaited buffer part.
 
         Raises:
-            ValueError: No buffer part is awaited, or `values` has a wrong length.
+            ValueError: The all-reduce awaits no buffer part, or `values` has not the length of the
+                awaited part.
         """
         step = self._steps[0] if self._steps else None
         if not isinstance(step, ReceivePart):
@@ -230,8 +234,8 @@ class Reduction:
 def _halve(place: int, length: int, first: int, entries: Range) -> list[Step]:
     """Return the steps of a reduce-scatter in a block of `length` members, a power of two.
 
-    Each step of the reduce-scatter sends the peer's half of the range to the peer, and adds the
-    received entries to the member's half.
+    In each step of the reduce-scatter a member sends the peer's half of the buffer range to the
+    peer, and adds the received entries to its own half.
     """
     steps: list[Step] = []
     distance = length // 2
@@ -265,7 +269,7 @@ def _held(place: int, length: int, entries: Range) -> Range:
 
 
 def _sides(place: int, distance: int, entries: Range) -> tuple[Range, Range]:
-    """Return (the half of a range that a member keeps, the half that the peer keeps)."""
+    """Return the half of a buffer range that a member keeps, and the half that its peer keeps."""
     start, stop = entries
     middle = (start + stop) // 2
     low, high = (start, middle), (middle, stop)
@@ -278,7 +282,7 @@ def _largest_power(number: int) -> int:
 
 
 def _blocks(num_members: int) -> list[tuple[int, int]]:
-    """Return (first member, length) of each block, largest first: 7 members are 4 + 2 + 1."""
+    """Return (first member, size) of each block of members: 7 members form blocks of 4, 2 and 1."""
     blocks: list[tuple[int, int]] = []
     first = 0
     while first < num_members:
@@ -289,5 +293,5 @@ def _blocks(num_members: int) -> list[tuple[int, int]]:
 
 
 def _without_empty(steps: Sequence[Step]) -> list[Step]:
-    """Drop all-reduce steps with an empty range; sender and receiver both drop the same steps."""
+    """Drop all-reduce steps with an empty buffer range, as both sender and receiver do."""
     return [step for step in steps if step.entries[0] < step.entries[1]]

@@ -16,7 +16,7 @@ _CRC_TABLE = _table()
 
 
 def masked_crc32c(content: bytes) -> int:
-    """Return the CRC-32C of `content`, rotated right by 15 bits, plus a constant (TFRecord)."""
+    """Return the checksum of a TFRecord: CRC-32C, rotated right by 15 bits, plus a constant."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8

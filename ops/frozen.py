@@ -1,14 +1,16 @@
-"""Copy-on-write snapshots of arrays, read in pieces while the owner changes the arrays.
+"""Copy-on-write snapshots of arrays, read in pieces while their owner changes the arrays.
 
-The owner of an array calls `before_change` of its `Freezer` before each change. The `Freezer` then
-saves only the old values of entries that a reader of a snapshot has not read yet. So a reply or a
-checkpoint that uses snapshots copies nothing while the weights do not change.
+The owner of an array calls `before_change` of its `Freezer` before each change. Before an array
+changes, its `Freezer` saves only the old values of entries that a reader of a snapshot has not read
+yet. A reply or a checkpoint that uses a snapshot of the weights copies nothing while the weights do
+not change.
 
 One thread owns an array, changes it and takes snapshots of it. Other threads may read the snapshots
 of an array. The snapshots of arrays need no lock, because owner and reader each follow an order of
-operations. The owner of an array saves old values before it starts a change. A reader of a snapshot
-copies a piece first, and then looks for saved old values of the piece. If the reader finds no saved
-old value, the change had not started when the piece was copied.
+operations. The thread that owns an array saves the old values before it starts to change the array.
+A reader of a snapshot first copies a piece of the array, and then looks for saved old values of the
+piece. If a reader of a snapshot finds no saved old value of a piece, the owner had not started to
+change the piece when the reader copied it.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ class StoredCopy(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Size of all stored values, in bytes."""
+        """Size of all values of the stored array, in bytes."""
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
-        """Return a copy of the stored array values from `part.start` to `part.stop`."""
+        """Return a copy of the stored array's entries from `part.start` to `part.stop`."""
 
 
 #: Function that returns the current content of an array, as a copy or as a `FrozenArray`
@@ -57,7 +59,7 @@ def copied(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def unguarded(array: NDArray[Any], indices: Int64 | None) -> None:
-    """Do nothing: the function to call before changes of arrays that have no snapshots."""
+    """Do nothing: the default function to call before a change of an array without snapshots."""
 
 
 _Readers = list["weakref.ref[FrozenArray]"]
@@ -70,8 +72,8 @@ class FrozenArray:
         dtype: Data type of the array in the snapshot.
         shape: Shape of the array in the snapshot.
         nbytes: Size of the snapshot's whole content, in bytes.
-        first: Position of the first entry that `pieces` has not yielded yet. The freezer need not
-            save entries before this position.
+        first: Position of the first array entry that `pieces` has not yielded yet. The freezer need
+            not save entries before `first`.
     """
 
     def __init__(self, array: NDArray[Any], readers: _Readers) -> None:
@@ -80,9 +82,10 @@ class FrozenArray:
         Only `Freezer.freeze` calls the constructor of `FrozenArray`.
 
         Args:
-            array: Array of which to take a snapshot; the array's owner announces changes to the
-                freezer.
-            readers: The freezer's list of snapshots of the array.
+            array: Array of which to take a snapshot; the array's owner calls
+                `Freezer.before_change` before each change.
+            readers: The freezer's list of snapshots of the array, to which the new snapshot is
+                added.
         """
         self.dtype, self.shape, self.nbytes = array.dtype, array.shape, array.nbytes
         self._array, self._readers = array, readers
@@ -96,26 +99,26 @@ class FrozenArray:
         readers.append(weakref.ref(self))
 
     def __len__(self) -> int:
-        """Return the length of the snapshot's first axis."""
+        """Return the length of the frozen array's first axis."""
         return int(self.shape[0])
 
     def again(self) -> FrozenArray:
-        """Return a second snapshot of the same content, for another reader.
+        """Return a second snapshot of an array's content, for another reader.
 
-        Nothing of the original snapshot may have been read yet, because the two snapshots share the
-        saved values.
+        `again` must be called before a reader has read the original snapshot, because the two
+        snapshots share the saved old values.
         """
         other = FrozenArray(self._array, self._readers)
         other._aside, other._aside_bytes = list(self._aside), self._aside_bytes
         return other
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return a copy of the snapshot's whole content."""
+        """Return a copy of the whole array as it was when the snapshot was taken."""
         whole = self._copy(0, self._array.size).reshape(self.shape)
         return whole if dtype is None else whole.astype(dtype)
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yield the snapshot's bytes in order, once; then release the saved values."""
+        """Yield the snapshot's bytes piece by piece, once; then release the saved old values."""
         size = max(1, _PIECE_BYTES // self.dtype.itemsize)
         for start in range(0, self._array.size, size):
             stop = min(start + size, self._array.size)
@@ -133,17 +136,17 @@ class FrozenArray:
         """Save the old values of entries that the owner of the array is about to change.
 
         Args:
-            first: Position of the first entry that any reader of a snapshot still needs.
+            first: Position of the first array entry that a reader of a snapshot has not read yet.
             indices: [k] int64 ascending positions of `values`; None if `values` holds all entries
                 from `first` on.
-            values: Old values of the entries that are about to change.
+            values: Old values of the array entries that are about to change.
         """
         self._aside.append((first, indices, values))
         self._aside_bytes += values.nbytes + (0 if indices is None else indices.nbytes)
 
     @property
     def has_much_aside(self) -> bool:
-        """True if saving the whole array is cheaper than saving each later change."""
+        """True if a copy of the whole array is cheaper than saving old values at each change."""
         return len(self._aside) >= _MOST_ASIDES or self._aside_bytes > self.nbytes // 2
 
     def _copy(self, start: int, stop: int) -> NDArray[Any]:
@@ -164,7 +167,7 @@ class FrozenArray:
 
 
 class Freezer:
-    """Takes and serves copy-on-write snapshots of one owner's arrays.
+    """Takes copy-on-write snapshots of the arrays of one owner (a thread).
 
     The owner of the arrays calls `before_change` before each change.
 
@@ -184,10 +187,11 @@ class Freezer:
         self._found: dict[int, _Readers] = {}
 
     def turn_on(self, copy: Copy) -> None:
-        """Make `freeze` return snapshots instead of copies.
+        """Make `freeze` return copy-on-write snapshots of arrays instead of copies.
 
         Args:
-            copy: Function that copies an array when all of its values must be saved.
+            copy: Function that copies a whole array, when the freezer must save all of its old
+                values.
         """
         self.is_on, self._copy = True, copy
 
@@ -198,7 +202,7 @@ class Freezer:
         return FrozenArray(array, self._found.setdefault(id(array), []))
 
     def before_change(self, array: NDArray[Any], indices: Int64 | None = None) -> None:
-        """Save the old values that readers still need, before the owner changes an array.
+        """Save old values that readers of snapshots still need, before the owner changes an array.
 
         Args:
             array: Array that the owner is about to change.

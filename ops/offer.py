@@ -1,9 +1,9 @@
-"""Offer: JSON document by which a worker describes a script's model to a parameter server.
+"""Offer: JSON document in which a worker describes its script's model to a parameter server.
 
-A parameter server runs no user code. The parameter server reads only the offer (a worker's
-description of the model) to know the model's variables, and how to step these variables. The
-parameter server builds only optimizers and constraints that `thinwire.ops.optimizers.described`
-allows by name.
+A parameter server does not run the user's script. The parameter server learns from the offer (a
+worker's description of its script's model) the model's variables, and the optimizers that step
+these variables. The parameter server builds only optimizers and constraints that
+`thinwire.ops.optimizers.described` allows by name.
 
 Source: design, section 10, "The PS runs no user code".
 """
@@ -50,11 +50,11 @@ FROM_FLAGS, FROM_WORKER = "flags", "worker"
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-    """Description of a Keras object (optimizer, constraint) by its class and arguments.
+    """Description of a Keras object (optimizer, schedule, constraint) by its class and arguments.
 
     Attributes:
-        name: Name of the object's Keras class.
-        config: Arguments of the Keras class, as the object's `get_config` returns the arguments.
+        name: Class name of the described Keras object.
+        config: Arguments of the Keras class, as returned by the object's `get_config`.
     """
 
     name: str
@@ -70,8 +70,9 @@ class OptimizerOffer:
             scaling.
         without_decay: Paths of the variables that weight decay excludes
             (`exclude_from_weight_decay`).
-        clock: Count at which the optimizer's learning rate schedule is read: "batches" for the
-            script's batches that the run has consumed, "steps" for the optimizer's steps.
+        clock: Argument of the optimizer's learning rate schedule: "batches" for the number of the
+            script's batches that the run has consumed, "steps" for the number of the optimizer's
+            steps.
         by_adamw: Paths of the variables that the optimizer, if it is Muon, steps with AdamW's rule.
         iterations: Number of steps that the optimizer took before the phase (the time in which the
             run trains this model).
@@ -94,7 +95,7 @@ class OptimizerOffer:
 class LossScale:
     """Initial state of a dynamic loss scale (factor on the loss against float16 underflow).
 
-    The parameter server adjusts the loss scale during the run.
+    The parameter server adjusts the dynamic loss scale during the run.
 
     Attributes:
         initial: Loss scale at the start of the phase (the time in which the run trains this model).
@@ -120,22 +121,20 @@ class Offer:
             exactly one optimizer. Empty if workers step and send changes of weights.
         constraints: Variable's path -> Keras constraint that the parameter server applies to the
             variable.
-        unused: Paths of shared variables without a gradient. No optimizer steps or decays the
-            unused variables.
+        unused: Paths of shared variables without a gradient, which no optimizer steps or decays.
         loss_scale: Initial state of the dynamic loss scale. None if the script does not scale
             losses.
         num_examples: Number of examples of the whole training set; 0 if unknown.
-        num_batches: Number of batches per epoch when the script runs without Thinwire; 0 if
-            unknown.
+        num_batches: Number of batches per training epoch when the script runs without Thinwire; 0
+            if unknown.
         first_batches: For each optimizer of the script, on the parameter server or on workers:
             number of batches that its learning rate schedule counted before the phase (the time in
             which the run trains this model). Empty if the counts equal the optimizers' steps.
         weights_digest: SHA-256 of the initial weights, in hexadecimal. Shard servers compare the
-            digests that they have received.
-        script_optimizer: Names of the script's compiled optimizers, by which the parameter server
-            compares the workers' scripts.
-        succession: Number of times that the script replaced the model that it trains by a new
-            model.
+            digests to detect that workers sent different weights.
+        script_optimizer: Class names of the script's compiled optimizers. The parameter server
+            compares the names of all workers' scripts.
+        succession: Number of times that the script has replaced the trained model by a new model.
     """
 
     spec: ModelSpec
@@ -160,13 +159,13 @@ class Offer:
         return json.dumps({"format": FORMAT, **rows}, sort_keys=True)
 
     def fingerprint(self) -> list[tuple[str, str]]:
-        """Return (name, value) of each property that must be equal in all scripts of a run.
+        """Return (name, value) of each property that must be equal in all workers' scripts.
 
         The fingerprint of an offer leaves out the variables, which a Hello message lists
         separately. The fingerprint of an offer also leaves out the values that training changes:
         the initial weights, the optimizers' state, the loss scale, and learning rates that are
-        numbers. The run takes initial weights, optimizer state and learning rates from the first
-        worker, and a worker that rejoins may have other values.
+        numbers. A run takes initial weights, optimizer state and learning rates from the first
+        worker; a worker that rejoins may have other values of its own.
         """
         document = json.loads(self.to_json())
         for name in ("format", "spec", "weights_digest", "first_batches"):
@@ -181,11 +180,11 @@ class Offer:
         return [(f"{OFFER_PREFIX}{name}", json.dumps(document[name])) for name in sorted(document)]
 
     def schedule_starts(self) -> tuple[int, ...]:
-        """Return each optimizer's schedule count (batches or steps) at the model's start."""
+        """Return the schedule count (batches or steps) of each optimizer at the model's start."""
         return self.first_batches or tuple(optimizer.iterations for optimizer in self.optimizers)
 
     def groups(self) -> list[tuple[int, ...]]:
-        """Return for each optimizer the numbers of the variables that it steps, ascending."""
+        """Return, for each optimizer, the indices of the variables that it steps, ascending."""
         numbers = {tensor.path: number for number, tensor in enumerate(self.spec.tensors)}
         return [
             tuple(sorted(numbers[path] for path in optimizer.paths)) or tuple(range(len(numbers)))
@@ -258,23 +257,26 @@ def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
 def _offer_of(found: Any, max_model_bytes: int) -> Offer:
     if found["format"] != FORMAT:
         raise ValueError(
-            f"the description has format {found['format']!r}; expected format {FORMAT}"
+            f"the description of a script's model has format {found['format']!r}; expected format "
+            f"{FORMAT}"
         )
     if len(found["spec"]) > MAX_VARIABLES:
         raise ValueError(
-            f"the model has {len(found['spec'])} variables; expected at most {MAX_VARIABLES}"
+            f"the script's model has {len(found['spec'])} variables; expected at most "
+            f"{MAX_VARIABLES}"
         )
     tensors = tuple(_tensor(row) for row in found["spec"])
     paths = {tensor.path for tensor in tensors}
     if not tensors or len(paths) < len(tensors):
         raise ValueError(
-            "the model has no variables, or two variables with the same path; expected at least "
-            "one variable, and each path once"
+            "the script's model has no variables, or two variables with the same path; expected "
+            "at least one variable, and each path once"
         )
     spec = ModelSpec(tensors)
     if not spec.num_parameters:
         raise ValueError(
-            "the model's variables have no values; expected at least one trainable value"
+            "the variables of the script's model have no values; expected at least one trainable "
+            "value"
         )
     num_bytes = 4 * (spec.num_parameters + _count(found["statistics"]))
     if num_bytes > max_model_bytes:
@@ -291,7 +293,7 @@ def _offer_of(found: Any, max_model_bytes: int) -> Offer:
     for optimizer in optimizers:
         named |= {*optimizer.without_decay, *optimizer.by_adamw, *optimizer.paths}
     if unknown := sorted(named - paths):
-        raise ValueError(f"the path {unknown[0]!r:.100} is no variable of the model")
+        raise ValueError(f"the path {unknown[0]!r:.100} is no variable of the script's model")
     _check_groups(optimizers, paths)
     scale = found["loss_scale"]
     return Offer(
@@ -323,16 +325,18 @@ def _optimizer(row: Any) -> OptimizerOffer:
 
 
 def _check_groups(optimizers: Sequence[OptimizerOffer], paths: Collection[str]) -> None:
-    """Raise ValueError if not exactly one optimizer steps each variable."""
+    """Raise ValueError unless exactly one of the offer's optimizers steps each variable."""
     stepped = [path for optimizer in optimizers for path in optimizer.paths]
     if len(optimizers) == 1 and not stepped:
         return
     if not all(optimizer.paths for optimizer in optimizers):
-        raise ValueError("an optimizer has no variables; expected at least one for each optimizer")
+        raise ValueError(
+            "an optimizer of the script has no variables; expected at least one for each optimizer"
+        )
     if optimizers and (len(set(stepped)) < len(stepped) or len(stepped) < len(paths)):
         raise ValueError(
-            "a variable belongs to no optimizer or to several optimizers; expected exactly one "
-            "optimizer for each variable"
+            "a variable of the script's model belongs to no optimizer or to several optimizers; "
+            "expected exactly one optimizer for each variable"
         )
 
 
@@ -367,7 +371,7 @@ def _loss_scale(row: Any) -> LossScale:
 
 
 def _digest(value: Any) -> str:
-    """Check and return a digest of weights, which a PS sends to every client in a Welcome."""
+    """Check and return a digest of weights, which a PS sends to clients in Welcome messages."""
     if not _DIGEST.fullmatch(_word(value)):
         raise ValueError(
             f"the field weights_digest is {value!r:.100}; expected 64 hexadecimal digits, or none"
@@ -385,57 +389,68 @@ def _classes(value: Any) -> str:
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-        raise ValueError(f"a count is {value!r:.50}; expected a whole number, 0 or more")
+        raise ValueError(
+            f"a count in the model's description is {value!r:.50}; expected a whole number, 0 or "
+            "more"
+        )
     return value
 
 
 def _counts(values: Any, num_optimizers: int) -> tuple[int, ...]:
     """Check and return the batch counts in an offer (a model description), one per optimizer.
 
-    If the optimizers step on workers, any number of batch counts is valid, because the offer then
-    lists no optimizers.
+    If the script's optimizers step on workers, any number of batch counts is valid, because the
+    offer lists no optimizers.
     """
     if not isinstance(values, list) or len(values) > MAX_OPTIMIZERS:
         raise ValueError(
-            f"the counts of batches are {values!r:.50}; expected a list of at most "
-            f"{MAX_OPTIMIZERS} counts"
+            f"the counts of batches of the script's optimizers are {values!r:.50}; expected a "
+            f"list of at most {MAX_OPTIMIZERS} counts"
         )
     if values and num_optimizers and len(values) != num_optimizers:
         raise ValueError(
-            f"the description has {len(values)} counts of batches; expected one count for each of "
-            f"the {num_optimizers} optimizers"
+            f"the model's description has {len(values)} counts of batches; expected one count for "
+            f"each of the {num_optimizers} optimizers"
         )
     return tuple(_count(value) for value in values)
 
 
 def _truth(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"a field is {value!r:.50}; expected true or false")
+        raise ValueError(
+            f"a field of the model's description is {value!r:.50}; expected true or false"
+        )
     return value
 
 
 def _word(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"a field is {value!r:.50}; expected text")
+        raise ValueError(f"a field of the model's description is {value!r:.50}; expected text")
     value.encode()  # `encode` raises an error for half a surrogate pair, which UTF-8 cannot encode
     return value
 
 
 def _name(value: Any) -> str:
-    """Check and return a path or class name, which logs and messages quote."""
+    """Check and return a variable's path or a class name, which logs and messages quote."""
     name = _word(value)
     if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
-        raise ValueError(f"a name is {name!r:.100}; expected 1 to {MAX_NAME} printable characters")
+        raise ValueError(
+            f"a name in the model's description is {name!r:.100}; expected 1 to {MAX_NAME} "
+            "printable characters"
+        )
     return name
 
 
 def _words(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list):
-        raise ValueError(f"a field is {values!r:.50}; expected a list")
+        raise ValueError(f"a field of the model's description is {values!r:.50}; expected a list")
     return tuple(_word(value) for value in values)
 
 
 def _one_of(value: Any, legal: tuple[str, ...]) -> str:
     if value not in legal:
-        raise ValueError(f"a field is {value!r:.50}; expected one of {', '.join(legal)}")
+        raise ValueError(
+            f"a field of the model's description is {value!r:.50}; expected one of "
+            f"{', '.join(legal)}"
+        )
     return str(value)

@@ -1,4 +1,4 @@
-"""Escaping of text from other machines before it enters logs, documents or messages."""
+"""Escaping of text from other machines before the text enters logs, documents or messages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _LONGEST_LINE = 1000
 def printable(text: str, longest: int) -> str:
     r"""Return the first `longest` characters of a text, with unprintable characters escaped.
 
-    A line break in another machine's text would start a forged log line. An escape sequence in
-    another machine's text would control a terminal. Half a surrogate pair cannot be encoded for
-    sending.
+    Without escaping, a line break in text from another machine would start a forged log line.
+    Without escaping, a control sequence in text from another machine would control a terminal. Half
+    a surrogate pair cannot be encoded for sending.
 
     >>> printable("fine\nERROR", 11)
     'fine\\nERROR'
@@ -24,6 +24,6 @@ def printable(text: str, longest: int) -> str:
 
 
 def printable_traceback(error: BaseException) -> str:
-    """Return an error's traceback, with each line escaped: the error may quote another machine."""
+    """Return an error's traceback with escaped lines, because errors may quote other machines."""
     lines = "".join(traceback.format_exception(error)).splitlines()
     return "\n".join(printable(line, _LONGEST_LINE) for line in lines)

@@ -1,4 +1,4 @@
-"""Data types that all parts of Thinwire use: models, shards, packets, updates.
+"""Data types that all programs of Thinwire use: models, shard layouts, packets, updates.
 
 The data types of `thinwire.ops.types` are plain frozen dataclasses. The module `thinwire.ops.types`
 imports neither TensorFlow nor numpy at run time, so that ``--help`` and the definition of flags do
@@ -42,7 +42,7 @@ class Kind(enum.Enum):
 class ConfigurationError(Exception):
     """Error: the training run cannot work as configured.
 
-    The message of a ConfigurationError names cause and fix. Exit code 2.
+    The message of a ConfigurationError contains the cause and how to fix it. Exit code 2.
     """
 
 
@@ -62,7 +62,7 @@ class TensorSpec:
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """The shared variables of a model in W_global order.
+    """The shared variables of a model, in the order of the registry W_global.
 
     The flat model is the concatenation of the flattened shared variables.
     """
@@ -71,12 +71,12 @@ class ModelSpec:
 
     @property
     def num_parameters(self) -> int:
-        """Number of entries of all the model's tensors together."""
+        """Number of entries of all shared variables of the model together."""
         return self.offsets[-1]
 
     @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Position of each tensor's first entry in the flat model, and last the total size."""
+        """Position of each tensor's first entry in the flat model, then the model's total size."""
         return (0, *itertools.accumulate(tensor.size for tensor in self.tensors))
 
 
@@ -90,7 +90,7 @@ class Slice:
 
     @property
     def size(self) -> int:
-        """Number of entries of the variable slice."""
+        """Number of entries in the slice of a variable."""
         return self.stop - self.start
 
 
@@ -107,7 +107,7 @@ class ShardLayout:
 
     @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Position of each variable slice in the shard's flat weights, and last the total size."""
+        """Position of each variable slice in the shard's flat weights, then their total size."""
         return (0, *itertools.accumulate(piece.size for piece in self.slices))
 
 
@@ -119,8 +119,8 @@ class CodedValues:
         dtype: Name of the coded values' format, for example float32 or int8 (VALUE_DTYPES).
         data: [k] codes of the values, with numpy dtype float32, uint16 (the bits of a bfloat16),
             float16 or int8.
-        scale: Factor on all codes: the quantization step of int8. For all formats except int8 the
-            factor is 1, unless the values were multiplied by a number after coding.
+        scale: Factor on all codes: for int8 the quantization step; for other formats 1, unless the
+            coded values were multiplied by a number after coding.
     """
 
     dtype: str
@@ -129,7 +129,7 @@ class CodedValues:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the coded values, in bytes."""
+        """Size of the coded values of a block, in bytes."""
         return self.data.nbytes
 
 
@@ -156,11 +156,12 @@ class ChunkedValues(CodedValues):
         return self.data.nbytes + self.scales.nbytes + self.edges.nbytes
 
     def part(self, values: slice, start: int) -> ChunkedValues:
-        """Return a range of consecutive values as the values of a smaller block.
+        """Return a range of consecutive coded values as the values of a smaller block.
 
         Args:
-            values: Range of the array `data` (coded values) to return.
-            start: Position of the smaller block's first entry in the present block.
+            values: Range of indices in the array `data` of the coded values to return.
+            start: Position of the smaller block's first entry in the block that has all the coded
+                values.
         """
         first_chunk = int(self.edges.searchsorted(values.start, "right")) - 1
         end = int(self.edges.searchsorted(values.stop, "left"))
@@ -192,10 +193,11 @@ def where_of(indices: Int64 | None) -> Int64 | slice:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Values of one tensor in a packet, or of one or more variable slices after division by shard.
+    """Coded values of one tensor, or, after a division by shard, of one or more variable slices.
 
-    ``indices`` of a block are ascending, unique positions relative to the block's first entry;
-    ``None`` means every entry (dense). A block with sparse values may be empty.
+    The ``indices`` of a block (coded values) are ascending, unique positions relative to the
+    block's first entry; ``None`` means every entry (dense). A block (coded values) with sparse
+    values may be empty.
     """
 
     # number of the tensor in the ModelSpec; after division among shards, slice number in the
@@ -252,11 +254,11 @@ BEST_EFFORT = 7
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """Settings of one worker's emulated network link; 0 switches a limit off.
+    """Settings of one worker's emulated network link; 0 turns a limit off.
 
-    The settings `mbps`, `delay_ms` and `loss` of an emulated link apply to both directions. All
-    settings of an emulated link except rate, delay and loss apply to the uplink only, because only
-    workers send datagrams.
+    The settings `mbps`, `delay_ms` and `loss` of an emulated link apply to both directions. The
+    settings of an emulated link except rate, delay and loss apply only to the link from worker to
+    shard server, because only workers send datagrams.
     """
 
     mbps: float = 0.0  # rate of the emulated link in megabit per second; 0: no limit
@@ -279,7 +281,7 @@ class Link:
 
     @property
     def down(self) -> Link:
-        """Settings of the link's downlink alone, without settings that apply to the uplink only."""
+        """Settings of the link from shard server to worker: rate, delay and loss."""
         return Link(self.mbps, self.delay_ms, self.loss)
 
 
@@ -299,7 +301,7 @@ class LowRankBlock(Block):
 
     @property
     def columns(self) -> int:
-        """Number of columns of the matrix product."""
+        """Number of columns of the matrix that the low-rank block holds in factored form."""
         return self.right.data.size // self.rank
 
 
@@ -307,10 +309,10 @@ class LowRankBlock(Block):
 class RangedBlock(Block):
     """A dense block that was received in part: some ranges of equal length are missing.
 
-    Range i of the block covers entries ``i * block_entries`` up to the next range or the end of the
-    variable slice. The ``values`` of a ranged block are the concatenated values of the ranges that
-    have arrived. ``indices`` is None. The ``size`` of a ranged block counts the entries of the
-    whole variable slice.
+    Range i of a ranged block covers the entries from ``i * block_entries`` to the start of the next
+    range or the end of the variable slice. The ``values`` of a ranged block are the concatenated
+    values of the ranges that have arrived. ``indices`` is None. The ``size`` of a ranged block
+    counts the entries of the whole variable slice.
     """
 
     # number of entries of a range of the block, at least 1; the last range may have fewer
@@ -333,7 +335,7 @@ _Policy = TypeVar("_Policy", bound=Policy)
 
 
 def configured(policy: type[_Policy], choices: object) -> _Policy:
-    """Build a policy; its fields get the choices of equal names (None: the default)."""
+    """Build a policy whose fields get the values of equal names in `choices`, except None."""
     make: Callable[..., _Policy] = policy
     names = {field.name for field in dataclasses.fields(policy)}
     settings = {key: value for key, value in vars(choices).items() if value is not None}
@@ -341,7 +343,7 @@ def configured(policy: type[_Policy], choices: object) -> _Policy:
 
 
 def describe(policy: Policy) -> Mapping[str, Any]:
-    """Return a policy's hyper-parameters by name, for the fingerprint and the summary.
+    """Return a policy's hyper-parameters by name, for the run's fingerprint and summary.
 
     The hyper-parameters of a wrapped policy follow under the name of its class: ``{"inner": "TopK",
     "TopK.compression_rate": 0.01, ...}``.

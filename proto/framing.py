@@ -1,8 +1,8 @@
 """Cuts messages into frames of at most 1 MiB, and reassembles messages from frames.
 
 A frame is exactly the protobuf bytes of one envelope: ToServer, ToClient, ToPeer or FromPeer.
-The module `framing` encodes and decodes frames with payload bytes itself, because protobuf's
-runtime would copy the payload bytes once more on each side.
+The module `framing` encodes and decodes frames with payload bytes without protobuf's runtime, which
+would copy the payload bytes once more on each side.
 """
 
 from __future__ import annotations
@@ -54,12 +54,14 @@ Message = TypeVar("Message", pb.ToServer, pb.ToClient, peers.ToPeer, peers.FromP
 
 
 class Malformed(Exception):
-    """Error: the received bytes are not a message, or not one that the receiver allows now."""
+    """Error: the received bytes are not a message, or are a message that the receiver must
+    refuse.
+    """
 
 
 class Chunk:
-    """A frame that continues the payload of a message. The parts of a payload frame are joined only
-    when the frame is encoded.
+    """A frame that carries the next piece of a message's payload. The parts of a payload frame are
+    joined only when the frame is encoded.
 
     Attributes:
         parts: Views of the bytes of the payload, in order.
@@ -97,7 +99,7 @@ Frame = bytes | Chunk
 
 
 def frame(message: Envelope) -> bytes:
-    """Return the single frame of a message without a payload.
+    """Return the single frame that carries a message without a payload.
 
     Raises:
         ValueError: The message to frame is larger than MAX_MESSAGE_BYTES.
@@ -112,11 +114,11 @@ def frame(message: Envelope) -> bytes:
 
 
 def chunk_bytes_for(link: Link) -> int:
-    """Return how many payload bytes a chunk should carry over a link.
+    """Return how many payload bytes a chunk (frame of a payload) should carry over a link.
 
-    The receiver of a payload notices progress only after a whole chunk. A chunk of a payload
-    therefore has the size that passes the link in half a second, much less than a lease, but at
-    least 16 KiB.
+    The receiver of a payload notices progress only after a whole chunk (piece of the payload) has
+    arrived. A chunk (piece) of a payload has the size that passes the link in half a second, much
+    less than a lease, but at least 16 KiB.
     """
     if link.mbps <= 0:
         return MAX_CHUNK_BYTES
@@ -130,10 +132,10 @@ def frames(
 ) -> Iterator[Frame]:
     """Return the frames of a message with its payload.
 
-    The function `frames` sets the field ``payload_bytes`` of the message's body. The function makes
-    frames one by one while the caller iterates over the result. The memory of the payload's
-    ``pieces`` must not change until the last frame is made, and the memory of a `Chunk` must not
-    change until the chunk is joined or sent.
+    The function `frames` sets the field ``payload_bytes`` of the message's body. The function
+    `frames` makes frames one by one while the caller iterates over its result. The memory of the
+    payload's ``pieces`` must not change until the last frame is made, and the memory of a `Chunk`
+    must not change until the chunk is joined or sent.
 
     Args:
         message: Message whose body has an unset ``payload`` field, or whose payload always follows
@@ -151,8 +153,8 @@ def frames(
     is_bulk = name in _BULK_BODIES
     if not (is_bulk or isinstance(body, Chunked)):
         raise ValueError(
-            f"only {', '.join(_BULK_BODIES)}, offer and slots have a payload; the body of this "
-            f"message is {name}"
+            f"only messages {', '.join(_BULK_BODIES)}, offer and slots have a payload; the body "
+            f"of this message is {name}"
         )
     arrays = (piece if isinstance(piece, FrozenArray) else memoryview(piece) for piece in pieces)
     body.payload_bytes = sum(array.nbytes for array in arrays)
@@ -229,7 +231,7 @@ class MessageAssembler(Generic[Message]):
         self._filled = 0
 
     def feed(self, data: bytes | Arriving) -> tuple[Message, memoryview] | None:
-        """Process one frame of the stream, or the received part of a payload piece.
+        """Process one received frame of a gRPC stream, or the received part of a payload piece.
 
         Returns:
             (message, payload), or None while chunks are missing. The payload is empty if the
@@ -266,7 +268,9 @@ class MessageAssembler(Generic[Message]):
         if name == "chunk":
             return self._continue(memoryview(message.chunk.data))
         if self._header is not None:
-            raise Malformed(f"the message {name} arrived in the middle of a payload")
+            raise Malformed(
+                f"the message {name} arrived in the middle of another message's payload"
+            )
         if name in _BULK_BODIES:
             return self._begin(message, getattr(message, name))
         if isinstance(body := getattr(message, name), Chunked):
@@ -280,8 +284,8 @@ class MessageAssembler(Generic[Message]):
         self._check_limit(message, body.payload_bytes)
         if len(payload) != body.payload_bytes:
             raise Malformed(
-                f"the field payload_bytes is {body.payload_bytes}, but the message has a payload "
-                f"of {len(payload)} bytes"
+                f"a message's field payload_bytes is {body.payload_bytes}, but the message has a "
+                f"payload of {len(payload)} bytes"
             )
         return message, memoryview(payload)
 
@@ -310,7 +314,7 @@ class MessageAssembler(Generic[Message]):
         end = self._filled + len(bulk)
         if len(bulk) == 0 or end > len(self._buffer):
             raise Malformed(
-                f"a payload received a chunk of {len(bulk)} bytes where "
+                f"the payload of a message received a chunk of {len(bulk)} bytes where "
                 f"{len(self._buffer) - self._filled} are missing"
             )
         self._buffer[self._filled : end] = bulk

@@ -86,8 +86,8 @@ def spec_of(tensors: Iterable[pb.Tensor]) -> ModelSpec:
     """Return the model (variables with path, shape and dtype) that a signature describes.
 
     Raises:
-        Malformed: The path of a variable is empty or repeated, its dtype is not float32, or it is
-            larger than any memory.
+        Malformed: The path of a variable is empty or repeated, its dtype is not float32, or its
+            size is larger than any memory.
     """
     result: dict[str, TensorSpec] = {}
     for tensor in tensors:
@@ -108,7 +108,7 @@ def spec_of(tensors: Iterable[pb.Tensor]) -> ModelSpec:
 
 
 def settings_of(fingerprint: Iterable[tuple[str, str]]) -> list[pb.Setting]:
-    """Return a fingerprint (names and values) of the training method's settings for a Hello.
+    """Return the training method's settings (names and values), by which a Hello is compared.
 
     Args:
         fingerprint: Pairs of a setting's name and its value as canonical text.
@@ -158,7 +158,7 @@ class _RepeatedBlocks(Protocol):
     """The repeated Block field of a Push or a Reply message."""
 
     def add(self, **fields: Any) -> pb.Block:
-        """Append the description of one block to the message."""
+        """Append the description of one block (coded variable slice) to the message."""
 
 
 def blocks_to_message(
@@ -208,10 +208,11 @@ def blocks_from_message(
 
     Args:
         blocks: Descriptions of the blocks, in the order of the payload.
-        payload: Index bytes and value bytes of all blocks, in block order.
+        payload: Index bytes and value bytes of all blocks (coded variable slices), in the order of
+            the blocks.
         sizes: Number of entries of each slot (variable slice) of the shard.
-        ranges: True if a block may hold only ranges of a dense block, because datagrams carry the
-            other ranges.
+        ranges: True if a block may hold only some ranges of a variable slice, because datagrams
+            carry the other ranges.
 
     Returns:
         One block for each description; dense values may be views of ``payload``.
@@ -256,8 +257,8 @@ def blocks_from_message(
         position = end
     if position != len(payload):
         raise Malformed(
-            f"the blocks of a message use {position} of {len(payload)} bytes of its payload; "
-            "expected equal numbers"
+            f"the blocks of parameters in a message use {position} of {len(payload)} bytes of its "
+            "payload; expected equal numbers"
         )
     return result
 
@@ -274,7 +275,8 @@ def coded_blocks(blocks: Sequence[pb.Block], payload: memoryview) -> tuple[WireB
 
     Args:
         blocks: Descriptions of blocks that `blocks_from_message` has accepted.
-        payload: Index bytes and value bytes of all blocks, in block order.
+        payload: Index bytes and value bytes of all blocks (coded variable slices), in the order of
+            the blocks.
     """
     result, position = [], 0
     for block in blocks:
@@ -332,7 +334,8 @@ def rounds_from_message(
 
     Args:
         reply: Reply with the descriptions of the rounds and of their updates' blocks.
-        payload: Index bytes and value bytes of all blocks, in block order.
+        payload: Index bytes and value bytes of all blocks (coded variable slices), in the order of
+            the blocks.
         sizes: Number of entries of each slot (variable slice) of the shard.
 
     Raises:
@@ -352,8 +355,8 @@ def rounds_from_message(
     # a pull, or a second own update, would add that push to the weights twice.
     if sum(relayed.own > 0 for relayed in reply.rounds) > (reply.step > 0):
         raise Malformed(
-            f"the reply to the push of step {reply.step} has more own updates of the worker than "
-            "it may have"
+            f"the reply for step {reply.step} marks too many updates as the worker's own; "
+            "expected at most one for a push, and none for a pull (step 0)"
         )
     result, first, start = [], 0, 0
     for described, numbers in zip(reply.rounds, counts, strict=True):
@@ -365,7 +368,7 @@ def rounds_from_message(
         if described.own > len(numbers) or (described.own and numbers[described.own - 1]):
             raise Malformed(
                 f"a reply names own update {described.own} of a round with the block counts "
-                f"{numbers}; expected the place of an update without blocks"
+                f"{numbers}; expected the number of an update without blocks"
             )
         updates: list[tuple[Block, ...] | None] = []
         for count in numbers:
@@ -412,7 +415,10 @@ def carve_aux(
     """
     if count not in expected:
         legal = " or ".join(str(number) for number in sorted(expected))
-        raise Malformed(f"a message has {count} auxiliary values; expected {legal}")
+        raise Malformed(
+            f"a message has {count} auxiliary values (such as BatchNorm statistics); expected "
+            f"{legal}"
+        )
     start = len(payload) - 4 * count
     if start < 0:
         raise Malformed(
@@ -498,8 +504,8 @@ def manifest_from_message(message: pb.Manifest) -> Manifest:
     """Check and return a Push's manifest (the list of the step's datagrams).
 
     Raises:
-        Malformed: The channels of the manifest do not ascend within 1..7, or k (the fraction of
-            blocks on the reliable stream) is not in 0..1.
+        Malformed: The UDP channels of the manifest do not ascend within 1..7, or k (the fraction of
+            blocks that gRPC carries) is not in 0..1.
     """
     previous = 0
     for announced in message.channels:

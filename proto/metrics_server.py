@@ -2,8 +2,8 @@
 
 One time limit covers a whole HTTP request to the metrics port, from the connection to the end of
 the answer. If too many clients are connected to the metrics port, the port disconnects one of them
-for a new client (`thinwire.proto.security.fair_places`). Clients that send their requests byte by
-byte therefore cannot keep other clients from the metrics port.
+for a new client (`thinwire.proto.security.fair_places`). Clients that send their HTTP requests byte
+by byte cannot block the metrics port for other clients.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class MetricsPort:
 
 
 def _handler(registry: Any, login: bytes) -> type[Any]:
-    """Return prometheus_client's request handler, extended by a check of the login."""
+    """Return prometheus_client's handler of HTTP requests, extended by a check of the login."""
     exposition = importlib.import_module("prometheus_client.exposition")
     library: type[Any] = exposition.MetricsHandler.factory(registry)
     expected = b"Basic " + base64.b64encode(login)
@@ -291,7 +291,9 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 class _Collector:
-    """Converts instruments to prometheus_client's metric families, from the process' start on."""
+    """Converts a node's instruments (counters, gauges, histograms) to metrics of
+    prometheus_client.
+    """
 
     def __init__(self, library: Any, about: Mapping[str, str], read: Reader) -> None:
         self._core, self._about, self._read = library.metrics_core, dict(about), read

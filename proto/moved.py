@@ -1,14 +1,15 @@
 """Present addresses of shards that were restarted on another machine.
 
 A node knows shards by the addresses in its command line. Before every attempt to connect, a client
-resolves host names again and looks up the present address in this module. The present address of a
-shard has two sources:
+resolves host names again and looks up the shard's present address in the module `moved`. There are
+two sources of a moved shard's present address.
 
-- An engine that moves shards writes a file for its nodes. The engine's file has one line for each
-  moved shard: the original address, a blank, the present address.
-- Shard 0 knows where the other shards listen, because each shard announces its address and its
-  number of restarts. A client that cannot reach a shard requests the shard's address from shard 0
-  and stores the answer in this module.
+An engine that moves shards writes a file for its nodes. The engine's file has one line for each
+moved shard: the original address, a blank, the present address.
+
+Shard 0 knows where all other shards listen, because each shard announces its address and its number
+of restarts. A client that cannot reach a shard requests the shard's address from shard 0 and stores
+the answer in the module `moved`.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def present_address(address: str) -> str:
 def note_announced(address: str, tried: str, present: str) -> None:
     """Store a shard's address that shard 0 has sent after a failed attempt to connect.
 
-    If the failed attempt used the address from shard 0, the next attempt uses the original address:
-    the host name that a shard announces may be unknown on other machines.
+    If the failed attempt to connect used the address from shard 0, the next attempt uses the
+    shard's original address, because the host name that a shard announces may be unknown on other
+    machines.
 
     Args:
         address: Original address of the shard, ``host:port``.

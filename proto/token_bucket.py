@@ -13,7 +13,8 @@ class TokenBucket:
 
     A sender first waits until `wait_seconds` is 0 and then takes its tokens, even more tokens than
     the bucket holds. If the bucket is in debt, the next sender waits until the debt is repaid. In
-    any span of time, senders take at most ``rate * seconds + burst`` tokens and one last amount.
+    any span of ``seconds``, senders take at most ``rate * seconds + burst`` tokens plus one
+    sender's last amount.
 
     Args:
         rate: Number of tokens that the bucket gains per second; above 0.

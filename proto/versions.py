@@ -1,11 +1,12 @@
-"""Compares protocol versions. Only nodes with equal protocol versions are compatible.
+"""Compares protocol versions. Checks of the protocol version: only nodes with equal protocol
+versions can exchange messages.
 
 A Hello message contains the protocol version of its sender. A receiver with another protocol
 version rejects the Hello with a message that both sides log. The fields for the exchange of
 versions are equal in all protocol versions: `Hello.protocol_version` is field 1, `Refusal.reason`
 is field 1 and `Refusal.message` is field 2. The first message of a client is always Hello, and the
-answer to another protocol version is always Refusal. Any other change of the messages makes a new
-protocol version, so a node of the same version never sends unknown fields.
+answer to another protocol version is always Refusal. Any change of the message definitions makes a
+new protocol version, so nodes with equal protocol versions never send each other unknown fields.
 """
 
 from __future__ import annotations

@@ -107,8 +107,8 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
 
     Raises:
         ConfigurationError: The run has no shard with the id --id_ps, or --checkpoint_dir is
-            unusable, or other machines can reach the address to listen on although certificates,
-            token and --insecure are missing.
+            unusable, or other machines can reach the server's address although certificates, token
+            and --insecure are missing.
     """
     from thinwire.proto.grpc import check_bind
 
@@ -130,7 +130,7 @@ def read(addresses: tuple[str, ...], given: flags.FlagValues = FLAGS) -> PsFlags
 
     Args:
         addresses: ``host:port`` of each shard, in the order of the shards' ids.
-        given: Parsed command-line flags of the process.
+        given: Parsed command-line flags of the parameter server process.
     """
     port = int(addresses[given.id_ps].rpartition(":")[2]) if given.id_ps < len(addresses) else 0
     return PsFlags(

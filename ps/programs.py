@@ -33,7 +33,7 @@ class Programs:
             worker: Id of the worker, from 1.
             program: Text rows that describe the worker's current program (script and versions);
                 empty if the program is not known.
-            version: Number of updates that the run has applied.
+            version: Number of updates that the run has applied to the model.
 
         Returns:
             The reason to refuse the worker, or None if the worker may join.

@@ -82,13 +82,14 @@ _INTERRUPTED_LINGER_SECONDS = 1.5
 
 
 class ShardInitials:
-    """The initial weights and limits of a shard's cores, for a new run and for a journal replay.
+    """The initial weights and limits of a shard's state machines, for a new run and for a journal
+    replay.
 
     Attributes:
-        leads: True on shard 0, which leads the run.
+        leads: True on shard 0, which decides about members and the end of the run.
         loss_scale: Settings of the loss scale in the worker's script; None if the script has no
             LossScaleOptimizer.
-        kernels: Implementation of the array operations that the shard cores use.
+        kernels: Implementation of the array operations that the shard's state machines use.
         bounds: Limits of the numbers that workers may report in messages, for example batch sizes.
 
     Args:
@@ -118,7 +119,7 @@ class ShardInitials:
         return WorkerAverages(self.model.statistics.copy(), num_averaged)
 
     def config(self, saved: SavedShard, start_timeout_seconds: float) -> CoreConfig:
-        """Return the settings of a shard's core that continues from the saved state.
+        """Return the settings of a shard's state machine that continues from the saved state.
 
         Args:
             saved: Saved files (checkpoints and journals) of the shard.
@@ -151,15 +152,15 @@ class ShardInitials:
 def build_core(
     initials: ShardInitials, config: CoreConfig, lease_seconds: float, is_last: bool = False
 ) -> PsCore:
-    """Return a shard's core at version 0, with a copy of the initial weights.
+    """Return a shard's state machine at version 0, with a copy of the initial weights.
 
     Args:
-        initials: Initial weights and limits of the shard's core.
-        config: Settings of the shard's core, except the training method.
+        initials: Initial weights and limits of the shard's state machine.
+        config: Settings of the shard's state machine, except the training method.
         lease_seconds: Time in seconds without a message of a worker, after which the worker is
             expelled.
-        is_last: True if no other core needs the initial weights, so that this core takes the array
-            of weights without a copy.
+        is_last: True if no other state machine needs the initial weights, so that this state
+            machine takes the array of weights without a copy.
     """
     model = initials.model
     method = model.method
@@ -189,7 +190,9 @@ def main(run: Run) -> int:
 
 
 def _stay(run: Run, own: PsFlags) -> None:
-    """Keep a finished shard's port open until a signal arrives, but close every client's stream."""
+    """Keep a finished shard's network port open until a signal arrives; close all clients'
+    streams.
+    """
     ended = threading.Event()
     with handle_signals(lambda number, frame: ended.set()):
         listening = serve(own.bind, own.port, lambda stream: stream.close(), guard=guard_of(run))
@@ -237,16 +240,17 @@ def _serve(run: Run, own: PsFlags) -> int:
     if own.preload_keras:
         import_quietly("keras")
     model = saved_model(run, own, saved)
-    logging.info("this shard loads the model that a worker sent before the shard's restart")
+    logging.info("this PS shard loads the model that a worker sent before the shard's restart")
     return ShardProcess(run, own, model, saved).serve()
 
 
 def saved_model(run: Run, own: PsFlags, saved: SavedShard) -> InitialModel:
-    """Return the model of a saved offer, without weights, because the checkpoint holds the weights.
+    """Build the model from a saved description; leave out the weights, which the checkpoint holds.
 
     Raises:
         ConfigurationError: This version of Thinwire refuses the saved description of a script's
-            model, although an earlier version accepted the description. No file is deleted.
+            model, although an earlier version accepted the description. In this case no file of the
+            run is deleted.
     """
     try:
         offer = read_offer(saved.offer or "", own.max_model_bytes)
@@ -261,7 +265,7 @@ def saved_model(run: Run, own: PsFlags, saved: SavedShard) -> InitialModel:
 
 
 def _discard(run: Run, own: PsFlags) -> None:
-    """Delete this shard's files and checkpoints of an earlier run."""
+    """Delete the files and checkpoints that this shard has stored in an earlier run."""
     clear_node(run.run_dir, own.node)
     if run.checkpoint_dir is not None:
         discard_checkpoints(run.checkpoint_dir, own.node, str(LockOwner.here("PS", own.id_ps)))
@@ -298,15 +302,15 @@ def start_offered(
         run: Settings of the training run.
         own: Settings of this PS shard from its command-line flags.
         saved: Saved files of the shard, which contain no model to continue.
-        stage: Open port that receives the workers' offers of a model.
+        stage: Open network port at which workers offer (send) their model to the shard.
 
     Returns:
         The started shard, or None if this process was interrupted first.
 
     Raises:
         NobodyAdmitted: The shard has refused all clients that connected.
-        ConfigurationError, Unreachable, RequestRejected: The start of the shard failed in
-            `ShardProcess.start`.
+        ConfigurationError, Unreachable, RequestRejected: `ShardProcess.start` could not start the
+            shard.
     """
     shard: ShardProcess | None = None
     has_started = False
@@ -338,9 +342,9 @@ def _shard_of_offer(
 
 
 class ShardProcess:
-    """One shard of a run, from its saved state to its end.
+    """One parameter server shard of a run, from loading its saved state to the end of the run.
 
-    A shard runs in a PS process of its own, or within a worker's script.
+    A parameter server shard runs in a process of its own, or within a worker's script.
 
     Args:
         run: Settings of the training run.
@@ -395,8 +399,8 @@ class ShardProcess:
             )
 
     def _hold(self, model: InitialModel) -> None:
-        """Store a model's variables, description, shard layout, and the slices of each
-        optimizer.
+        """Store a model's variables, description and shard layout, and each optimizer's variable
+        slices.
         """
         self.spec, self.offer, layouts = model.spec, model.offer, model.layouts
         self.layout = layouts[self.own.id_ps]
@@ -421,11 +425,11 @@ class ShardProcess:
             return self.run_to_end()
 
     def start(self, stage: OfferStage | None = None) -> bool:
-        """Open the port. When it starts, a shard with id 1 or higher also connects to shard 0.
+        """Open the port. At its start, a shard with id 1 or higher connects to shard 0.
 
         Args:
-            stage: Object that received the model from a worker, whose open port the shard takes
-                over; None to open a port.
+            stage: Object that has received the model from a worker and whose open network port the
+                shard takes over; None to open a new port.
 
         Returns:
             False if the run is already finished, so that no client must be served.
@@ -485,8 +489,8 @@ class ShardProcess:
     # -- start of the shard -----------------------------------------------------------------
 
     def _listen(self, stage: OfferStage | None) -> None:
-        """Open the network port of the shard. The shard's server admits clients only after `_open`
-        is called.
+        """Open the network port of the parameter server shard. The shard's network server admits no
+        client before `_open` is called.
         """
         core, settings = self.core, self.own
         self.server = ShardServer(
@@ -581,8 +585,8 @@ class ShardProcess:
     def _propose(self, found: events.GroupsChanged) -> None:
         """Write the groups of workers that shard 0 has measured to the run directory.
 
-        A later run can use the worker groups that this run has measured. A run cannot use worker
-        groups that it has measured itself, because data are split at its start.
+        A later run can use the worker groups that shard 0 has formed from measured speeds. A run
+        does not use the worker groups that it writes, because it splits the data at its start.
         """
         if len(found.speeds) < self.run.nb_workers:
             return
@@ -616,7 +620,7 @@ class ShardProcess:
     def _build_phase(self, stage: OfferStage, received: ReceivedOffer) -> None:
         """Build the script's next model, which a worker offers, or refuse the offer.
 
-        The model of an offer is built on the thread that reads the worker's stream.
+        The model that a worker offers is built on the thread that reads this worker's stream.
         """
         try:
             model = model_of_offer(self.run, self.own.id_ps, received.offer, received.payload)
@@ -638,8 +642,8 @@ class ShardProcess:
     ) -> None:
         """Replace the shard's model by the script's next model.
 
-        The shard's model is replaced on the writer thread. After the replacement of the shard's
-        model, the workers join the run again.
+        The shard's model is replaced on the writer thread. After the shard has replaced its model
+        by the script's next model, the workers join the run again.
         """
         server, journaled = self.server, self.server.journaled
         if self.core.stop_reason is not None or stage.phase <= self.phase:
@@ -703,7 +707,9 @@ class ShardProcess:
         self.saved.put(version, state, self.run_id, sent, reports, received, begun)
 
     def _received(self) -> DatagramCounts | None:
-        """Return the counts of received UDP datagrams; None if the method sends no datagrams."""
+        """Return the counts of received UDP datagrams; None if the training method sends no
+        datagrams.
+        """
         port = self.server.datagrams
         return port.counts() if port is not None else None
 
@@ -738,8 +744,8 @@ class ShardProcess:
     def _nothing_flows(self, since: float) -> bool:
         """Return True if no bytes were sent to any client for `_INTERRUPTED_LINGER_SECONDS`.
 
-        A client that is suspended, or whose host is lost, never disconnects, so a longer wait for
-        the client is useless.
+        A client that is suspended, or whose host is lost, never disconnects, so waiting longer for
+        this client is useless.
 
         Args:
             since: Time since the end of the run, in seconds.
@@ -752,7 +758,7 @@ class ShardProcess:
     def _had_supervisor(self) -> bool:
         """Return True if the run's Supervisor has connected.
 
-        If workers offer the model, a Supervisor that only reads the status also counts as
+        If workers send the model, even a Supervisor that only reads the run's status counts as
         connected.
         """
         connections = self.server.connections
@@ -780,8 +786,8 @@ class ShardProcess:
         return EXIT_CONFIGURATION if unsaved else EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     def _leaves_all_behind(self) -> bool:
-        """Save the shard's state at the end of the run. If the final state cannot be saved, the
-        function logs the reason and returns False.
+        """Save the shard's state when the training run has ended. If the shard's final state cannot
+        be saved, `_leaves_all_behind` logs the reason and returns False.
         """
         try:
             self._leave_behind()

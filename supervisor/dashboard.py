@@ -1,6 +1,7 @@
 """The Supervisor's display of a run: a live table on a terminal, otherwise plain log lines.
 
-The render functions of the dashboard are pure: from a status and an evaluation they return text.
+The functions of the dashboard that compute text from a status and an evaluation have no side
+effects.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _STATE_STYLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Status of a run at one moment, with values that the display derives from the status.
+    """Status of a run at one moment, with values that the Supervisor's display derives from the
+    status.
 
     ``evaluation`` is the newest evaluation of the model, None before the first evaluation.
     ``updates_per_second`` is the recent rate of updates, None if the rate is unknown.
@@ -114,7 +116,9 @@ def format_metric(value: float | None) -> str:
 
 
 def progress_line(progress: Progress) -> str:
-    """Return a run's progress line in Keras' format: count of updates, bar, ETA, metrics."""
+    """Return a run's progress line in Keras' format: count of updates, bar, remaining time,
+    metrics.
+    """
     status = progress.status
     done, limit = status.version, status.iter_max
     head = f"{done}"
@@ -138,10 +142,10 @@ def plain_line(progress: Progress) -> str:
 
 
 def worker_rows(status: RunStatus) -> list[tuple[str, ...]]:
-    """Return one table row for each worker: id, state, clock, lag, rate, loss, up, down, wait.
+    """Return a table row for each worker: id, state, clock, lag, rate, loss, traffic and wait.
 
-    If the run sends UDP datagrams, each row of the table also has the worker's fresh ratio and fill
-    ratio.
+    If the run sends UDP datagrams, a worker's table row has columns for fresh ratio and fill ratio,
+    too.
     """
     rows = [_worker_row(worker) for worker in status.workers[:_MOST_WORKERS_SHOWN]]
     if not (block := _datagrams(status)):
@@ -202,7 +206,7 @@ class Dashboard:
             writes to absl's log.
         live: True to draw a live table; None to draw it if standard output is a terminal that can
             show the bar's characters.
-        console: Console of the library rich to draw on, for tests; None for standard output.
+        console: Console of the Python library rich to draw on, for tests; None for standard output.
     """
 
     def __init__(
@@ -242,8 +246,8 @@ class Dashboard:
         self._picture.update(render(progress), refresh=True)
 
     def close(self) -> None:
-        """Stop the live table of the display, whose last content stays on the terminal. The display
-        of a run may be closed twice.
+        """Stop the live table of the display, whose last content stays on the terminal. The method
+        `close` of the display may be called twice.
         """
         if self._picture is not None:
             self._picture.stop()
@@ -265,7 +269,9 @@ def _can_draw() -> bool:
 
 
 def _times(progress: Progress) -> str:
-    """Return the elapsed time, and the ETA of a run or the stop reason of an ended run."""
+    """Return a run's elapsed time with its estimated remaining time, or the stop reason if it
+    ended.
+    """
     elapsed = format_duration(progress.status.seconds)
     eta = progress.eta_seconds
     if progress.status.stop_reason is not None:
@@ -317,7 +323,7 @@ def _refused(status: RunStatus) -> list[str]:
 
 
 def _datagrams(status: RunStatus) -> dict[str, Any]:
-    """Return the UDP datagram counters of a run's status; empty if the method sends no
+    """Return the UDP datagram counters of a run's status; empty if the training method sends no
     datagrams.
     """
     return status.policies.get(BLOCK, {})

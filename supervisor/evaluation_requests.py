@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 16
 
 
 class EvaluationRequests:
-    """Client of shard 0 that receives evaluation requests and sends the results.
+    """Evaluator's client of shard 0, which receives evaluation requests and sends the results.
 
     A thread reads the stream from shard 0 and reconnects when shard 0 restarts.
 
@@ -104,8 +104,8 @@ class EvaluationRequests:
         return number in self._of_scripts or (fit is not None and fit.by_script)
 
     def history(self, number: int) -> str | None:
-        """Return the Keras history of a call of fit as JSON (possibly ""); None before the call
-        ends.
+        """Return the Keras history of a call of fit as JSON, possibly ""; None before the call of
+        fit ends.
         """
         return self._histories.get(number)
 
@@ -131,7 +131,7 @@ class EvaluationRequests:
         Args:
             seconds: Time limit of the wait for a message, in seconds.
             num_news: Value of the attribute `num_news` that the caller has seen. If shard 0 has
-                sent more messages since, return immediately.
+                sent more messages since, `wait` returns immediately.
 
         Raises:
             Unreachable: Shard 0 did not answer this client within the reconnect timeout.
@@ -145,7 +145,7 @@ class EvaluationRequests:
                 raise self._error
 
     def report(self, evaluated: pb.Evaluated) -> None:
-        """Send an evaluation's result to shard 0; mark the request as answered."""
+        """Send an evaluation's result to shard 0; mark the evaluation request as answered."""
         with self._changed:
             if evaluated.answers:
                 place = (evaluated.fit, evaluated.epoch)
@@ -253,12 +253,13 @@ class CentralModel:
         self._fetcher = ModelFetcher(spec, layouts, num_statistics, in_step)
 
     def fetch(self) -> ModelView:
-        """Pull the current model from all shards and return it.
+        """Pull the central model's current weights from all shards and return them.
 
         Raises:
             Unreachable: A shard did not answer within the reconnect timeout.
             RequestRejected: A shard rejects this evaluator.
-            ConfigurationError: A shard's answer does not contain the shard's part of the model.
+            ConfigurationError: A shard's reply does not contain the variable slices that the shard
+                stores.
         """
         while True:
             if not self._shards or any(shard.lost.is_set() for shard in self._shards):
@@ -271,7 +272,7 @@ class CentralModel:
                     raise RequestRejected(shard.refusal)
 
     def close(self) -> None:
-        """Leave the run, and end the evaluator's streams to all shards."""
+        """Send Leave messages, and end the evaluator's streams to all shards."""
         for shard in self._shards:
             shard.session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
             shard.session.close()
@@ -297,8 +298,8 @@ class CentralModel:
 
 
 def hello_of(run: Run, shard: int, run_id: str, incarnation: int = 0) -> pb.Hello:
-    """Return an evaluator's Hello message; with incarnation (process number) 0 it only pulls the
-    model.
+    """Return an evaluator's Hello message; incarnation (process number) 0 means that it only pulls
+    the model.
     """
     return pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,

@@ -39,7 +39,8 @@ Weights = Sequence[Any] | Callable[[], None]
 
 
 class Evaluator:
-    """Evaluates one model repeatedly; the evaluation step is compiled once.
+    """Evaluates one model repeatedly with different weights; compiles the evaluation step only
+    once.
 
     Args:
         model: Built Keras model to evaluate.
@@ -48,12 +49,13 @@ class Evaluator:
         images: Model inputs of the test set, [n, ...]; an array or a
             thinwire.data.pipeline.lazy.Lazy.
         labels: Labels of the test set, [n, ...], in the form of the task.
-        batch_size: Upper limit of the batch size. The batch is reduced to the size of the test set
-            and to a memory limit, so AdaComp's value of 100000 works.
+        batch_size: Upper limit of the batch size. The batch size is reduced to the size of the test
+            set and to a memory limit, so even AdaComp's batch size of 100000 works.
         task: Task of the model, which defines the metrics.
         variables: Variables to which ``evaluate`` assigns a list of weights, in order; None for the
             model's trainable variables.
-        extras: Names of the task's optional metrics to compute.
+        extras: Names of optional metrics of the model's task to compute, for example the top-5
+            accuracy.
 
     Raises:
         ConfigurationError: The images or labels are empty or differ in number, or the batch size is
@@ -170,7 +172,9 @@ def _loss_values(loss: Any, labels: Any, outputs: Any) -> Any:
 
 
 def _batch_that_fits(model: Any) -> int:
-    """Return the number of examples whose layer outputs fit in ``_MEMORY_BYTES``, at least 1."""
+    """Return how many examples a batch may have so that all layer outputs fit in
+    ``_MEMORY_BYTES``.
+    """
     try:
         shapes = [layer.output.shape for layer in model.layers]
         num_values = sum(math.prod(shape[1:]) for shape in shapes)
@@ -198,8 +202,8 @@ class ModelFetcher:
         layouts: Layout (the parameters that a shard stores) of every shard, in the order of shard
             ids.
         num_statistics: Number of values in the model's moving statistics.
-        in_step: True if the shards apply updates in rounds, so that all shards can have one
-            version.
+        in_step: True if the shards apply updates in rounds, so that all shards can have the same
+            model version.
     """
 
     def __init__(
@@ -211,11 +215,12 @@ class ModelFetcher:
     def fetch(self, shards: Sequence[ShardStream]) -> ModelView | None:
         """Pull the central model from all shards; return None if a shard does not answer.
 
-        If the shards apply updates in rounds, the pull is repeated for a limited time until all
-        shards answer with the same version.
+        If the shards apply updates in rounds, the Supervisor repeats the pull for a limited time
+        until all shards reply with the same model version.
 
         Raises:
-            ConfigurationError: A shard's answer does not contain the shard's part of the model.
+            ConfigurationError: A shard's reply does not contain the variable slices that the shard
+                stores.
         """
         deadline = time.monotonic() + _SAME_VERSION_SECONDS
         while True:
@@ -258,14 +263,14 @@ class ModelFetcher:
         None.
 
         Raises:
-            Malformed: The shard's reply does not contain the shard's whole part of the model.
+            Malformed: The shard's reply does not contain all variable slices that the shard stores.
         """
         payload, aux = messages.carve_aux(payload, reply.aux_count, (0, self._num_statistics))
         sizes = [piece.size for piece in layout.slices]
         blocks = messages.blocks_from_message(reply.blocks, payload, sizes)
         if len(blocks) < len(sizes) or any(block.indices is not None for block in blocks):
             raise Malformed(
-                f"the shard sent {len(blocks)} blocks of weights; expected {len(sizes)} dense "
+                f"the PS shard sent {len(blocks)} blocks of weights; expected {len(sizes)} dense "
                 "blocks"
             )
         for block, piece in zip(blocks, layout.slices, strict=True):

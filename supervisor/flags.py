@@ -101,7 +101,7 @@ TOPICS = (
 
 @dataclasses.dataclass(frozen=True)
 class SupervisorFlags:
-    """How often the Supervisor evaluates the central model and shows progress.
+    """Settings that define how often the Supervisor evaluates the central model and shows progress.
 
     Attributes:
         eval_interval_seconds: Time between two evaluations, in seconds.
@@ -129,7 +129,7 @@ def check(run: Run) -> None:
 
 
 def read() -> SupervisorFlags:
-    """Return the values of the flags that only the Supervisor reads."""
+    """Return the values of the command-line flags that only the Supervisor reads."""
     return SupervisorFlags(
         FLAGS.eval_interval_seconds, FLAGS.eval_interval_updates, FLAGS.status_interval_seconds
     )

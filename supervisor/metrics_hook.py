@@ -1,4 +1,4 @@
-"""Calls a user function with every record of a run: ``--on_metrics=module:function``.
+"""Calls the user function of ``--on_metrics=module:function`` with every record of a run.
 
 The user function of --on_metrics runs in a separate thread, so that its errors and its delays do
 not affect the run.
@@ -107,8 +107,8 @@ class MetricsHook:
         self._thread.start()
 
     def put(self, record: Mapping[str, Any]) -> None:
-        """Queue a record for the user function without blocking. Only one thread may queue records
-        for the user function.
+        """Queue a record (evaluation, status or event) for the user function of --on_metrics; never
+        block. Only one thread may queue records for the user function.
         """
         if self._waiting.full():
             with contextlib.suppress(queue.Empty):
@@ -123,7 +123,9 @@ class MetricsHook:
         self._waiting.put_nowait({**record, **self._about})
 
     def close(self, timeout_seconds: float = _END_SECONDS) -> None:
-        """Pass the queued records to the user function within a time limit; may be called twice."""
+        """Pass queued records to the user function for a limited time; `close` may be called
+        twice.
+        """
         if not self._thread.is_alive():
             return
         deadline = time.monotonic() + timeout_seconds
@@ -158,7 +160,7 @@ class MetricsHook:
 
 
 def _look_in(folders: Sequence[pathlib.Path]) -> None:
-    """Append the working directory and the given folders to the module search path."""
+    """Append the working directory and the given folders to Python's module search path."""
     for folder in (pathlib.Path.cwd(), *folders):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))

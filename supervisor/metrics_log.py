@@ -42,17 +42,20 @@ class ScalarWriter(Protocol):
 class MetricsLog:
     """Appends evaluations and statuses of a run to ``metrics.jsonl`` and to TensorBoard.
 
-    ``metrics.jsonl`` has one JSON object per line. Every line of ``metrics.jsonl`` has the key
-    ``kind``: ``eval`` (an Evaluation), ``status`` (a RunStatus) or an event's name.
+    ``metrics.jsonl`` has one JSON object per line. Every JSON object in ``metrics.jsonl`` has the
+    key ``kind``, whose value is ``eval`` (an Evaluation), ``status`` (a RunStatus) or an event's
+    name.
 
     Args:
         run_dir: Directory of the run, created if it is missing.
         resume: True to append to the existing files and reload their evaluations; False to delete
             the existing files first.
-        scalars: Writer that replaces the TensorBoard writer, for tests; None for TensorBoard.
+        scalars: Writer of scalars that replaces TensorBoard's writer in tests; None for
+            TensorBoard's writer.
 
     Raises:
-        ConfigurationError: On resume, the file contains evaluations in another format.
+        ConfigurationError: The file ``metrics.jsonl`` of the resumed run contains evaluations in
+            another format.
     """
 
     def __init__(
@@ -76,20 +79,20 @@ class MetricsLog:
         self._previous: RunStatus | None = None
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
-        """Write an evaluation of the central model to the records."""
+        """Write an evaluation of the central model to metrics.jsonl and TensorBoard."""
         self.evaluations.append(evaluation)
         self._append({"kind": EVALUATION_KIND, **evaluation.to_dict()})
         values = {f"eval/{name}": value for name, value in evaluation.metrics.items()}
         self._scalars.write(values, evaluation.version)
 
     def add_status(self, status: RunStatus) -> None:
-        """Write a status of the run to the records."""
+        """Write a status of the run to metrics.jsonl and TensorBoard."""
         self._append({"kind": STATUS_KIND, **status.to_dict()})
         self._scalars.write(status_scalars(status, self._previous), status.version)
         self._previous = status
 
     def close(self) -> None:
-        """Close the files of the records; the method may be called twice."""
+        """Close the files of metrics and measured rounds; the method may be called twice."""
         if not self._file.closed:
             with naming(self._path):
                 self._file.close()
@@ -110,12 +113,13 @@ class MetricsLog:
 
 
 def status_scalars(status: RunStatus, previous: RunStatus | None) -> dict[str, float | None]:
-    """Return the TensorBoard values of a status, by tag.
+    """Return TensorBoard tag -> value for the values in a run's status.
 
     Args:
         status: Status of the run to write.
         previous: Status written before ``status``; None if ``status`` is the run's first status.
-            The ``sync/`` values cover the time between the two statuses.
+            The ``sync/`` values among the TensorBoard scalars cover the time between the two
+            statuses.
     """
     pushes, wait_seconds = status.pushes, _wait_seconds(status)
     delays, weighted = status.staleness.total, status.staleness.mean * status.staleness.total
@@ -161,7 +165,7 @@ def read_lines(path: pathlib.Path) -> tuple[list[dict[str, Any]], int]:
     writer leaves an incomplete last line.
 
     Raises:
-        OSError: The file of metrics or rounds cannot be read.
+        OSError: The file with metrics or measured rounds cannot be read.
     """
     documents: list[dict[str, Any]] = []
     num_bytes = 0
@@ -187,8 +191,8 @@ def evaluations_in(documents: list[dict[str, Any]]) -> list[Evaluation]:
 
 
 def _reload(path: pathlib.Path) -> list[Evaluation]:
-    """Read a file's earlier evaluations and cut off an incomplete last line, to append new
-    lines.
+    """Read the earlier evaluations in metrics.jsonl and cut off an incomplete last line of the
+    file.
     """
     if not path.exists():
         return []
@@ -210,8 +214,8 @@ class RoundsLog:
     """Appends the measured rounds (timings of training rounds) of all workers to files.
 
     Within one incarnation (process) of a worker, rounds are numbered in ascending order. A measured
-    round whose number is not above the worker's last written number was written before and is
-    skipped.
+    round whose number is not above the number of the worker's last written round was written before
+    and is skipped.
 
     Args:
         run_dir: Directory of the run; files are created when the first round arrives.
@@ -247,7 +251,7 @@ class RoundsLog:
                 self._files[worker].flush()
 
     def close(self) -> None:
-        """Close the files of the records; the method may be called twice."""
+        """Close the files of metrics and measured rounds; the method may be called twice."""
         for worker, file in self._files.items():
             with naming(rounds_of(self._run_dir, worker)):
                 file.close()
@@ -273,7 +277,7 @@ def read_rounds(path: pathlib.Path) -> list[Round]:
     """Return the measured rounds in one worker's file; skip an incomplete last line.
 
     Raises:
-        OSError: The file of metrics or rounds cannot be read.
+        OSError: The file with metrics or measured rounds cannot be read.
         ValueError: A line is not a measured round in the format of this version.
     """
     lines, _ = read_lines(path)

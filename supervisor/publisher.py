@@ -17,7 +17,8 @@ from thinwire.runtime.run.lock import LockOwner
 
 
 class Publisher:
-    """Copies files of a run directory to another storage, where new content replaces older content.
+    """Copies files of a run directory to another storage, where each copy replaces the earlier
+    copy.
 
     Published files that are not in the run directory are copied into it first, so that a Supervisor
     on another machine continues the records.
@@ -28,7 +29,7 @@ class Publisher:
         begins_anew: True to remove the files that an earlier Supervisor published.
 
     Raises:
-        ConfigurationError: The storage that --report_dir names failed.
+        ConfigurationError: The storage that --report_dir names cannot be read or written.
     """
 
     def __init__(self, run_dir: pathlib.Path, address: str, begins_anew: bool = False) -> None:
@@ -52,7 +53,7 @@ class Publisher:
         threading.Thread(target=self._run, name="publisher", daemon=True).start()
 
     def put(self, names: Iterable[str]) -> None:
-        """Read files now and queue their content to be published; skip files that do not exist.
+        """Read existing files of the run directory now, and queue their content for --report_dir.
 
         Args:
             names: Paths of the files, relative to the run directory.
@@ -70,7 +71,7 @@ class Publisher:
             self._wake.notify_all()
 
     def flush(self) -> None:
-        """Wait until all queued files are published; publish failed files once more.
+        """Wait until all queued files are copied to --report_dir; copy files that failed once more.
 
         Raises:
             ConfigurationError: Some files could not be copied to --report_dir. The subclass Fenced

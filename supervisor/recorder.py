@@ -51,7 +51,8 @@ class Recorder:
     def __init__(
         self, run: Run, scorer: ModelScorer | None, publisher: Publisher | None = None
     ) -> None:
-        """Open the files of the run's records; append to the files of an earlier process.
+        """Open the files of the run's records; append to the files that an earlier Supervisor
+        wrote.
 
         Args:
             run: Settings of the training run.
@@ -78,7 +79,7 @@ class Recorder:
         return latest(self.evaluations)
 
     def status(self, status: run_status.RunStatus) -> None:
-        """Write a status of the run to the records."""
+        """Write a status of the run to metrics.jsonl, TensorBoard and the user's function."""
         self._log.add_status(status)
         self._publish({"kind": STATUS_KIND, **status.to_dict()})
 
@@ -94,13 +95,14 @@ class Recorder:
         final: bool,
         statistics: Float32 | None = None,
     ) -> Evaluation:
-        """Evaluate weights on the whole test set, record the metrics, save the best model.
+        """Evaluate the model with given weights on the whole test set; record metrics, save the
+        best model.
 
         Args:
             status: Current status of the training run.
             weights: Weights of the central model, [num_parameters] float32.
             versions: Version (number of updates) of each shard that the weights came from.
-            final: True if the run has ended, so that this evaluation is the last.
+            final: True if the run has ended, so that this is the last evaluation of the model.
             statistics: Moving statistics of the model, [m] float32; None to keep the present
                 statistics.
         """
@@ -130,7 +132,7 @@ class Recorder:
             status: Current status of the training run.
             metrics: Metric name -> value of the metric; at least one metric.
             versions: Version (number of updates) of each shard's weights in the evaluated model.
-            final: True if the run has ended, so that this evaluation is the last.
+            final: True if the run has ended, so that this is the last evaluation of the model.
         """
         evaluation = Evaluation(
             version=versions[0],
@@ -162,7 +164,9 @@ class Recorder:
         return evaluation
 
     def has_reached_target(self) -> bool:
-        """Return True, and log it, if the newest evaluation has reached the run's target."""
+        """Return whether the newest evaluation has reached the run's target metric value; log if
+        so.
+        """
         target, newest = self._run.target, self.latest
         if target is None or newest is None or not target.is_reached(newest.metrics):
             return False
@@ -227,7 +231,7 @@ class Recorder:
             self._hook.close()
 
     def _copy(self, *names: str) -> None:
-        """Copy files of the run directory to --report_dir if the flag is set."""
+        """Copy files of the run directory to the storage that --report_dir names, if it is set."""
         if self._publisher is not None:
             self._publisher.put(names)
 

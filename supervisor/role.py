@@ -86,7 +86,9 @@ def main(run: Run) -> int:
     if run.report_dir is not None:
         publisher = Publisher(run.run_dir, run.report_dir, begins_anew=run.overwrite)
     if not (run.overwrite or run.resume) and (finished := finished_summary(run)):
-        logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
+        logging.info(
+            "this run is finished (%s); its results are in %s", finished, run.run_dir / "report"
+        )
         return EXIT_DONE
     model, scorer = (None, None) if run.model_is_offered else _model_of(run)
     recorder = Recorder(run, scorer, publisher)
@@ -112,7 +114,7 @@ def _model_of(run: Run) -> tuple[WatchedModel, ModelScorer]:
 
 
 class _Watcher:
-    """Supervisor process that follows one run.
+    """The Supervisor's work on one run: it shows progress, evaluates the model and records results.
 
     Args:
         run: Settings of the training run.
@@ -153,8 +155,8 @@ class _Watcher:
         return self._fetcher is None and not sys.stdout.isatty()
 
     def watch(self) -> int:
-        """Connect to the shards, evaluate until the run ends, write the records; return the exit
-        code.
+        """Connect to the shards, evaluate the model until the run ends, write the records; return
+        the exit code.
         """
         port = open_port(self.run, "supervisor-0", self._instruments)
         with handle_signals(self._interrupt):
@@ -200,7 +202,9 @@ class _Watcher:
         self.run_id = welcome.run_id  # the run's id is sent in the Hello of the next connection
 
     def _offer_evaluator(self, why_not: str) -> None:
-        """Report the evaluator's state to shard 0; an empty ``why_not`` means that it can run."""
+        """Report the evaluator's state to shard 0; an empty ``why_not`` means that an evaluator can
+        run.
+        """
         evaluator = self.script_evaluator
         self._is_known_alive = evaluator is not None and evaluator.is_alive
         offer = pb.Evaluator(available=not why_not, message=why_not, starting=self._is_known_alive)
@@ -246,8 +250,8 @@ class _Watcher:
             self.interrupted.wait(0.1)
 
     def _show(self, status: run_status.RunStatus) -> None:
-        """Show a new status of the run on the dashboard and record it, at two separate
-        intervals.
+        """Show the run's newest status on the dashboard and record it, each at an interval of its
+        own.
         """
         now = time.monotonic()
         if status is self._shown:
@@ -287,10 +291,10 @@ class _Watcher:
             self._offer_evaluator(evaluator.why_not)
 
     def _has_trained(self) -> bool:
-        """Return True if an update was applied after this Supervisor connected.
+        """Return True if the shards have applied an update since this Supervisor connected.
 
-        A script reports that its fit has validation data before the first step of the fit. If
-        scripts train without a report of validation data, the run needs no evaluator.
+        A worker's script reports that its call of fit has validation data before the first step of
+        the fit. If scripts train without a report of validation data, the run needs no evaluator.
         """
         status = self.shards[0].status
         if status is None:
@@ -321,7 +325,8 @@ class _Watcher:
                 self._end_at_target()
 
     def _record_final_of_script(self) -> None:
-        """Record a script's last evaluation as final if it evaluated the run's final model.
+        """Record the last evaluation of a worker's script as final if it evaluated the run's final
+        model.
 
         An evaluator process evaluates the run's final model in a separate evaluation. A worker's
         script evaluates the model only during its call of fit.
@@ -404,7 +409,9 @@ class _Watcher:
         return view.versions[0]
 
     def _end_at_target(self) -> None:
-        """Request the end of the run if the newest evaluation has reached the run's target."""
+        """Request the end of the run if the newest evaluation has reached the target metric
+        value.
+        """
         if self.run.target is not None and self.recorder.has_reached_target():
             halt = pb.Halt(cause=self.run.target.stop_reason)
             self.shards[0].session.send_control(pb.ToServer(halt=halt))
@@ -433,7 +440,8 @@ class _Watcher:
         return EXIT_OF_STOP.get(cause, EXIT_DONE)
 
     def _await_last_reports(self) -> None:
-        """Wait until shard 0 has ended the run and sent the workers' last status; show this status.
+        """Wait until shard 0 has ended the run and sent the workers' last status; show this last
+        status.
 
         If only the Supervisor was interrupted, the run does not end and the wait for the last
         status times out.

@@ -1,4 +1,4 @@
-"""Scoring of a model with weights pulled from the shards, and saving of the model to a file."""
+"""Evaluates a model with weights pulled from the shards, and saves the model to a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ModelScorer:
         run: Settings of the training run.
         shared: Model to evaluate, with its Keras network.
         images: Inputs of the test examples, [N, ...].
-        labels: Labels of the test examples, [N, ...], in the form of the model's task.
+        labels: Labels of the test examples, [N, ...], in the form that the model's task defines.
     """
 
     def __init__(self, run: Run, shared: SharedModel, images: Any, labels: Any) -> None:

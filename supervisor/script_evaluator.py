@@ -1,4 +1,4 @@
-"""Evaluator process of a script's run: a child process of the Supervisor, which never trains.
+"""Evaluator process of a script's run, a child process of the Supervisor that never trains.
 
 The evaluator process runs the user's training script, without training. The Supervisor starts the
 evaluator together with the workers, because the user's script may clear a folder in its first
@@ -125,7 +125,7 @@ class ScriptEvaluator:
         )
 
     def start(self) -> None:
-        """Start the evaluator if it is idle and can be started."""
+        """Start the evaluator process if none runs and one can be started."""
         if self._state is _EvaluatorState.IDLE and not self.why_not:
             self._start()
 
@@ -171,7 +171,8 @@ class ScriptEvaluator:
         logging.info("started the evaluator process, whose output is in %s", self._output)
 
     def tend(self) -> str:
-        """Restart the evaluator after a pause if a signal killed it; to be called regularly.
+        """Restart the evaluator after a pause if a signal killed it; the Supervisor calls this
+        regularly.
 
         Returns:
             Error message in the first call after the evaluator has ended for good; an empty string
@@ -192,7 +193,7 @@ class ScriptEvaluator:
         ended = f"the evaluator has ended with exit code {code}"
         if _is_of_signal(code) and self._num_restarts < len(_PAUSES_SECONDS) and not self.why_not:
             pause = _PAUSES_SECONDS[self._num_restarts]
-            logging.warning("%s; starting it again in %g s", ended, pause)
+            logging.warning("%s; starting the evaluator process again in %g s", ended, pause)
             self._state, self._restart_at = _EvaluatorState.PAUSED, self._clock() + pause
             return ""
         self._state = _EvaluatorState.FAILED

@@ -3,7 +3,7 @@
 Scripts import the public names from this package: ``from thinwire import W_global, distribute``.
 Every public name except W_global and ConfigurationError is imported at its first use, because
 users' model files import this package on nodes that need only these two names. Thinwire's command
-line is in `thinwire.cli`.
+line is implemented in the package `thinwire.cli`.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ class BackgroundCalls(Generic[Result]):
         self._is_under_way = False
 
     def start(self, call: Callable[[], Result]) -> None:
-        """Start a function call in the background thread.
+        """Start one function call in the background thread.
 
         Raises:
-            RuntimeError: The caller has not yet taken the result of the previous call.
+            RuntimeError: The caller has not yet taken the result of the previous background call.
         """
         if self._is_under_way:
             raise RuntimeError(
@@ -48,12 +48,13 @@ class BackgroundCalls(Generic[Result]):
         """Wait for the started call and return its result, or None if no call was started.
 
         Args:
-            timeout_seconds: Longest time to wait for the call, in seconds; None waits until the
-                call ends.
+            timeout_seconds: Longest time to wait for the background call, in seconds; None waits
+                until the call ends.
 
         Raises:
-            TimeoutError: The call did not end within the time limit. The call keeps running.
-            BaseException: The started call raised this error.
+            TimeoutError: The background call did not end within the time limit. The call keeps
+                running.
+            BaseException: The call in the background thread raised this error.
         """
         if not self._is_under_way:
             return None

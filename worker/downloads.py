@@ -2,9 +2,9 @@
 
 Every worker runs the script, so without sharing all workers of a host would download the same file
 into the same cache at the same time. Keras treats an existing file as complete, so one worker would
-read a file that another worker is still writing. Keras also extracts an archive in every call, over
-files that other workers read. Therefore one process of a host downloads at a time, and the other
-processes use the finished file.
+read a file that another worker is still writing. Keras' `get_file` extracts an archive in every
+call, over files that other workers read. Therefore one process of a host downloads at a time, and
+the other processes use the finished file.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Downloads:
 
     Args:
         folder: Folder in the run directory that contains the lists of downloads, one list per host.
-        began: Time at which the run began, in seconds since 1970. Entries of earlier runs are
-            ignored.
+        began: Time at which the training run began, in seconds since 1970. Entries of earlier runs
+            are ignored.
     """
 
     def __init__(self, folder: pathlib.Path, began: float) -> None:
@@ -58,7 +58,7 @@ class Downloads:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[dict[str, str]]:
-        """Hold the lock of downloads; yield the finished calls and the paths of their files.
+        """Hold the download lock; yield the finished calls of `get_file` and the files' paths.
 
         The operating system releases the download lock when this process ends, even after a crash.
         """

@@ -232,7 +232,8 @@ def devices(nb_workers: int, given: flags.FlagValues = FLAGS) -> tuple[EmulatedD
     """Return the emulated link and device of every worker, in order of id.
 
     Raises:
-        ConfigurationError: A value is out of range, or a flag does not have one value per worker.
+        ConfigurationError: A value of an emulation flag is out of range, or a flag does not have
+            one value per worker.
     """
     columns = {name: [float(value) for value in getattr(given, name)] for name in _LIMITS}
     for name, (low, high) in _LIMITS.items():

@@ -1,4 +1,4 @@
-"""Protects the files that a run has written from deletion by late processes of the run.
+"""Protects the files that a run has written from deletion by processes that start later.
 
 A script often clears its output folder in its first lines. Without Thinwire, a script clears its
 output folder once, before training. In a run, every worker and the evaluator execute the script,
@@ -55,9 +55,9 @@ class HeldFiles:
     """Intercepts deletions and truncations by this process, and protects files of the run.
 
     Args:
-        run_dir: Run directory on this host.
-        began: Time at which the run began, in seconds since 1970.
-        written: Lists of the files that this process and the chief have written.
+        run_dir: Path of the training run's directory (--run_dir) on this host.
+        began: Time at which the training run began, in seconds since 1970.
+        written: Lists of the files that this process and the chief worker have written.
         is_first_chief: True if this process is the first process of the first chief, the worker
             that writes the run's files.
 
@@ -97,8 +97,9 @@ class HeldFiles:
         """Return True if another process wrote a path in this run, so that the path is protected.
 
         Args:
-            path: Path of a file or folder, as the script gives it.
-            follow: True to check the target of a symbolic link, False to check the link.
+            path: Path of a file or folder, as the script gives the path.
+            follow: True to check the target if `path` is a symbolic link, False to check the link
+                itself.
         """
         return self._is_active and self._is_others(path, follow)
 
@@ -129,7 +130,7 @@ class HeldFiles:
 
     @property
     def _leads(self) -> bool:
-        """True if this is the first chief's first process and no other worker trains yet."""
+        """True if this is the first process of the first chief and no other worker trains yet."""
         return self._is_first_chief and not self._has_training_begun
 
     @property
@@ -141,14 +142,14 @@ class HeldFiles:
 
     @property
     def _trains(self) -> bool:
-        """True if this process trains with the other workers, or leads the start of the run."""
+        """True if this process trains with other workers, or starts the run as its first chief."""
         return not self._is_active or self._leads
 
     def _take_open(self, path: str, flags: int) -> None:
         """Record a file that Python opens for writing; reject truncation of a protected file.
 
         The audit hook calls the method `_take_open` whenever Python opens a file. Most truncations
-        of protected files have already been diverted to temporary files before.
+        of protected files have already been diverted to temporary files before the hook is called.
         """
         whole = _whole(path)
         if whole.startswith(self._of_nodes):
@@ -191,8 +192,9 @@ class HeldFiles:
         """Record that the script has "deleted" a protected file (without effect); log its name.
 
         Args:
-            path: Path of the file, as the script gives it.
-            follow: True to resolve a symbolic link, False to record the link.
+            path: Path of the file that the script deletes, as the script gives the path.
+            follow: True to record the target if `path` is a symbolic link, False to record the link
+                itself.
         """
         self._hold(path, follow)
         self._name()
@@ -292,8 +294,8 @@ class HeldFiles:
     def move(self, source: Any, target: Any) -> bool:
         """Carry out the move of a file if its source or its target is protected.
 
-        A protected file at the target of a move stays unchanged. A protected file at the source of
-        a move is copied to the target instead.
+        If the target of a move is a protected file, the target stays unchanged. A protected file at
+        the source of a move is copied to the target instead.
 
         Returns:
             True if the move involved protected files; False if nothing was done.
@@ -386,8 +388,8 @@ class HeldFiles:
         """Make a folder, and accept a folder that another worker has made in this run.
 
         Args:
-            path: Path of the folder, as the script gives it.
-            make: Function that makes the folder, for example `os.mkdir`.
+            path: Path of the folder to make, as the script gives the path.
+            make: Function that makes a folder, for example `os.mkdir`.
             exists: Type of the error that `make` raises if the folder already exists.
         """
         place = _whole(path)
@@ -444,9 +446,9 @@ class HeldFiles:
         is not an error.
 
         Args:
-            folder: Path of an existing folder.
-            on_error: Function that is called with (function, path, error) if an entry cannot be
-                deleted.
+            folder: Path of an existing folder that is to be deleted.
+            on_error: Function that is called with (function, path, error) if an entry of the folder
+                cannot be deleted.
         """
         self._clear(folder, on_error)
         self._name()
@@ -500,7 +502,7 @@ class _InPlace:
 
 
 def _whole(path: str, follow: bool = True) -> str:
-    """Return the absolute path without symbolic links; resolve its last part only if `follow`."""
+    """Return a path without symbolic links; resolve a link as the last part only if `follow`."""
     if follow:
         return os.path.realpath(path)
     folder, name = os.path.split(os.path.abspath(path))
@@ -532,9 +534,9 @@ def _entries_below(folder: str) -> Iterator[str]:
 def replace_everywhere(places: Sequence[tuple[Any, Callable[..., Any]]]) -> None:
     """Replace each pair's first function by its second function in all imported modules.
 
-    All modules are searched, because a module may have imported a replaced function by name. One
-    pass over the modules replaces all pairs, because TensorFlow alone imports thousands of modules
-    with half a million names.
+    All imported modules are searched, because a module may have imported a replaced function by
+    name. One pass over the modules replaces all pairs, because TensorFlow alone imports thousands
+    of modules with half a million names.
     """
     # Compare functions by identity, because the objects in a module may be unhashable.
     replacements = {id(original): function for original, function in places}
@@ -560,15 +562,15 @@ def hold_back(
     is_chief: Callable[[], bool],
     is_first: bool,
 ) -> HeldFiles:
-    """Start to protect the run's files in this process; return the HeldFiles object.
+    """Start to protect the run's files from this process; return the HeldFiles object.
 
     Args:
-        run_dir: Run directory on this host.
+        run_dir: Path of the training run's directory (--run_dir) on this host.
         node: Name of this process, for example ``worker-2`` or ``evaluator``.
-        began: Time at which the run began, in seconds since 1970.
+        began: Time at which the training run began, in seconds since 1970.
         is_chief: Function that returns True if this worker is the chief now, which writes the run's
             files.
-        is_first: True if this is the first process of its worker in this run.
+        is_first: True if the present process is the first process of its worker in this run.
     """
     written = WrittenFiles(run_dir, node, is_chief)
     held = HeldFiles(run_dir, began, written, is_first and is_chief())
@@ -586,7 +588,7 @@ def report_held() -> None:
 
 
 def lift_hold() -> None:
-    """End the protection of the run's files, because this process now trains with the others."""
+    """End the protection of the run's files, as this process now trains with other workers."""
     for held in _HELD:
         held.lift()
 
@@ -597,5 +599,5 @@ def was_kept(path: Any) -> bool:
 
 
 def held_files() -> list[HeldFiles]:
-    """Return this process's HeldFiles object; empty if `thinwire run` has not started it."""
+    """Return this process's HeldFiles; an empty one if `thinwire run` did not start the process."""
     return _HELD

@@ -1,6 +1,6 @@
 """Protects a run's files from native libraries (TensorFlow, h5py); shares Keras downloads.
 
-The module `thinwire.worker.held_files` protects files from Python's own functions.
+The module `thinwire.worker.held_files` protects a run's files from Python's own functions.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Records which folders this process's script has made, or another worker made before it.
 
 Every worker of a run executes the training script. When the script calls `os.mkdir`, one worker
-makes the folder, and all other workers find an existing folder. A script that checks
-`os.path.exists` before would still raise FileExistsError, because another worker may make the
-folder between the check and the call. Therefore a folder that another worker made in this run
-counts as made by this process too. FileExistsError is still raised for a folder that is older than
-the run, and for a folder that the script itself has made before.
+makes the folder, and all other workers find an existing folder. Even a script that checks
+`os.path.exists` first would raise FileExistsError, because another worker may make the folder
+between the check and the call of `os.mkdir`. Therefore a folder that another worker made in this
+run counts as made by this process, too. The script gets a FileExistsError only for a folder that is
+older than the run, or that the script itself has made before.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from thinwire.worker.temporary import is_temporary
 
 
 class MadeFolders:
-    """Set of the folders that count as made by the script of this process.
+    """Set of the folders that count as made by the training script of this process.
 
     Args:
-        began: Time at which the run began, in seconds since 1970.
+        began: Time at which the training run began, in seconds since 1970.
     """
 
     def __init__(self, began: float) -> None:

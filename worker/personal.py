@@ -38,7 +38,7 @@ class PersonalLayers:
         self._slots: State = optimizer.init(size, spec) if size else {}
 
     def begin_round(self) -> None:
-        """Start a round: reset the slots (moments) of the optimizer, as after every exchange."""
+        """Start a training round: reset the slots (moments) of the personal layers' optimizer."""
         if self._values.size:
             self._slots = self._optimizer.restart(self._values.read(), self._slots)
 
@@ -69,6 +69,6 @@ class PersonalLayers:
         return self._optimizer.save(self._slots) if self._slots else {}
 
     def restore(self, state: State) -> None:
-        """Restore optimizer slots from `save`, after the variables' values have been restored."""
+        """Restore the personal optimizer's slots from `save`, after the variables' values."""
         if state:
             self._slots = self._optimizer.restore(state, self._values.read(), self._slots)

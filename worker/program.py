@@ -47,7 +47,7 @@ def program_here(compiled: Mapping[str, str]) -> Program:
 
 
 def _main_file() -> tuple[pathlib.Path | None, str]:
-    """Return the script's path and its digest at the start; the path is None in a notebook."""
+    """Return the script's path and its digest at the script's start; path None: a notebook."""
     if RECORD.source is not None:
         return RECORD.source
     name = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -87,7 +87,7 @@ def _arguments() -> Sequence[str]:
 
 
 def _without_places(words: Sequence[str]) -> Iterator[str]:
-    """Yield command-line arguments, except flags that differ between the run's processes."""
+    """Yield the script's command-line arguments, except flags that differ by process of the run."""
     is_value = False
     for word in words:
         name, equals, _ = word.lstrip("-").partition("=")

@@ -52,8 +52,8 @@ def main(run: Run) -> int:
     """Train as a worker until the run ends; return the process's exit code.
 
     Raises:
-        ConfigurationError, Unreachable, RequestRejected, Diverged: Training failed. Each type of
-            error has its own exit code.
+        ConfigurationError, Unreachable, RequestRejected, Diverged: Training failed. The process
+            exits with a different code for each type of error.
     """
     settings = worker_flags.read(run.nb_workers)
     limit_threads(settings.threads)
@@ -85,8 +85,9 @@ class Worker:
     Args:
         run: Settings of the training run.
         own: Settings that only this worker reads from its flags.
-        shared: Model to train; None: build the model from the run's settings.
-        shard: Training examples of this worker; None: load the examples by the run's settings.
+        shared: Keras model to train; None: build the model that the run's settings name.
+        shard: Training examples of this worker; None: load the data set that the run's settings
+            name.
     """
 
     def __init__(
@@ -202,7 +203,7 @@ class Worker:
         session.record_outcome(applied)
 
     def _next_request(self) -> PushRequest | None:
-        """Take a step if this worker has examples; return the exchange if an exchange is due."""
+        """Take a training step if this worker has examples; return an exchange if one is due."""
         if self.shard.num_examples:
             return self._one_step()
         return self.session.submit_nothing()
@@ -238,7 +239,7 @@ class Worker:
         return self.gradient, self.step.gradients(images, labels, self.gradient, personal)
 
     def _go_on(self) -> bool:
-        """Finish the exchange that waits for replies; return True if the run continues."""
+        """Finish the exchange that awaits shards' replies; return True if the run continues."""
         self.session.measure.record(
             round_trace.FORWARD_AND_BACKWARD, self.session.stopwatch.lap("compute")
         )
@@ -246,9 +247,10 @@ class Worker:
         return not self.session.core.stopped
 
     def _exchange(self, request: PushRequest) -> bool:
-        """Push, wait and load the new weights; return True if shard 0 accepted the push.
+        """Push an update, wait, load the new weights; return True if shard 0 accepted the push.
 
-        With --overlap, this method returns before the reply, with the result of the previous push.
+        With --overlap, `_exchange` returns before the shards' replies, with the result of the
+        previous push.
         """
         self.session.send(request)
         if not self.run.method.overlap:
@@ -260,7 +262,7 @@ class Worker:
         return self._taken
 
     def _settle(self) -> bool:
-        """Wait for the replies to the unanswered push; return True if shard 0 accepted it."""
+        """Wait for the replies to the unanswered push; return True if shard 0 accepted the push."""
         replies = self.session.finish_exchange(self._take_over, self.shard.cursor.epoch)
         return not replies or was_accepted(replies)
 
@@ -295,7 +297,7 @@ class Worker:
         self.step.restore_local(local)
 
     def _note_scalars(self, counted: WorkerMetrics) -> None:
-        """Write the metrics that shard 0 receives to TensorBoard too (heartbeat thread)."""
+        """Write the worker's metrics for shard 0 to TensorBoard, too (heartbeat thread)."""
         session = self.session
         self.scalars.record(counted, session.loss, session.num_steps, session.core.versions[0])
 
@@ -344,7 +346,7 @@ class Worker:
         return str(checkpoint[1]["stop_reason"])
 
     def _change_since(self, saved: State) -> str | None:
-        """Return the first setting that differs from the checkpoint's; None if all are equal."""
+        """Return the first run setting that differs from the checkpoint; None if none differs."""
         return first_setting(saved.get(SETTINGS) or {}, resumed_settings(self.run))
 
     def resume(self, last_applied_step: int) -> None:
@@ -363,7 +365,7 @@ class Worker:
         state: State = checkpoint[1]
         if state["run_id"] != session.run_id:
             logging.info(
-                "ignoring this worker's checkpoint, which belongs to another run (%s)",
+                "ignoring this worker's checkpoint, which belongs to another training run (%s)",
                 state["run_id"],
             )
             return

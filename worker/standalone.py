@@ -46,7 +46,7 @@ class LocalTrainer:
         self._train = tf.function(self._compute, reduce_retracing=True)
 
     def train(self, images: Any, labels: Any, rate: float) -> float:
-        """Take one step on a mini-batch; return the mean loss of the mini-batch."""
+        """Take one training step on a mini-batch; return the mean loss of the mini-batch."""
         if rate != self._rate:
             self.optimizer.learning_rate.assign(rate)
             self._rate = rate

@@ -35,7 +35,7 @@ class TrainStep:
     """A Keras model whose shared variables (W_global) form one flat float32 vector."""
 
     def __init__(self, shared: SharedModel) -> None:
-        """Prepare the tf.functions of the step; TensorFlow traces them at the first step."""
+        """Prepare the training step's tf.functions; TensorFlow traces them at the first step."""
         self.model = shared.model
         self.loss = ensure_compiled_loss(self.model, shared.task)
         self._labels = shared.task.labels
@@ -66,9 +66,9 @@ class TrainStep:
 
         A CPU variable uses the memory of `flat` itself if its part of `flat` is 64-byte aligned:
         later writes to `flat` change the variable. Variables whose part of `flat` is not 64-byte
-        aligned get copies of the values. The caller of `set_weights` should pass the same buffer
-        each time, and write to it only between two steps. If `flat` is a DeviceArray, its values
-        are copied to all variables, on their device.
+        aligned get copies of the values. The caller of `set_weights` should pass the same buffer in
+        each call, and write to the buffer only between two steps. If `flat` is a DeviceArray, its
+        values are copied to all variables, on their device.
 
         Args:
             flat: [num_parameters] float32 weights; a NumPy array must be 64-byte aligned.
@@ -109,8 +109,8 @@ class TrainStep:
         """Compute the mean gradient of one mini-batch, and leave it in device memory.
 
         Args:
-            images: [B, ...] inputs in the task's dtype.
-            labels: [B, ...] labels in the task's dtype.
+            images: [B, ...] inputs of the mini-batch in the task's dtype.
+            labels: [B, ...] labels of the mini-batch in the task's dtype.
             personal: [n] float32, overwritten with the gradient of the personal (unshared
                 trainable) variables.
 
@@ -195,7 +195,7 @@ def as_tensor(flat: Float32) -> Any:
 
 
 def _fill(flat: Float32, gradients: list[Any]) -> None:
-    """Write gradients one after the other into a vector [n] float32, which they fill."""
+    """Write gradients with n entries in total, one after the other, to a float32 vector [n]."""
     start = 0
     for gradient in gradients:
         values = gradient.numpy().ravel()

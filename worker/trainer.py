@@ -134,8 +134,8 @@ class WorkerSession:
 
     A caller of WorkerSession must call `join` and `begin` first. For each mini-batch, the caller of
     WorkerSession calls `poll_pacer` and `submit`, and `exchange_round` if one of these two calls
-    returned a request. The last call to a WorkerSession is `leave`. One thread must make all calls
-    to a WorkerSession except `interrupt`.
+    returned a request. The caller of WorkerSession must call `leave` last. One thread must make all
+    calls to a WorkerSession except `interrupt`.
 
     Args:
         run: Settings of the training run.
@@ -219,7 +219,7 @@ class WorkerSession:
         return self.core.stop_reason or self.exchange.shards[0].halt_cause
 
     def parts_under_way(self, optimizer: int) -> int:
-        """Return the number of batch parts of the unanswered push; 0 if not by `optimizer`."""
+        """Return the unanswered push's number of batch parts; 0 for other optimizers' pushes."""
         push = self._under_way
         return push.batch_parts if push is not None and push.optimizer == optimizer else 0
 
@@ -266,7 +266,7 @@ class WorkerSession:
         self.exchange.close(cause)
 
     def interrupt(self) -> None:
-        """Stop after the present exchange; after a time limit, leave without its replies."""
+        """Stop the worker after the present exchange; after a time limit, without its replies."""
         self.closing.set()
         timer = threading.Timer(_CUT_SECONDS, self._cut)
         timer.daemon = True
@@ -283,7 +283,7 @@ class WorkerSession:
     # -- one mini-batch -----------------------------------------------------------------------
 
     def poll_pacer(self) -> PushRequest | None:
-        """Return the push of the round if the pacer wants a push before another local step."""
+        """Return the round's push if the pacer requires a push before another local step."""
         core, lap = self.core, self.exchange_watch.lap
         self.measure.begin_step()
         ready = self.pacing.ready(
@@ -311,7 +311,7 @@ class WorkerSession:
         Args:
             values: [num_parameters] float32 gradient of the mean loss at the current weights. If
                 the method `steps_on_workers`, the weights after the script's step.
-            samples: Number of examples in the mini-batch.
+            samples: Number of training examples in the mini-batch.
             loss: Mean loss of the mini-batch; None if unknown.
             statistics: [m] float32 moving statistics (of batch normalization) after the mini-batch.
             started: Time at which the work on the mini-batch started, by time.monotonic(), in
@@ -407,8 +407,8 @@ class WorkerSession:
             applied: True if the gradient of the newest mini-batch was usable.
 
         Raises:
-            Diverged: Too many successive mini-batches had gradients with NaN or infinity, or too
-                large ones.
+            Diverged: Too many successive mini-batches had gradients with NaN or infinity, or
+                gradients that were too large.
         """
         self._divergence.record(applied)
         if self._divergence.has_diverged:

@@ -28,7 +28,7 @@ class WrittenFiles:
     """Lists of the files that this process and the chief have written, in the run directory.
 
     Args:
-        run_dir: Run directory on this host.
+        run_dir: Path of the training run's directory (--run_dir) on this host.
         node: Name of this process, for example ``worker-2``.
         is_chief: Function that returns True if this worker is the chief now, which writes the run's
             files.
@@ -52,8 +52,8 @@ class WrittenFiles:
 
         Args:
             path: Absolute path of the written file, without symbolic links.
-            trains: True if this process trains with the other workers, or is the first process that
-                will. Only such a process can write files as the chief.
+            trains: True if this process trains with other workers, or is the first process of the
+                run that will train. Only such a process can write files as the chief.
         """
         name = CHIEF if trains and self._is_chief() else self._node
         noted = self._noted[name]

@@ -1,4 +1,4 @@
-"""Input pipeline: turns stored images into mini-batches, in an order that can be resumed.
+"""Input pipeline that turns stored images into mini-batches, and can be resumed at any batch.
 
 The module `cursor` orders the examples of a worker's shard in each epoch. The module `lazy` scales
 and augments images in memory. The module `decode` decodes image files with tf.data ahead of

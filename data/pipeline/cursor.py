@@ -37,7 +37,7 @@ class Cursor:
         whole_epochs: True if no batch may span the border of two epochs.
 
     Attributes:
-        seed: Seed of the random orders of examples.
+        seed: Seed of the random orders of the worker's examples.
 
     Raises:
         ConfigurationError: Without ``whole_epochs``, ``batch_size`` is not between 1 and the size
@@ -115,11 +115,11 @@ class Cursor:
         }
 
     def restore(self, state: dict[str, int]) -> None:
-        """Continue from a saved state of a cursor, whose batch size may differ.
+        """Continue from the saved state of a cursor, even if that cursor had another batch size.
 
         Raises:
-            ConfigurationError: The saved state has another seed, shard or ``shuffle`` than this
-                cursor, or is damaged.
+            ConfigurationError: The saved state has another seed, other examples or another
+                ``shuffle`` than this cursor, or is damaged.
         """
         current = self.state()
         for name in ("seed", "shard_size", "shard_digest", "shuffle"):
@@ -132,9 +132,9 @@ class Cursor:
         epoch, position = state.get("epoch", -1), state.get("position", -1)
         if epoch < 0 or not 0 <= position < len(self._indices):
             raise ConfigurationError(
-                f"The saved position in the data is epoch {epoch}, example {position}; expected an "
-                f"epoch from 0 and an example in 0..{len(self._indices) - 1}. The checkpoint is "
-                "damaged: use an older one or --overwrite."
+                f"The saved position in the data is training epoch {epoch}, example {position}; "
+                f"expected an epoch from 0 and an example in 0..{len(self._indices) - 1}. The "
+                "checkpoint is damaged: use an older one or --overwrite."
             )
         self._epoch, self._position = int(epoch), int(position)
         self._order = self._order_of(self._epoch)

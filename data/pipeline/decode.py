@@ -1,7 +1,7 @@
 """Decodes and crops images with tf.data, on several cores, ahead of training.
 
 The pixels of a decoded training image depend only on the image file, the seed and the example's
-place in the cursor's sequence. A position in the training images can therefore be saved as two
+place in the cursor's sequence. A position in the sequence of training images can be saved as two
 integers, and resumed training uses the pixels of uninterrupted training. The function `random_box`
 computes a random crop from the image's size in the file header and from random numbers.
 
@@ -105,7 +105,8 @@ def random_box(height: int, width: int, draws: Sequence[float]) -> Box:
     Args:
         height: Height of the image in pixels.
         width: Width of the image in pixels.
-        draws: At least WIDTH - 1 uniform random numbers in [0, 1), which determine the crop.
+        draws: At least WIDTH - 1 uniform random numbers in [0, 1), which determine the crop of the
+            image.
     """
     for attempt in range(_ATTEMPTS):
         area, ratio, row, column = draws[4 * attempt : 4 * attempt + 4]
@@ -120,12 +121,12 @@ def random_box(height: int, width: int, draws: Sequence[float]) -> Box:
 
 
 def is_mirrored(draws: Sequence[float]) -> bool:
-    """Return True if an image's random numbers request to mirror it; probability 1/2."""
+    """Return True if the random numbers of an image mean to mirror it, with probability 1/2."""
     return draws[WIDTH - 1] < 0.5
 
 
 class Decoded(Lazy):
-    """Images of files that are read and decoded only when they are indexed.
+    """Images in files, which are read and decoded only when they are indexed.
 
     Args:
         source: Object that reads the encoded images.
@@ -154,7 +155,7 @@ class Decoded(Lazy):
         return next(self.walk([positions]))
 
     def subset(self, chosen: NDArray[np.int64]) -> Decoded:
-        """Return the images at the positions ``chosen`` without decoding them."""
+        """Return the set of the images at the positions ``chosen``, without decoding the images."""
         part = self._chosen[chosen]
         return Decoded(self._source, part, self.shape[1], self.scaling, self.augment)
 
@@ -233,8 +234,8 @@ class Decoded(Lazy):
         return self._source.read(int(self._chosen[position]))
 
     def _explained(self, batches: list[NDArray[np.int64]], error: Exception) -> Exception:
-        """Return an error that names a batch's first damaged image; decode images one by one to
-        find it.
+        """Decode a batch's images one by one; return an error that names the first damaged
+        image.
         """
         import tensorflow as tf
 
@@ -253,9 +254,7 @@ class Decoded(Lazy):
 
 
 class _Ahead:
-    """Decodes the batches of a cursor ahead of training; restarts if the cursor's position
-    jumps.
-    """
+    """Decodes a cursor's batches ahead of training; begins again if the cursor's position jumps."""
 
     def __init__(self, images: Decoded, cursor: Cursor) -> None:
         self._images, self._cursor = images, cursor
@@ -279,8 +278,8 @@ class _Ahead:
 def _batches(
     chosen: NDArray[np.int64], place: int, ahead: Cursor
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield a cursor's batches from ``chosen`` on, each with the number of examples before the
-    batch.
+    """Yield (image positions, number of earlier examples) of the batch ``chosen`` and of all later
+    batches of a cursor.
     """
     while True:
         yield chosen, place
@@ -337,7 +336,9 @@ def _cropped(encoded: Any, box: Any, mirrored: Any, size: int) -> Any:
 
 
 def _middle(encoded: Any, size: int) -> Any:
-    """Resize an image's shorter side to size * 256/224; crop the middle: float32 in 0..255."""
+    """Resize an image's shorter side to size * 256/224 and crop the middle; pixels are float32 in
+    0..255.
+    """
     import tensorflow as tf
 
     image = tf.io.decode_image(encoded, DEPTH, expand_animations=False)

@@ -107,7 +107,7 @@ def _standardize(images: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 class Lazy:
-    """Base class of image sets that are not stored in memory in scaled form.
+    """Base class of image sets that scale their images only when the images are indexed.
 
     Attributes:
         shape: Shape of the image set: (N, height, width, channels).
@@ -120,7 +120,7 @@ class Lazy:
         self.shape = shape
 
     def __len__(self) -> int:
-        """Return the number of images in the set."""
+        """Return the number of images in the image set."""
         return self.shape[0]
 
     def __getitem__(self, chosen: Chosen) -> Any:
@@ -128,7 +128,7 @@ class Lazy:
         raise NotImplementedError
 
     def subset(self, chosen: NDArray[np.int64]) -> Lazy:
-        """Return the images at the positions ``chosen``, in the order of ``chosen``."""
+        """Return the images of the set at the positions ``chosen``, in the order of ``chosen``."""
         raise NotImplementedError
 
     def feed(self, cursor: Cursor) -> Feed:
@@ -141,7 +141,7 @@ class Lazy:
 
 
 def subset(images: Any, chosen: NDArray[np.int64]) -> Any:
-    """Return the images at the positions ``chosen`` of an array or a `Lazy`."""
+    """Return the images at the positions ``chosen`` in a set of images (an array or a `Lazy`)."""
     return images.subset(chosen) if isinstance(images, Lazy) else images[chosen]
 
 
@@ -168,7 +168,7 @@ class Augmented(Lazy):
         self._images, self._scaling = images, scaling
 
     def __getitem__(self, chosen: Chosen) -> NDArray[np.float32]:
-        """Return scaled images, which are neither cropped nor mirrored."""
+        """Return scaled images of the set, which are neither cropped nor mirrored."""
         return scale(self._images[chosen], self._scaling)
 
     def subset(self, chosen: NDArray[np.int64]) -> Augmented:
@@ -213,7 +213,7 @@ def crop_flip(images: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[
 
 
 class Repeated(Lazy):
-    """A large image set that repeats a few stored images.
+    """A large artificial image set that repeats a few stored images.
 
     Image i of the large set is the stored image ``positions[i] % n``.
 
@@ -228,7 +228,7 @@ class Repeated(Lazy):
         self._images, self._positions = images, positions
 
     def __getitem__(self, chosen: Chosen) -> NDArray[np.float32]:
-        """Return copies of the stored images for the numbers ``chosen``."""
+        """Return copies of the stored images that the image numbers ``chosen`` stand for."""
         return self._images[self._positions[chosen] % len(self._images)]
 
     def subset(self, chosen: NDArray[np.int64]) -> Repeated:

@@ -1,4 +1,4 @@
-"""Readers of stored data sets, one module per format; a reader checks all data that it reads.
+"""Readers of stored data sets, one module per format; every reader checks its data.
 
 The module `idx` reads MNIST's format, `cifar10` the binary version of CIFAR-10, `adacomp` a layout
 of 1,200 files of training images, `imagenet` folders of images or (with `tfrecords`) TFRecords.

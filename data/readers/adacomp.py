@@ -97,15 +97,16 @@ def write(
 ) -> None:
     """Write the training or test part of a data set in AdaComp's layout.
 
-    If the number of files does not divide the number of examples, each of the first files gets one
-    example more than the later files.
+    If the number of examples is not a multiple of the number of files, each of the first files gets
+    one example more than the later files.
 
     Args:
         out_dir: Folder to write to; created if missing.
         part: Part of the data set, "train" or "test".
         images: Images to write, [N, height, width, channels] uint8.
         labels: Label of each image, [N] integers in 0..255.
-        headers: True to start each file with an IDX header; AdaComp's code cannot read headers.
+        headers: True to start each file with an IDX header; AdaComp's code cannot read files with
+            IDX headers.
 
     Raises:
         ConfigurationError: There are fewer examples than files.
@@ -123,7 +124,9 @@ def write(
 
 
 def _read_records(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return the records of a file, which may have an IDX header: [N, *shape] uint8."""
+    """Return the records (images or labels) of a file with or without IDX header: [N, *shape]
+    uint8.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -145,7 +148,7 @@ def _read_records(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def _headers_that_fit(content: bytes, shape: tuple[int, ...], record: int) -> list[bytes]:
-    """Return a list with the IDX header at the start of the content; empty if none fits."""
+    """Return [the IDX header at the start of a file's content], or [] if the content has none."""
     shapes = [shape] if not shape or shape[-1] != 1 else [shape[:-1], shape]
     fitting = []
     for tail in shapes:

@@ -77,7 +77,7 @@ def find(place: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]] 
 
 
 def pickled_in(place: Path) -> Path | None:
-    """Return a path in ``place`` that holds CIFAR-10's Python version, None without any."""
+    """Return a path in ``place`` that holds CIFAR-10's Python version; None if no path does."""
     return next((place / name for name in _PICKLED if (place / name).exists()), None)
 
 
@@ -90,7 +90,7 @@ def names_of(part: str) -> str:
 
 
 def check_archive(path: Path) -> None:
-    """Raise OSError if the SHA-256 of a downloaded archive is not the published archive's."""
+    """Raise OSError if a downloaded archive of CIFAR-10 does not have the published SHA-256."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while piece := stream.read(1 << 20):
@@ -112,7 +112,8 @@ def _read_file(path: Path) -> _Records:
 
 
 def _read_archive(path: Path, names: list[str]) -> list[_Records]:
-    """Read the batches from the archive without writing files, so that member paths are harmless.
+    """Read CIFAR-10's batches from the archive without writing files, so that paths in the archive
+    are harmless.
 
     The archive of CIFAR-10 is compressed by gzip, or not compressed, because some browsers
     decompress downloads. The reader rejects other compressions than gzip, because a few bytes of
@@ -168,7 +169,7 @@ def _records(content: bytes, where: str) -> _Records:
 def _joined(
     batches: list[_Records], part: str, where: Path
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """Concatenate batches of records; return images (channels last) and labels."""
+    """Concatenate batches of CIFAR-10 records; return images (channels last) and labels."""
     records = np.concatenate(batches)
     labels = records[:, 0].astype(np.int32)
     if len(labels) != _NUM_PUBLISHED[part]:

@@ -28,14 +28,14 @@ def read(path: Path, ranks: tuple[int, ...]) -> NDArray[np.uint8]:
 
     Args:
         path: Path of the IDX file, which is decompressed if the name ends in ``.gz``.
-        ranks: Accepted numbers of dimensions: (1,) for labels, (3, 4) for images.
+        ranks: Accepted numbers of dimensions of the array: (1,) for labels, (3, 4) for images.
 
     Returns:
         A writable uint8 array with the shape of the header.
 
     Raises:
         ConfigurationError: The IDX file is missing, unreadable, truncated, too long, or has another
-            magic number. The message names the file, the fault and the expected content.
+            magic number. The error's text names the file, the fault and the expected content.
     """
     try:
         with _open(path) as stream:
@@ -76,8 +76,8 @@ def read_pair(images_path: Path, labels_path: Path) -> tuple[NDArray[np.uint8], 
 def write(path: Path, array: NDArray[np.uint8]) -> None:
     """Write a uint8 array as an IDX file; compress the file if the name ends in ``.gz``.
 
-    Equal arrays give byte-identical files, because the gzip header contains neither a name nor a
-    time.
+    Equal arrays give byte-identical IDX files, because the gzip header contains neither a name nor
+    a time.
 
     Raises:
         ValueError: The array is not uint8, or its rank is not in 1..255.

@@ -1,11 +1,12 @@
 """Reader of ImageNet (ILSVRC 2012) and data sets of the same layout: class folders or TFRecords.
 
-- Folders: ``train/n01440764/*.JPEG`` and ``val/n01440764/*.JPEG``, one folder per class. The sorted
-  names of the class folders define the numbers of the classes.
-- TFRecords: ``train-00000-of-01024`` ... and ``validation-00000-of-00128`` ..., in the folder or in
-  ``train/`` and ``validation/``, with the features ``image/encoded`` and ``image/class/label``.
-  The labels in the TFRecords count from 0 or from 1; the usual build scripts of ImageNet count from
-  1.
+ImageNet in folders has files ``train/n01440764/*.JPEG`` and ``val/n01440764/*.JPEG``, with one
+folder per class. The sorted names of ImageNet's class folders define the numbers of the classes.
+
+ImageNet in TFRecords has files ``train-00000-of-01024`` ... and ``validation-00000-of-00128`` ...,
+in the folder or in ``train/`` and ``validation/``, whose records have the features
+``image/encoded`` and ``image/class/label``. The labels in the TFRecords count from 0 or from 1; the
+usual build scripts of ImageNet count from 1.
 
 The reader of ImageNet reads names, positions, labels and encoded images;
 ``thinwire.data.pipeline.decode`` decodes the pixels.
@@ -40,8 +41,8 @@ class EncodedImages(Protocol):
 
     Attributes:
         labels: Class of each image, [N] int32.
-        file_offsets: Number of the first image of each file, then N, [files + 1] int64. None if
-            each image is a separate file.
+        file_offsets: Index of the first image of each file, then the number N of images, [files +
+            1] int64. The offsets are None if each image is a separate file.
     """
 
     labels: NDArray[np.int32]
@@ -89,7 +90,7 @@ def find(data_dir: str | None, part: str, nb_classes: int) -> EncodedImages:
 
 
 class ImageFolders:
-    """Encoded images of the training or test part, with one folder for each class."""
+    """Encoded images of ImageNet's training or test part, with one folder for each class."""
 
     file_offsets: NDArray[np.int64] | None = None
 
@@ -116,13 +117,13 @@ class ImageFolders:
         return Path(self.name(index)).read_bytes()
 
     def name(self, index: int) -> str:
-        """Return the path of an image file."""
+        """Return the path of the file that contains an image."""
         name = os.fsdecode(bytes(self._names[index]))
         return os.path.join(self._folder, self._classes[self.labels[index]], name)
 
 
 class ImageRecords:
-    """Encoded images of the training or test part, stored in TFRecord files."""
+    """Encoded images of ImageNet's training or test part, stored in TFRecord files."""
 
     def __init__(self, files: Sequence[Path], first_label: int) -> None:
         self._files = files

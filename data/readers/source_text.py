@@ -1,8 +1,9 @@
 """Reader of text: the source files of Python's standard library, as sequences of bytes.
 
-The standard library is part of every Python, so no download is needed. The source files of the
-standard library differ by Python version. The reader of source text therefore logs a digest of the
-text; runs with equal digests train on equal data.
+Python's standard library is part of every Python, so its text needs no download. The source files
+of Python's standard library differ between versions of Python. Because texts differ between
+versions of Python, the reader logs a digest of the text; runs with equal digests train on equal
+data.
 """
 
 from __future__ import annotations

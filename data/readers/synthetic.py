@@ -1,8 +1,8 @@
-"""Generates training examples for every task, without files.
+"""Generates artificial training examples for every task of a model, without files.
 
 A generated image is a coarse pattern under strong noise. The pattern of a generated image belongs
 to a class, is a sum of patterns of labels, or consists of random patches. A generated sequence of
-tokens follows one of two grammars.
+tokens follows one of two artificial grammars.
 """
 
 from __future__ import annotations
@@ -118,9 +118,10 @@ def generate_tokens(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return generated sequences of tokens, and the token that follows each token.
 
-    Each generated sequence of tokens follows one of two grammars. In each grammar, one of four
-    tokens follows a given token, with fixed probabilities. The best possible perplexity on a
-    generated sequence is about 2.7 if its grammar is known.
+    Each generated sequence of tokens follows one of two grammars. In each grammar of generated
+    sequences, one of four tokens follows a given token, with fixed probabilities. The best possible
+    perplexity of a language model on a generated sequence is about 2.7 if the sequence's grammar is
+    known.
 
     The docstring of `generate` describes the arguments. ``nb_words`` is the number of tokens;
     ``image_size`` and ``image_depth`` are ignored.
@@ -165,7 +166,7 @@ def _noisy(
     rng: np.random.Generator,
     noise: float = _NOISE,
 ) -> NDArray[np.uint8]:
-    """Return ``count`` images, the patterns of ``drawn`` plus noise, generated in chunks."""
+    """Return ``count`` images: each is a pattern that ``drawn`` returns, plus random noise."""
     chunks = []
     for start in range(0, count, _CHUNK):
         chunk = drawn(slice(start, min(count, start + _CHUNK)))

@@ -1,16 +1,16 @@
-"""An index of the images and labels in TFRecord files of tf.train.Example.
+"""An index of the images and labels in TFRecord files whose records are tf.train.Examples.
 
 A worker reads single images from TFRecord files in its own order, but tf.data reads a file only
-from the start. The module `tfrecords` therefore scans the TFRecord files once to build an index.
-During the scan, `tf.data.TFRecordDataset` reads the records and checks the checksums of the
+from the start. The module `tfrecords` scans the TFRecord files once to build an index of their
+images. During the scan, `tf.data.TFRecordDataset` reads the records and checks the checksums of the
 contents, and `tf.train.Example` parses the contents. The index of TFRecord files contains the
 position, the length and the label of each image. The index is saved in the folder of the TFRecord
 files if the folder is writable, so that the next process need not scan the files.
 
-Before tf.data opens a file, `_walk` reads the framing (length, checksum, content, checksum) of the
-file, for three reasons. tf.data returns no offsets of records. tf.data stops without an error if a
-file ends inside a record's header. A record header that announces more bytes than the memory holds
-makes tf.data end the process.
+Before tf.data opens a TFRecord file, `_walk` reads the framing (length, checksum, content,
+checksum) of its records. The library tf.data returns no offsets of records, stops without an error
+if a file ends inside a record's header, and ends the process if a header announces more bytes than
+the memory holds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RecordIndex:
 
 
 class _InvalidTfRecord(ValueError):
-    """Error: a file has bytes that are not a valid TFRecord."""
+    """Error: a TFRecord file contains bytes that are not a valid record."""
 
 
 def files_of(folders: Sequence[Path], parts: Sequence[str]) -> list[Path]:
@@ -63,13 +63,14 @@ def files_of(folders: Sequence[Path], parts: Sequence[str]) -> list[Path]:
 
     Args:
         folders: Folders to search for the files, in this order.
-        parts: Possible names of the part, for example ("val", "validation").
+        parts: Possible names of the training or test part in file names, for example ("val",
+            "validation").
 
     Returns:
         Paths in the order of the file numbers; empty if no folder holds a file of the part.
 
     Raises:
-        ConfigurationError: Some TFRecord files of the part are missing.
+        ConfigurationError: Some TFRecord files of the training or test part are missing.
     """
     pattern = re.compile(_NAME.format(parts="|".join(parts)))
     for folder in folders:
@@ -134,7 +135,7 @@ def _scan(path: Path) -> NDArray[np.int64]:
 
 @contextlib.contextmanager
 def _explained(path: Path, done: Sized) -> Iterator[None]:
-    """Add the file and the record number to errors; ``done`` has one entry per record read so
+    """Add the file and the record number to errors; ``done`` has one entry per TFRecord read so
     far.
     """
     import tensorflow as tf
@@ -193,9 +194,9 @@ def _image_and_label(record: bytes) -> tuple[bytes, int]:
 def _place(image: bytes, record: bytes) -> int:
     """Return the offset of an encoded image in its TFRecord, in bytes.
 
-    The function searches the record for the first 64 bytes of the image, because a search for the
-    whole image takes as long as reading the record. If the first match of 64 bytes is not the
-    image, the function searches the record for the whole image.
+    `_place` searches the record for the first 64 bytes of the image, because a search for the whole
+    image takes as long as reading the record. If the first match of 64 bytes is not the image,
+    `_place` searches the record for the whole image.
     """
     place = record.index(image[:_HEAD_BYTES])
     return place if record.startswith(image, place) else record.index(image)

@@ -1,9 +1,9 @@
-"""Aggregates merge the workers' updates of one round; guards reject faulty updates.
+"""Aggregates merge the workers' updates of a training round; guards reject faulty updates.
 
-An `Aggregate` merges all updates of a round into one update: their mean, or a value per weight that
-a single outlier cannot move. The module `outliers` limits the magnitude and the norm of a worker's
-update, and holds the limits for quarantining a worker. The dict `AGGREGATES` has an entry for each
-value of the flag --aggregate.
+An `Aggregate` merges all updates of a training round into one update: their mean, or for each
+weight a value on which a single outlier has little effect. The module `outliers` limits the
+magnitude and the norm of a worker's update, and defines when a shard server quarantines a worker.
+The dict `AGGREGATES` has an entry for each value of the flag --aggregate.
 """
 
 from thinwire.ops.aggregation.base import Aggregate

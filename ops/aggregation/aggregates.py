@@ -20,7 +20,7 @@ class Mean:
     is_robust: ClassVar[bool] = False
 
     def merge(self, updates: Sequence[Update], size: int) -> Update:
-        """Return the mean of one or more updates; `size` is the shard's number of weights."""
+        """Return the mean of one or more updates of a shard with `size` weights."""
         from thinwire.ops.aggregation import merge
 
         return merge.mean_update(updates, size)
@@ -28,11 +28,12 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True)
 class Median:
-    """Median of the workers' updates for each weight, or the mean of the two middle values.
+    """Aggregate that is, for each weight, the median of the workers' updates.
 
-    The median is the mean of the two middle values if the number of updates is even.
+    If the number of updates is even, the median is the mean of the two middle values.
 
-    The median resists arbitrary updates from fewer than half of a group's workers.
+    The median resists arbitrary updates from fewer than half of the workers whose updates are
+    merged.
 
     Source: Yin et al., "Byzantine-robust distributed learning", ICML 2018, definition 1.
     """
@@ -41,7 +42,7 @@ class Median:
     is_robust: ClassVar[bool] = True
 
     def merge(self, updates: Sequence[Update], size: int) -> Update:
-        """Return the median of one or more updates; `size` is the shard's number of weights."""
+        """Return the median of one or more updates of a shard with `size` weights."""
         from thinwire.ops.aggregation import merge
 
         return merge.middle_update(updates, size, (len(updates) - 1) // 2)
@@ -49,12 +50,12 @@ class Median:
 
 @dataclasses.dataclass(frozen=True)
 class TrimmedMean:
-    """Mean of the workers' updates for each weight, without the smallest and largest values.
+    """Aggregate that is, per weight, the mean of updates without the smallest and largest ones.
 
     Attributes:
-        trim_fraction: Fraction f of the updates' values that is left out at either end of their
-            order, above 0 and below 0.5. From m values, floor(f m) values are left out at either
-            end; at least one value if m >= 3.
+        trim_fraction: Fraction f, above 0 and below 0.5, of a weight's m update values that the
+            trimmed mean leaves out at either end of their order: floor(f m) smallest and as many
+            largest values, at least one of each if m >= 3.
 
     Source: Yin et al., "Byzantine-robust distributed learning", ICML 2018, definition 2.
     """
@@ -64,7 +65,7 @@ class TrimmedMean:
     is_robust: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Raise an error if the trim fraction leaves out no values or all values."""
+        """Raise an error if `trim_fraction` is not above 0 and below 0.5."""
         if not 0 < self.trim_fraction < 0.5:
             raise ConfigurationError(
                 f"--trim_fraction={self.trim_fraction}: expected a fraction above 0 and below 0.5 "
@@ -72,7 +73,7 @@ class TrimmedMean:
             )
 
     def num_trimmed(self, count: int) -> int:
-        """Return how many of `count` ordered values are left out at either end."""
+        """Return how many of `count` ordered values the trimmed mean leaves out at either end."""
         if count < LEAST_MEMBERS:
             return 0
         # The summand 1e-9 offsets rounding: 0.29 * 100 is 28.999999999999996 in float64, and must
@@ -80,7 +81,7 @@ class TrimmedMean:
         return max(1, int(self.trim_fraction * count + 1e-9))
 
     def merge(self, updates: Sequence[Update], size: int) -> Update:
-        """Return the trimmed mean of one or more updates; `size` is the number of weights."""
+        """Return the trimmed mean of one or more updates of a shard with `size` weights."""
         from thinwire.ops.aggregation import merge
 
         return merge.middle_update(updates, size, self.num_trimmed(len(updates)))

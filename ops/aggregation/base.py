@@ -1,7 +1,7 @@
-"""Interface of aggregates: policies that merge the workers' updates of one round into one update.
+"""Interface of aggregates: policies that merge the workers' updates of a round into one update.
 
-A weighting policy first scales each worker's update separately. The aggregate then merges the
-scaled updates of the workers.
+Before an aggregate merges updates, a weighting policy scales each worker's update separately. The
+aggregate merges the updates that the weighting policy has scaled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Aggregate(Policy, Protocol):
 
     @property
     def is_robust(self) -> bool:
-        """True if the updates of honest workers outvote the update of a faulty worker."""
+        """True if the aggregate lets the updates of honest workers outvote a faulty update."""
 
     def merge(self, updates: Sequence[Update], size: int) -> Update:
-        """Merge one or more updates into one; `size` is the shard server's number of weights."""
+        """Merge one or more updates of a shard server with `size` weights into one update."""

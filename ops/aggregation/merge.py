@@ -1,4 +1,4 @@
-"""Merge updates of a group of workers: the mean, or the mean of the middle values per weight."""
+"""Functions that merge workers' updates: the mean, or per weight the mean of the middle values."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _KEPT = buffers.PIECE_BYTES // 4
 def mean_update(updates: Sequence[Update], size: int) -> Update:
     """Return the mean of one or more updates, summed in the order of `updates`.
 
-    In the mean, an entry that a sparse update does not contain counts as zero. The mean of several
-    sparse updates is a sparse update.
+    In the mean of updates, an entry that a sparse update does not contain counts as zero. The mean
+    of several sparse updates is a sparse update.
 
     Args:
         updates: Workers' updates to merge, at least one.
-        size: Number of weights of the shard server.
+        size: Number of weights of the shard server that merges the updates.
     """
     if len(updates) == 1:
         return updates[0]
@@ -45,7 +45,7 @@ def mean_update(updates: Sequence[Update], size: int) -> Update:
 
 
 def _mean_of_dense(updates: Sequence[Update], size: int) -> Update:
-    """Return the mean of dense updates, in the memory of a `SpareUpdate` if there is one."""
+    """Return the mean of dense updates, which overwrites a `SpareUpdate` among them."""
     spares = (update.values for update in updates if isinstance(update, SpareUpdate))
     spare = next((values for values in spares if not buffers.is_in_file(values)), None)
     mean = np.empty(size, np.float32) if spare is None else spare
@@ -66,16 +66,18 @@ def _mean_of_dense(updates: Sequence[Update], size: int) -> Update:
 
 
 def middle_update(updates: Sequence[Update], size: int, num_trimmed: int) -> Update:
-    """Return the mean of the updates for each weight, without the smallest and largest values.
+    """Return, for each weight, the mean of updates without the smallest and largest values.
 
-    In the trimmed mean, an entry that is missing in a sparse update counts as zero. The trimmed
-    mean of sparse updates is sparse: it has all positions that at least one of the updates has.
+    In the trimmed mean of updates, an entry that is missing in a sparse update counts as zero. The
+    trimmed mean of sparse updates is sparse: it has every position that at least one of the updates
+    contains.
 
     Args:
         updates: Workers' updates to merge, at least one.
-        size: Number of weights of the shard server.
-        num_trimmed: Number of smallest values, and of largest values, that are left out per weight;
-            fewer than half of the updates. The largest possible number leaves the median.
+        size: Number of weights of the shard server that merges the updates.
+        num_trimmed: Number of smallest values, and of largest values, that the mean leaves out per
+            weight; fewer than half of the updates. With the largest possible number the result is
+            the median.
     """
     if len(updates) == 1:
         return updates[0]
@@ -101,7 +103,7 @@ def _touched(updates: Sequence[Update]) -> Int64 | None:
 
 
 def _row(update: Update, touched: Int64 | None, size: int) -> Float32:
-    """Return an update's values at the positions `touched` (None: all); missing values are 0."""
+    """Return an update's values at positions `touched` (None: all); missing values are 0."""
     if update.indices is None:
         return update.values
     row = np.zeros(size if touched is None else len(touched), np.float32)
@@ -111,11 +113,11 @@ def _row(update: Update, touched: Int64 | None, size: int) -> Float32:
 
 
 def _sorted(rows: Sequence[Float32]) -> list[Float32]:
-    """Return copies of the rows [k], with each column ascending from the first row to the last.
+    """Return copies of the rows [k], sorted so that each column ascends from the first row on.
 
-    The sorting method is odd-even transposition: each pass compares and exchanges whole neighboring
-    rows. The number of passes of the sorting method is the number of rows. The array to sort has
-    one row per update, so there are few rows, and odd-even transposition is many times faster than
+    `_sorted` uses odd-even transposition: each pass compares and exchanges whole neighboring rows.
+    Odd-even transposition needs as many passes as the array has rows. The array to sort has one row
+    per worker's update and thus few rows, so odd-even transposition is many times faster than
     sorting each column.
     """
     ordered, spare = [row.copy() for row in rows], np.empty_like(rows[0])

@@ -1,8 +1,8 @@
 """Guards against faulty workers: limits on the size of an update, and quarantine of workers.
 
-The state of the guards against faulty workers is plain data that the caller owns. The guards
-against faulty workers do not depend on the training method: they check the magnitude and the norm
-of each update.
+The state of the guards against faulty workers is plain data that the calling shard server stores.
+The guards against faulty workers do not depend on the training method: they check the magnitude and
+the norm of each update.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ class Guards:
     quarantine_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        """Raise an error if the guards' limits are out of range or have no effect."""
+        """Raise an error if limits on workers' updates are out of range or have no effect."""
         if not 0 <= self.max_update_norm < math.inf:
             raise ConfigurationError(
                 f"--max_update_norm={self.max_update_norm}: expected a finite L2 norm above 0; 0 "
-                "turns the guard off."
+                "turns this check of updates off."
             )
         if not (self.update_peak_factor == 0 or 1 < self.update_peak_factor < math.inf):
             raise ConfigurationError(
                 f"--update_peak_factor={self.update_peak_factor}: expected a factor above 1, such "
-                "as 1e6; 0 turns the guard off."
+                "as 1e6; 0 turns this check of updates off."
             )
         factor = self.update_norm_factor
         if not (factor == 0 or 1 < factor < math.inf):
             raise ConfigurationError(
                 f"--update_norm_factor={factor}: expected a factor above 1, because half of all "
-                "honest updates have a norm above the median; 0 turns the guard off."
+                "honest updates have a norm above the median; 0 turns this check of updates off."
             )
         if self.quarantine_after < 0:
             raise ConfigurationError(
@@ -91,7 +91,7 @@ class Guards:
 
     @property
     def measures(self) -> bool:
-        """True if the L2 norms of updates are limited."""
+        """True if a limit on the L2 norms of workers' updates is set."""
         return self.max_update_norm > 0 or self.update_norm_factor > 0
 
     @property
@@ -100,22 +100,22 @@ class Guards:
         return self.measures or self.quarantine_after > 0
 
     def init(self) -> State:
-        """Return the state of the guards against faulty workers at the start of a run."""
+        """Return the initial state of the guards, which limit workers' updates."""
         # Norms and peaks (largest magnitudes) of the newest accepted updates, oldest first; at most
         # WINDOW of each.
         return {"norms": [], "peaks": []}
 
     def record(self, norm: float, state: State) -> State:
-        """Record the L2 norm of an update that the shard has applied; return the new state."""
+        """Record the L2 norm of a worker's applied update; return the new state of the guards."""
         norms = [*state["norms"], norm][-WINDOW:]
         return state | {"norms": norms}
 
     def record_peak(self, peak: float, state: State) -> State:
-        """Record the largest magnitude in an accepted update; return the guards' new state."""
+        """Record the largest magnitude in a worker's accepted update; return the new state."""
         return state | {"peaks": [*state["peaks"], peak][-WINDOW:]}
 
     def peak_limit(self, state: State) -> tuple[float, str]:
-        """Return the largest magnitude accepted in an update, and a text that explains it."""
+        """Return the largest accepted magnitude in an update, and a text that explains it."""
         peaks, factor = state["peaks"], self.update_peak_factor
         if not factor:
             return math.inf, ""
@@ -129,7 +129,7 @@ class Guards:
         return statistics.median(state["norms"]) if state["norms"] else None
 
     def limit(self, state: State) -> tuple[float, str]:
-        """Return the largest L2 norm accepted for an update, and a text that explains it."""
+        """Return the largest L2 norm accepted for an update, and a text that explains the limit."""
         limits = [(math.inf, "")]
         if self.max_update_norm:
             limits.append((self.max_update_norm, f"--max_update_norm={self.max_update_norm:g}"))
@@ -141,16 +141,16 @@ class Guards:
         return min(limits)
 
     def term_seconds(self, times_before: int) -> float:
-        """Return the length in seconds of a worker's quarantine number `times_before` + 1."""
+        """Return how many seconds a worker's quarantine lasts after `times_before` earlier ones."""
         return self.quarantine_seconds * 2.0 ** min(times_before, 20)
 
 
 def norm_of(values: Float32) -> float:
     """Return the L2 norm of [k] finite float32 values of an update.
 
-    The sum of squares in the norm is float64 and has a fixed order, which does not depend on the
-    number of threads. Because the order of the sum is fixed, a replay of the same updates refuses
-    the same updates again.
+    The sum of squares in the L2 norm is float64 and has a fixed order, which does not depend on the
+    number of threads. Because the sum of squares has a fixed order, a replay of recorded updates
+    refuses the updates that the recorded run refused.
     """
     import numpy as np
 

@@ -1,9 +1,10 @@
-"""Interface of gradient codecs, which select and encode the part of a step's tensors to send.
+"""Interface of gradient codecs, which select and encode the gradient entries that workers send.
 
-A gradient codec is an object with hyper-parameters only, without state. `encode` takes the gradient
-tensors and the codec's state and returns a packet and the new state. The `EncodeContext` holds the
-kernels (array functions) that do a codec's array work. A tensor with a NaN or an infinity makes the
-codec raise `NonFiniteUpdate` before any state changes.
+A gradient codec is an object with hyper-parameters only; its caller stores its state. A codec's
+method `encode` takes the gradient tensors and the codec's state, and returns a packet (the data to
+send) and the codec's new state. The `EncodeContext` holds the kernels (array functions) that do a
+codec's array work. A codec raises `NonFiniteUpdate` for a gradient tensor with a NaN or an
+infinity, before the codec's state changes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class TouchedRows:
     Attributes:
         rows: [r] int64, unique numbers of the nonzero rows along the tensor's first axis, in
             ascending order.
-        width: Number of entries in one row of the tensor.
+        width: Number of entries in one row of the gradient tensor.
     """
 
     rows: Int64
@@ -52,7 +53,7 @@ class TouchedRows:
 
 @dataclasses.dataclass(frozen=True)
 class EncodeContext:
-    """Inputs of `Codec.encode` other than the tensors and the state; a codec reads no clock."""
+    """Inputs of `Codec.encode` other than the gradient tensors and the codec's state."""
 
     step: int
     learning_rate: float
@@ -74,7 +75,7 @@ class EncodeContext:
 
 
 class Codec(Policy, Protocol):
-    """Encodes the gradients or weight changes of a worker's step into a packet to send."""
+    """Encodes gradients or weight changes of a worker's training step into a packet to send."""
 
     @property
     def kind(self) -> Kind:
@@ -90,7 +91,7 @@ class Codec(Policy, Protocol):
 
     @property
     def takes_factors(self) -> bool:
-        """Whether `encode` itself multiplies the gradient tensors by `ctx.factors`."""
+        """Whether the codec's `encode` multiplies the gradient tensors by `ctx.factors`."""
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return the gradient codec's state before the first training step."""
@@ -98,7 +99,7 @@ class Codec(Policy, Protocol):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the packet for `tensors` (one [n] float32 each), and the codec's new state."""
+        """Return the packet for `tensors` (gradients, [n] float32), and the codec's new state."""
 
     def feed(
         self,
@@ -107,19 +108,19 @@ class Codec(Policy, Protocol):
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """Add gradients to residuals, encode the sums, and subtract the decoded packet.
+        """Add gradients to residuals, encode the sums, and subtract the packet from residuals.
 
         Args:
             residuals: Gradient values not sent in earlier steps: one [n] float32 array per tensor,
                 which the codec changes in place.
             tensors: One finite [n] float32 gradient per tensor, which the codec multiplies by
                 `ctx.factors` before the addition.
-            state: State of the gradient codec before the step.
-            ctx: Inputs of the encoding other than the tensors and the codec's state.
+            state: State of the gradient codec before the training step.
+            ctx: Inputs of the encoding other than the gradient tensors and the codec's state.
         """
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Take the newest packet, which the shards did not apply, back into the codec's state."""
+        """Add the newest packet, which shard servers did not apply, to the codec's state again."""
 
 
 class NonFiniteUpdate(ValueError):
@@ -139,7 +140,7 @@ def kept_entries(compression_rate: float, size: int) -> int:
 
 
 def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
-    """Raise an error if tensors hold NaN or infinity; do nothing if `ctx.finite` is True.
+    """Raise an error if a gradient tensor holds NaN or infinity, unless `ctx.finite` is True.
 
     Raises:
         NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity.
@@ -153,7 +154,7 @@ def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
 
 
 def check_rate(rate: float, flag: str = "compression_rate") -> None:
-    """Raise an error if a compression rate is 0 or less; `flag` is the name of the flag.
+    """Raise an error that names `flag` if a compression rate is not above 0.
 
     Raises:
         ConfigurationError: The compression rate is not above 0.
@@ -170,10 +171,10 @@ def check_value_dtype(
     flag: str = "value_dtype",
     known: Iterable[str] = (*VALUE_DTYPES, *FEW_BITS),
 ) -> None:
-    """Raise an error if a value dtype is not in `known`; `flag` is the name of the flag.
+    """Raise an error that names `flag` if a dtype of sent values is not in `known`.
 
     Raises:
-        ConfigurationError: The value dtype is not one of `known`.
+        ConfigurationError: The dtype of the sent values is not one of the dtypes in `known`.
     """
     if value_dtype not in known:
         raise ConfigurationError(f"--{flag}={value_dtype!r}: expected one of {', '.join(known)}.")

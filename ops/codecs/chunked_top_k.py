@@ -21,9 +21,9 @@ class ChunkedTopK(FusedSparsifier):
 
     A chunk is a range of consecutive entries of a flattened gradient tensor. The codec sends ceil(k
     m / chunk) entries of a tensor's last chunk, which has m entries. Among entries of equal
-    magnitude the codec sends those with the lowest index, and it never sends zeros. With k equal to
-    the chunk's length, the codec sends every entry. In few-bit quantization the entries of a chunk
-    share the scales.
+    magnitude the codec sends those with the lowest index, and it never sends zeros. If k equals the
+    length of a chunk, the codec sends every entry, except zeros. If the codec quantizes values to a
+    few bits, the entries of a chunk share their scales.
 
     Attributes:
         compression_rate: c, the fraction of gradient entries sent, above 0. If `chunk_k` is None, k
@@ -41,10 +41,12 @@ class ChunkedTopK(FusedSparsifier):
     chunk_k: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise an error if a chunk has no entries, or k is below 1 or above the chunk's length."""
+        """Raise an error if chunks have no entries, or k is below 1 or above a chunk's length."""
         super().__post_init__()
         if self.chunk < 1:
-            raise ConfigurationError(f"--chunk={self.chunk}: expected 1 or more entries.")
+            raise ConfigurationError(
+                f"--chunk={self.chunk}: expected 1 or more tensor entries per chunk."
+            )
         if self.chunk_k is not None and not 1 <= self.chunk_k <= self.chunk:
             raise ConfigurationError(
                 f"--chunk_k={self.chunk_k}: expected 1 to {self.chunk} entries, the length of a "
@@ -53,7 +55,7 @@ class ChunkedTopK(FusedSparsifier):
 
     @property
     def kept_fraction(self) -> float:
-        """The fraction of gradient entries to send if `EncodeContext.keep` is None."""
+        """The fraction of gradient entries to send if the caller sets no `EncodeContext.keep`."""
         return self.compression_rate if self.chunk_k is None else self.chunk_k / self.chunk
 
     @property
@@ -69,7 +71,7 @@ class ChunkedTopK(FusedSparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> list[Selected]:
-        """Add gradients to the residuals, then remove and return the entries to send.
+        """Add gradients to the residuals (unsent values); remove and return entries to send.
 
         Returns:
             One (positions, values) pair per tensor.

@@ -1,4 +1,4 @@
-"""Codecs without residuals: `Dense` (all entries), `RandomK`, and base classes of sparsifiers."""
+"""Codecs without residuals (unsent values): `Dense`, `RandomK`, and base classes of sparsifiers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class StatelessCodec(FeedsInTurn):
-    """Base of codecs without residuals, which drop gradient values not sent or lost."""
+    """Base class of codecs without residuals, which drop gradient values that are not sent."""
 
     takes_factors: ClassVar[bool] = False
     sends_fraction: ClassVar[bool] = False
@@ -33,13 +33,13 @@ class StatelessCodec(FeedsInTurn):
         return {}
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Return the state unchanged, because the codec has no residuals."""
+        """Return the codec's state unchanged, because the codec stores no unsent values."""
         return state
 
 
 @dataclasses.dataclass(frozen=True)
 class Dense(StatelessCodec):
-    """Codec that sends every gradient entry, or only the nonzero rows of a tensor with few of them.
+    """Codec that sends all gradient entries, or only nonzero rows of a tensor with few such rows.
 
     Attributes:
         value_dtype: Dtype of the sent gradient values on the wire, for example float32, int8 or
@@ -56,7 +56,7 @@ class Dense(StatelessCodec):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return a packet of one block per tensor; dense float32 values are views of the tensors.
+        """Return a packet with one block per gradient tensor; float32 values are views.
 
         Raises:
             NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity.
@@ -80,7 +80,7 @@ class Dense(StatelessCodec):
         return Packet(tuple(blocks), self.kind), state
 
     def _rows(self, slot: int, tensor: Float32, ctx: EncodeContext) -> Block:
-        """Return the block with the entries of a gradient tensor's nonzero rows."""
+        """Return a sparse block with the entries in a gradient tensor's nonzero rows."""
         indices = ctx.touched[slot].entries()
         values = code_values(tensor[indices], indices, tensor.size, self.value_dtype, ctx.kernels)
         return Block(slot, tensor.size, indices, values)
@@ -88,7 +88,7 @@ class Dense(StatelessCodec):
 
 @dataclasses.dataclass(frozen=True)
 class Sparsifier(StatelessCodec):
-    """Base of codecs that send k entries of each gradient tensor and drop the other entries."""
+    """Base class of codecs that send k entries of each gradient tensor and drop all others."""
 
     compression_rate: float = 0.01
     value_dtype: str = "float32"
@@ -103,7 +103,7 @@ class Sparsifier(StatelessCodec):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return a packet of the selected entries; a tensor without a selected entry has no block.
+        """Return a packet of the selected gradient entries; a tensor without any has no block.
 
         Raises:
             NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity.
@@ -118,11 +118,11 @@ class Sparsifier(StatelessCodec):
 
     @property
     def kept_fraction(self) -> float:
-        """The fraction of gradient entries to send if `EncodeContext.keep` is None."""
+        """The fraction of gradient entries to send if the caller sets no `EncodeContext.keep`."""
         return self.compression_rate
 
     def fraction(self, ctx: EncodeContext) -> float:
-        """Return the fraction of each tensor's entries to send in this step."""
+        """Return the fraction of a gradient tensor's entries to send in a training step."""
         return self.kept_fraction if ctx.keep is None else ctx.keep
 
     @property
@@ -136,7 +136,7 @@ class Sparsifier(StatelessCodec):
         chosen: Sequence[Selected],
         ctx: EncodeContext,
     ) -> Packet:
-        """Return the packet of the selected entries, one (positions, values) pair per tensor."""
+        """Code the selected entries, one (positions, values) pair per tensor, as a packet."""
         blocks = [
             Block(slot, tensor.size, indices, self._coded(tensor, indices, values, ctx))
             for slot, (tensor, (indices, values)) in enumerate(zip(tensors, chosen, strict=True))
@@ -159,7 +159,7 @@ class Sparsifier(StatelessCodec):
 
 @dataclasses.dataclass(frozen=True)
 class FusedSparsifier(Sparsifier):
-    """Base of TopK and ChunkedTopK: error feedback takes one pass over each gradient tensor."""
+    """Base class of TopK and ChunkedTopK: error feedback takes one pass over a gradient tensor."""
 
     def feed(
         self,
@@ -168,7 +168,7 @@ class FusedSparsifier(Sparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """Do one error-feedback step (see `Codec.feed`), in one pass over each tensor's memory."""
+        """Do one error-feedback step (see `Codec.feed`), in one pass over each gradient tensor."""
         rate = self.fraction(ctx)
         if rate >= 1:
             return super().feed(residuals, tensors, state, ctx)
@@ -185,7 +185,7 @@ class FusedSparsifier(Sparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> list[Selected]:
-        """Add gradients to the residuals, then remove and return the entries to send.
+        """Add gradients to the residuals (unsent values); remove and return entries to send.
 
         Returns:
             One (positions, values) pair per tensor.
@@ -201,7 +201,7 @@ class FusedSparsifier(Sparsifier):
     ) -> None:
         """Store the rounding errors of the sent gradient entries in the residuals.
 
-        `take` has set the residuals of the sent entries to 0.
+        Before `_keep_errors` is called, `take` has set the residuals of the sent entries to 0.
         """
         if self.value_dtype == "float32":
             return
@@ -214,10 +214,10 @@ class FusedSparsifier(Sparsifier):
 class RandomK(Sparsifier):
     """Control experiment for TopK: send as many entries as TopK, at uniformly drawn positions.
 
-    RandomK can draw entries that are zero, and sends them. RandomK sends values unscaled, not
-    multiplied by n / k. The gradient estimate of RandomK is therefore too small by the factor c
-    (the compression rate). But each sent entry has the same meaning with RandomK as with TopK, so
-    the two codecs differ only in the choice of positions.
+    The codec RandomK can draw gradient entries that are zero, and sends them. RandomK, which sends
+    k of n gradient entries, does not multiply the sent values by n / k. The expected value of a
+    gradient entry that RandomK sends is c (the compression rate) times the entry. RandomK sends
+    each value unscaled, as TopK does, so the two codecs differ only in the choice of positions.
 
     Attributes:
         compression_rate: c, the fraction of gradient entries sent, above 0.
@@ -244,7 +244,7 @@ def _whole(
     ctx: EncodeContext,
     chunk: int = CHUNK_ENTRIES,
 ) -> Packet:
-    """Return one dense block per tensor, on the device if `ctx.leaves_dense` allows it."""
+    """Return one dense block per gradient tensor, on the device if `ctx.leaves_dense` is True."""
     settings = value_dtype, ctx.kernels, chunk
     if ctx.leaves_dense and value_dtype == "float32":
         coded = [CodedValues(value_dtype, tensor[:]) for tensor in tensors]

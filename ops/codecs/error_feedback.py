@@ -1,7 +1,8 @@
-"""Codec wrappers that store the values not sent: error feedback and momentum correction.
+"""Codec wrappers that store unsent gradient values: error feedback and momentum correction.
 
-A codec wrapper holds another codec or wrapper in its field `inner`. The state of a codec wrapper
-holds the state of `inner` and lists with one flat array per tensor, for example the residuals.
+A codec wrapper has a field `inner` with the wrapped codec or wrapper. The state of a codec wrapper
+holds the state of the wrapped codec, and lists with one flat array per gradient tensor, for example
+the residuals (values not sent yet).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class CodecWrapper(FeedsInTurn):
     """Base class of wrappers: a gradient codec around another codec.
 
     Attributes:
-        inner: The gradient codec or wrapper inside this wrapper.
+        inner: The gradient codec or wrapper that this codec wrapper wraps.
     """
 
     inner: Codec
@@ -43,46 +44,46 @@ class CodecWrapper(FeedsInTurn):
 
     @property
     def value_dtype(self) -> str:
-        """Dtype of the packet's values on the wire, set by the inner codec."""
+        """Dtype of the packet's values on the wire, which the wrapped codec defines."""
         return self.inner.value_dtype
 
     @property
     def sends_fraction(self) -> bool:
-        """Whether the inner codec obeys `ctx.keep`, the fraction of gradient entries to send."""
+        """Whether the wrapped codec obeys `ctx.keep`, the fraction of gradient entries to send."""
         return self.inner.sends_fraction
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the wrapper's state, which holds only the inner codec's state."""
+        """Return the codec wrapper's state, which holds only the wrapped codec's state."""
         return {"inner": self.inner.init(spec, kernels)}
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet for the tensors times `ctx.factors`, and a new state."""
+        """Return the wrapped codec's packet for gradients times `ctx.factors`, and a new state."""
         packet, inner = encode_multiplied(self.inner, tensors, state["inner"], ctx)
         return packet, state | {"inner": inner}
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Let the inner codec take back the packet, which the shards did not apply."""
+        """Let the wrapped codec take back a packet that the shard servers did not apply."""
         return state | {"inner": self.inner.undelivered(packet, state["inner"])}
 
     def residuals(self, state: State) -> list[Float32]:
-        """Return the inner codec's residuals, one per tensor; empty without error feedback."""
+        """Return the wrapped codec's residuals, one per tensor; [] without error feedback."""
         return residuals_of(self.inner, state["inner"])
 
     @property
     def keeps_momentum(self) -> bool:
-        """Whether the codec's state carries momentum from step to step."""
+        """Whether the codec's state carries momentum from one training step to the next."""
         return False
 
     def with_momentum(self, momentum: float) -> CodecWrapper:
-        """Return the codec with `momentum` set in every wrapper that has no momentum yet (None)."""
+        """Return the codec with `momentum` set in every wrapper that has the momentum None."""
         inner = with_momentum(self.inner, momentum)
         return self if inner is self.inner else dataclasses.replace(self, inner=inner)
 
 
 def with_momentum(codec: Codec, momentum: float) -> Codec:
-    """Return the codec with `momentum` set in every wrapper that has no momentum yet (None)."""
+    """Return the codec with `momentum` set in every wrapper whose momentum is not set (None)."""
     return codec.with_momentum(momentum) if isinstance(codec, CodecWrapper) else codec
 
 
@@ -104,25 +105,24 @@ def coding_of(codec: Codec) -> Codec:
 class ErrorFeedback(CodecWrapper):
     """Codec wrapper that adds the values that the inner codec does not send to the next gradients.
 
-    Error feedback with residual a (the values not sent yet), tensors h and carry m, per entry:
+    Error feedback computes ``a <- a + h``, sends a packet of entries of a, and computes
+    ``a <- (a - q) + m q``, with residual a (the values not sent yet), gradients h, decoded packet q
+    (0 where nothing is sent) and carry m. The residual (the values not sent yet) also keeps the
+    rounding errors of sent values. With the carry m = 0, error feedback has the same residual as
+    Gradient Dropping (Aji and Heafield). With a carry m > 0 error feedback is SAMomentum without a
+    division: an entry that is sent after T steps is m times the value sent last plus the T
+    gradients since then, so momentum decays once per sent value, not once per step.
 
-        a <- a + h;   q = the decoded packet;   a <- (a - q) + m q
-
-    q is 0 where nothing is sent. The rounding errors of sent values stay in the residual (the
-    values not sent yet) too. With the carry m = 0, the residual is the residual of Gradient
-    Dropping. With m > 0 error feedback is SAMomentum without a division: an entry that is sent
-    after T steps is m times the value sent last plus the T values of h since that value, so
-    momentum decays once per sending, not once per step.
-
-    With a decay b, each step begins with ``a <- b a`` for the residual a. With a decay, an old
-    residual counts less than the new gradients, which can contradict the residual after many local
-    steps.
+    With a decay b, each error-feedback step begins with ``a <- b a`` for the residual a (the values
+    not sent yet). With a decay, old residuals (values not sent yet) count less than new gradients,
+    because after many local steps the old values can contradict the new gradients.
 
     Attributes:
-        inner: Gradient codec that selects or rounds values.
-        carry: m, the fraction of a sent value that stays in the residual, from 0 to below 1. None
-            counts as 0 until `with_momentum` sets the fraction.
-        decay: b, the factor on the old residual in each step, from 0 to 1; 1: no decay.
+        inner: Gradient codec that selects or rounds the values of gradients plus residual.
+        carry: m, the fraction of a sent value that stays in the residual (the values not sent yet),
+            from 0 to below 1. None counts as 0 until `with_momentum` sets the fraction.
+        decay: b, the factor on the old residual (the values not sent yet) in each training step,
+            from 0 to 1; 1: no decay.
         ahead: Fraction of the residual (the values not sent yet) that a worker adds to the pulled
             weights when it begins its local steps, from 0 to 1.
 
@@ -137,35 +137,37 @@ class ErrorFeedback(CodecWrapper):
     ahead: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise an error if `carry` is not from 0 to below 1, or another fraction not in 0 to 1."""
+        """Raise an error if `carry` is not in [0, 1), or `decay` or `ahead` not in [0, 1]."""
         if self.carry is not None and not 0 <= self.carry < 1:
             raise ConfigurationError(f"--dgs_momentum={self.carry}: expected 0 <= momentum < 1.")
         if not 0 <= self.decay <= 1:
             raise ConfigurationError(
-                f"--error_decay={self.decay}: expected 0 to 1, a factor in each step."
+                f"--error_decay={self.decay}: expected 0 to 1, the factor of the residual (unsent "
+                "part of earlier updates) in each step."
             )
         if not 0 <= self.ahead <= 1:
             raise ConfigurationError(
-                f"--error_ahead={self.ahead}: expected 0 to 1, a fraction of the residual."
+                f"--error_ahead={self.ahead}: expected 0 to 1, a fraction of the residual (unsent "
+                "part of earlier updates)."
             )
 
     @property
     def keeps_momentum(self) -> bool:
-        """Whether a fraction of each sent value stays in the residual as momentum."""
+        """Whether a fraction of each sent gradient value stays in the residual as momentum."""
         return bool(self.carry)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the state before the first step: zero residuals, and the inner codec's state."""
+        """Return the initial state: residuals of zeros, and the wrapped codec's state."""
         return super().init(spec, kernels) | {"residual": _zeros(spec, kernels)}
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet for the residual plus the tensors.
+        """Return the wrapped codec's packet for residual (unsent values) plus gradients.
 
         Raises:
-            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity; the residual is
-                unchanged.
+            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity. The residual (the
+                unsent values) is unchanged.
         """
         # Check the gradients before the decay: the decay and the inner codec change the residual in
         # place, and a step that raises must leave the residual unchanged.
@@ -182,18 +184,18 @@ class ErrorFeedback(CodecWrapper):
         return packet, state | {"inner": inner}
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Add the values of a packet that the shards did not apply to the residual again."""
+        """Add the values of a packet that the shard servers did not apply to the residual."""
         # `encode` took only the fraction 1 - carry of each sent value out of the residual.
         _give_back(state["residual"], packet, 1 - (self.carry or 0.0))
         return super().undelivered(packet, state)
 
     def residuals(self, state: State) -> list[Float32]:
-        """Return the error-feedback residuals, one [n] float32 array per tensor."""
+        """Return the residuals (unsent gradient values), one [n] float32 array per tensor."""
         residuals: list[Float32] = state["residual"]
         return residuals
 
     def with_momentum(self, momentum: float) -> CodecWrapper:
-        """Return the wrapper with an unset `carry` (None) replaced by `momentum`."""
+        """Return the wrapper with `momentum` as its fraction `carry`, if `carry` is None."""
         filled = self if self.carry is not None else dataclasses.replace(self, carry=momentum)
         return CodecWrapper.with_momentum(filled, momentum)
 
@@ -205,21 +207,20 @@ def residuals_of(codec: Codec, state: State) -> list[Float32]:
 
 @dataclasses.dataclass(frozen=True)
 class MomentumCorrection(CodecWrapper):
-    """Codec wrapper that encodes a velocity, not the gradient: unsent values gain momentum too.
+    """Codec wrapper that encodes a velocity, not the gradient, so that unsent values gain momentum.
 
-    Momentum correction with velocity u, gradients h and momentum m does one of:
+    With velocity u, gradients h and momentum m, momentum correction computes ``u <- m u + h`` and
+    passes u to the inner codec. With Nesterov momentum, velocity u and gradients h it computes
+    ``u <- m (u + h)`` and passes the new u plus h to the inner codec.
 
-        u <- m u + h          u is passed to the inner codec;
-        u <- m (u + h)        the new u plus h is passed to the inner codec (Nesterov).
-
-    Momentum factor masking then sets the velocity u to 0 where the inner codec's packet has
-    entries, so that a stale direction does not keep moving the entries that were just sent.
+    After each packet, momentum factor masking sets the velocity to 0 where the packet has entries,
+    so that a stale direction does not keep moving weights whose values were just sent.
 
     Attributes:
         inner: Codec that remembers the gradient values that it does not send, usually an
             ErrorFeedback.
-        momentum: m, the factor on the old velocity, from 0 to below 1. None counts as 0 until
-            `with_momentum` sets the momentum.
+        momentum: m, the factor on the old velocity in each training step, from 0 to below 1. None
+            counts as 0 until `with_momentum` sets the momentum.
         nesterov: Whether to encode the new velocity plus the gradient (Nesterov momentum) instead
             of the new velocity.
         masking: Whether to set the velocity of sent entries to 0 (momentum factor masking).
@@ -233,27 +234,27 @@ class MomentumCorrection(CodecWrapper):
     masking: bool = True
 
     def __post_init__(self) -> None:
-        """Raise an error if the momentum is not from 0 to below 1."""
+        """Raise an error if the momentum coefficient is not from 0 to below 1."""
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ConfigurationError(f"--dgc_momentum={self.momentum}: expected 0 <= momentum < 1.")
 
     @property
     def keeps_momentum(self) -> bool:
-        """Whether the velocity carries momentum from step to step."""
+        """Whether the velocity carries momentum from one training step to the next."""
         return bool(self.momentum)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the state before the first step: zero velocities, and the inner codec's state."""
+        """Return the initial state: velocities of zero, and the wrapped codec's state."""
         return super().init(spec, kernels) | {"velocity": _zeros(spec, kernels)}
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet for the velocity (the gradients with momentum).
+        """Return the wrapped codec's packet for the velocity (the gradients with momentum).
 
         Raises:
-            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity; the velocity is
-                unchanged.
+            NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity. The velocity (the
+                gradients with momentum) is unchanged.
         """
         check_finite(tensors, ctx)
         velocity: list[Float32] = state["velocity"]
@@ -281,19 +282,19 @@ class MomentumCorrection(CodecWrapper):
         return packet, state | {"inner": inner}
 
     def with_momentum(self, momentum: float) -> CodecWrapper:
-        """Return the wrapper with an unset momentum (None) replaced by `momentum`."""
+        """Return the wrapper with its momentum coefficient, if None, set to `momentum`."""
         is_unset = self.momentum is None
         filled = dataclasses.replace(self, momentum=momentum) if is_unset else self
         return CodecWrapper.with_momentum(filled, momentum)
 
 
 def _zeros(spec: ModelSpec, kernels: Kernels) -> list[Float32]:
-    """Return one array of zeros per tensor, on the device if the kernels keep arrays there."""
+    """Return one array of zeros per tensor, on the device if the kernels store arrays on it."""
     return kernels.zeros([tensor.size for tensor in spec.tensors])
 
 
 def _give_back(residuals: Sequence[Float32], packet: Packet, share: float) -> None:
-    """Add the packet's decoded values times `share` to the residuals."""
+    """Add the packet's decoded values, times the factor `share`, to the residuals."""
     for block in packet.blocks:
         where, values = decoded(block)
         residuals[block.slot][where] += values.dtype.type(share) * values

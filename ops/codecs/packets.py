@@ -1,7 +1,7 @@
-"""Operations on packets (encoded gradients) in memory that codecs and their wrappers share.
+"""Operations on packets (encoded gradients) in memory, for gradient codecs and their wrappers.
 
-The functions of this module decode a block, copy a packet's values out of arrays that are about to
-change, and do one step of error feedback around any codec.
+The functions of `thinwire.ops.codecs.packets` decode a block, copy a packet's values out of arrays
+that are about to change, and do a step of error feedback with any gradient codec.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class FeedsInTurn:
-    """Base of codecs that do an error-feedback step in separate passes over memory."""
+    """Base class of codecs that do an error-feedback step in several passes over the gradients."""
 
     def feed(
         self: Codec,
@@ -39,7 +39,7 @@ class FeedsInTurn:
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """Do one error-feedback step (see `Codec.feed`) in separate passes over memory."""
+        """Do an error-feedback step (see `Codec.feed`) in several passes over the gradients."""
         factors = ctx.factors or (1.0,) * len(tensors)
         for residual, tensor, factor in zip(residuals, tensors, factors, strict=True):
             ctx.kernels.accumulate(residual, tensor, factor)
@@ -54,14 +54,14 @@ class FeedsInTurn:
 
 
 def without_factors(ctx: EncodeContext) -> EncodeContext:
-    """Return `ctx` changed for gradients that are finite and already multiplied by the factors."""
+    """Return `ctx` for gradients that are finite and already multiplied by `ctx.factors`."""
     return dataclasses.replace(ctx, factors=None, finite=True)
 
 
 def encode_multiplied(
     codec: Codec, tensors: Sequence[Float32], state: State, ctx: EncodeContext
 ) -> tuple[Packet, State]:
-    """Encode the gradients times `ctx.factors`, even if the codec ignores factors."""
+    """Encode the gradients times `ctx.factors`, even if the codec does not multiply by factors."""
     if not codec.takes_factors:
         factors = ctx.factors or ()
         if factors:
@@ -81,16 +81,16 @@ def code_values(
     kernels: Kernels,
     chunk: int = CHUNK_ENTRIES,
 ) -> CodedValues:
-    """Code the values of a tensor's entries in a value dtype.
+    """Code the values of a gradient tensor's entries in a given dtype.
 
     Args:
-        values: [k] float32, finite gradient values to code.
+        values: [k] float32, finite values of k gradient entries, to code in fewer bits.
         indices: [k] int64, ascending positions of the values in the tensor; None: the values are
             all of the tensor's entries.
         size: Number of entries in the gradient tensor.
         dtype: Dtype to code the values in, for example float32, int8 or sign (VALUE_DTYPES,
             FEW_BITS).
-        kernels: Kernels (array functions) that do the array work.
+        kernels: Kernels (array functions) that code the values.
         chunk: Number of consecutive entries that share scales, used only with a few-bit dtype
             (FEW_BITS).
     """
@@ -104,10 +104,10 @@ def code_values(
 
 
 def decoded(block: Block, kernels: Kernels | None = None) -> tuple[Int64 | slice, Float32]:
-    """Return the positions of a block's entries in the tensor, and the values [k] float32.
+    """Return positions in the tensor (None: all) and values [k] float32 of a block's entries.
 
     Args:
-        block: Block (coded values of a tensor) to decode, of any class.
+        block: Block (coded values of a tensor) to decode: dense, sparse, few-bit or low-rank.
         kernels: Kernels that multiply the factors of a low-rank block, for example on the device;
             None: numpy's kernels.
     """
@@ -120,7 +120,7 @@ def decoded(block: Block, kernels: Kernels | None = None) -> tuple[Int64 | slice
 
 
 def detached(packet: Packet, arrays: Sequence[Float32]) -> Packet:
-    """Copy the packet's values that are views of `arrays` (one per tensor); return the packet."""
+    """Return the packet with copies of those values that are views of `arrays` (one per tensor)."""
     import numpy as np
 
     blocks = []
@@ -148,9 +148,9 @@ def on_host(block: Block) -> Block:
 def rescaled(block: Block, factor: float) -> Block:
     """Return the gradient block with its decoded values times `factor`, which is above 0.
 
-    `rescaled` changes only the block's scale. The new scale of the block is rounded to float32, the
-    type of scales on the wire, and limited to the range of normal float32, so that it becomes
-    neither 0 nor infinite.
+    The function `rescaled` changes only the scale (factor on all values) of a gradient block. The
+    new scale of the block is rounded to float32, the type of scales on the wire, and limited to the
+    range of normal float32, so that it becomes neither 0 nor infinite.
     """
     import numpy as np
 

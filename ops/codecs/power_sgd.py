@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class PowerSgd(StatelessCodec):
-    """PowerSGD: sends each matrix M as ``P Q^T`` of rank r, from one power step from the last Q.
+    """PowerSGD: sends a gradient matrix M as ``P Q^T`` of rank r, one power step from the last Q.
 
-        P = orthonormal(M Q);   Q = M^T P
+    The power step of PowerSGD for a gradient matrix M computes ``P = orthonormal(M Q)``, then
+    ``Q = M^T P``. PowerSGD handles a tensor of two or more dimensions as a matrix with the last
+    axis as columns: [in, out] for a dense layer, [height * width * in, out] for a convolution.
+    PowerSGD sends a tensor whole if its factors P and Q would not be smaller than the tensor (a
+    bias, for example), or if the factors leave the range of float32. PowerSGD does not send a
+    gradient matrix of zeros.
 
-    A tensor of two or more dimensions is a matrix with the last axis as columns: [in, out] for a
-    dense layer, [height * width * in, out] for a convolution. PowerSGD sends a tensor whole if its
-    factors P and Q would not be smaller than the tensor (a bias, for example), or if the factors
-    leave the range of float32. PowerSGD does not send a matrix of zeros.
-
-    PowerSgd drops the difference M - P Q^T, so an `ErrorFeedback` belongs around this codec.
+    PowerSgd drops the difference between a gradient matrix M and its approximation P Q^T, so the
+    codec needs a wrapper `ErrorFeedback`.
 
     Attributes:
         powersgd_rank: r, the number of columns of the factors P and Q, at least 1; limited to the
@@ -65,13 +66,13 @@ class PowerSgd(StatelessCodec):
         check_value_dtype(self.value_dtype, known=VALUE_DTYPES)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return Q of each tensor: zeros before the first step; empty for a tensor sent whole."""
+        """Return each tensor's initial factor Q: zeros, or empty for a tensor sent whole."""
         import numpy as np
 
         return {"right": [np.zeros(self._shape(tensor), np.float32) for tensor in spec.tensors]}
 
     def _shape(self, tensor: TensorSpec) -> tuple[int, int]:
-        """Return the shape (columns, rank) of a tensor's Q; (0, 0) for a tensor sent whole."""
+        """Return the shape (columns, rank) of a tensor's factor Q; (0, 0) if it is sent whole."""
         if len(tensor.shape) < 2 or not tensor.size:
             return 0, 0
         columns = tensor.shape[-1]
@@ -100,7 +101,7 @@ class PowerSgd(StatelessCodec):
     def _approximated(
         self, slot: int, tensor: Float32, right: Float32, ctx: EncodeContext
     ) -> tuple[Block | None, Float32]:
-        """Return the block for one tensor (None for a matrix of zeros), and Q for the next step."""
+        """Return a tensor's block (None for zeros), and its factor Q for the next step."""
         from thinwire.ops.kernels import numpy_ops
 
         if not right.size:

@@ -18,7 +18,7 @@ from thinwire.ops.types import CHUNK_ENTRIES, ConfigurationError, configured
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CodecChoices:
-    """The flags of codecs, one field per flag; None stands for the codec's default."""
+    """Values of the flags of gradient codecs, one field per flag; None: the codec's default."""
 
     compression_rate: float = 0.01
     value_dtype: str | None = None
@@ -52,12 +52,13 @@ class CodecEntry:
     """Description of how to build the gradient codec for one value of the flag --codec.
 
     Attributes:
-        base: Innermost codec class, whose fields are filled from the flags of the same names.
-        wrap: Function that adds the wrappers specific to this codec; None: the codec has no
-            specific wrappers.
-        own: Names of the flags that the function `wrap` of this codec reads.
-        warmup_epochs: Number of warm-up epochs of the codec if the flag --warmup_epochs is not set;
-            0: no warm-up.
+        base: Class of the innermost codec, whose fields get the values of the flags with the
+            fields' names.
+        wrap: Function that adds the codec wrappers that belong to a --codec value; None: the value
+            adds no wrappers.
+        own: Names of the flags that the function `wrap` reads.
+        warmup_epochs: Number of training epochs in which the codec sends more entries (warm-up) if
+            the flag --warmup_epochs is not set; 0: no warm-up.
     """
 
     base: type[Codec]
@@ -67,7 +68,7 @@ class CodecEntry:
 
     @property
     def heeds(self) -> frozenset[str]:
-        """Names of the flags (fields of `CodecChoices`) that have an effect on this codec."""
+        """Names of the flags (fields of `CodecChoices`) that have an effect on a --codec value."""
         names = {field.name for field in dataclasses.fields(self.base)} | set(self.own)
         if issubclass(self.base, Sparsifier):
             names.add("warmup_epochs")
@@ -79,17 +80,17 @@ class CodecEntry:
 
 
 def _gradient_dropping(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
-    """Aji and Heafield, EMNLP 2017: v <- v + eta h; send and zero the largest entries of v."""
+    """Gradient Dropping: v <- v + eta h, h the gradient; send and zero the largest entries of v."""
     return Descend(ErrorFeedback(codec))
 
 
 def _dual_way(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
-    """DGS, ICPP 2020: a <- a + eta h; send the largest entries of a; multiply these by m."""
+    """DGS: a <- a + eta h, h the gradient; send a's largest entries, then multiply them by m."""
     return Descend(ErrorFeedback(codec, choices.dgs_momentum))
 
 
 def _deep(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
-    """DGC, ICLR 2018: clip h; u <- m u + h; v <- v + u; send eta v; zero u, v where sent."""
+    """DGC: clip gradient h; u <- m u + h; v <- v + u; send rate * v; zero u and v where sent."""
     codec = MomentumCorrection(
         ErrorFeedback(codec),
         momentum=choices.dgc_momentum,
@@ -107,7 +108,7 @@ def _deep(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
 
 
 def _low_rank(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
-    """PowerSGD, NeurIPS 2019: v <- v + h; send P Q^T, close to v; v <- v - P Q^T."""
+    """PowerSGD with gradient h: v <- v + h; send the approximation P Q^T of v; v <- v - P Q^T."""
     return ErrorFeedback(codec)
 
 
@@ -136,13 +137,13 @@ def build_codec(
 
     Args:
         name: Name of the gradient codec, a key of CODECS.
-        choices: Flags of gradient codecs, as the user set them.
-        nb_workers: Number of workers in the run.
-        leaves_momentum: True: a momentum that the user did not set stays None, and `with_momentum`
-            sets it later. False: the momentum gets its default.
+        choices: Values of the flags of gradient codecs that the user set.
+        nb_workers: Number of workers in the training run.
+        leaves_momentum: True: a momentum coefficient that the user did not set stays None, and
+            `with_momentum` sets it later. False: the momentum coefficient gets its default.
 
     Raises:
-        ConfigurationError: A flag has an illegal value, or no effect with this codec.
+        ConfigurationError: A flag has an illegal value, or has no effect with this gradient codec.
     """
     row = CODECS[name]
     _refuse_idle(name, row, choices)
@@ -168,7 +169,7 @@ def build_codec(
 
 
 def _refuse_idle(name: str, row: CodecEntry, choices: CodecChoices) -> None:
-    """Raise an error if a flag has no effect on the codec."""
+    """Raise an error if the user has set a flag that has no effect on the gradient codec."""
     usual = {field.name: field.default for field in dataclasses.fields(CodecChoices)}
     heeded = row.heeds | {"compression_rate", "value_dtype"}
     for setting, default in usual.items():

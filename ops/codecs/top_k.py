@@ -26,14 +26,15 @@ class TopK(FusedSparsifier):
     For a tensor of n entries and compression rate c, TopK sends ``k = max(1, floor(c * n + 1e-9))``
     entries. Among entries of equal magnitude, TopK sends those with the lowest index. TopK never
     sends zeros: an all-zero tensor gives no block. With compression rate c >= 1, TopK sends every
-    entry.
+    non-zero entry.
 
     Attributes:
         compression_rate: c, the fraction of gradient entries sent, above 0.
         value_dtype: Dtype of the sent gradient values on the wire, for example float32, int8 or
             sign (VALUE_DTYPES and FEW_BITS in thinwire.ops.types).
-        selection: "exact": send the k largest entries. "carried": send the entries above the last
-            step's threshold, which adapts so that about k entries (0.8 k to 1.3 k) are sent.
+        selection: "exact": send the k entries of largest magnitude. "carried": send the entries
+            above the magnitude threshold of the last training step, which adapts so that about k
+            entries (0.8 k to 1.3 k) are sent.
 
     Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/methods/adacomp.md.
     """
@@ -41,7 +42,7 @@ class TopK(FusedSparsifier):
     selection: str = "exact"
 
     def __post_init__(self) -> None:
-        """Raise an error if `selection` is not in SELECTIONS."""
+        """Raise an error if `selection` is neither "exact" nor "carried"."""
         super().__post_init__()
         if self.selection not in SELECTIONS:
             raise ConfigurationError(
@@ -49,7 +50,7 @@ class TopK(FusedSparsifier):
             )
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the state before the first step: all thresholds are 0, which means unknown."""
+        """Return the codec's initial state: all magnitude thresholds are 0 (unknown)."""
         import numpy as np
 
         zeros = np.zeros(len(spec.tensors), np.float32)
@@ -63,7 +64,7 @@ class TopK(FusedSparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> list[Selected]:
-        """Add gradients to the residuals, then remove and return the entries to send.
+        """Add gradients to the residuals (unsent values); remove and return entries to send.
 
         Returns:
             One (positions, values) pair per tensor.
@@ -95,7 +96,7 @@ class TopK(FusedSparsifier):
 
 
 def _expected(state: State) -> list[float]:
-    """Return the expected threshold of each tensor: the last one, or less if thresholds fall."""
+    """Return each tensor's expected magnitude threshold: the last one, or less if they fall."""
     last, earlier = state["thresholds"].tolist(), state["earlier"].tolist()
     state["earlier"][:] = last
     return [

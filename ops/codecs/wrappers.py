@@ -1,4 +1,4 @@
-"""Codec wrappers that apply the learning rate, clip, warm up, or send small tensors whole."""
+"""Codec wrappers: apply the learning rate, clip gradients, warm up, or send small tensors whole."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ CLIP_SCOPES = ("model", "tensor")
 
 @dataclasses.dataclass(frozen=True)
 class Descend(CodecWrapper):
-    """Codec wrapper that passes ``-learning rate * gradients`` (weight changes) to the codec.
+    """Codec wrapper that passes ``-learning rate * gradients`` (weight changes) to its inner codec.
 
-    The residual of the inner codec (the values not sent yet) is then a sum of weight changes, each
-    at the learning rate of its step. A new learning rate does not rescale the residual (the weight
-    changes not sent yet).
+    With the wrapper `Descend`, the residual of the inner codec (the values not sent yet) is a sum
+    of weight changes, each at the learning rate of its training step. With the wrapper `Descend`, a
+    new learning rate does not rescale the residual (the weight changes not sent yet).
 
     Attributes:
         inner: Gradient codec that encodes the changes of weights.
@@ -47,7 +47,7 @@ class Descend(CodecWrapper):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet for the changes of weights.
+        """Return the inner codec's packet for changes of weights: minus rate times gradients.
 
         Raises:
             NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity.
@@ -61,9 +61,9 @@ class Descend(CodecWrapper):
 class RateAtSend(CodecWrapper):
     """Codec wrapper that multiplies the inner packet of gradients by minus the learning rate.
 
-    The inner codec's residual (the values not sent yet) is a sum of gradients, so a new learning
-    rate applies to the residual too. RateAtSend applies the minus sign to the tensors and the
-    learning rate to the packet's scales, so that no value is rounded twice.
+    With the wrapper `RateAtSend`, the inner codec's residual (the values not sent yet) is a sum of
+    gradients, so a new learning rate applies to the residual too. RateAtSend applies the minus sign
+    to the tensors and the learning rate to the packet's scales, so that no value is rounded twice.
 
     Attributes:
         inner: Gradient codec to which this wrapper passes the gradients.
@@ -93,7 +93,7 @@ class RateAtSend(CodecWrapper):
         return Packet(blocks, self.kind), state | {"scales": scales}
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Let the inner codec take its packet back, without the factor of the learning rate."""
+        """Let the inner codec take its packet back, without the learning rate as a factor."""
         # The residual sums gradients: with the learning rate in the packet's scales, the inner
         # codec would add changes of weights to the residual.
         blocks = tuple(
@@ -108,7 +108,7 @@ class Clip(CodecWrapper):
     """Codec wrapper that clips gradients to an L2 norm before the inner codec accumulates them.
 
     Attributes:
-        inner: Codec that gets the clipped gradient tensors.
+        inner: Gradient codec that encodes the clipped gradient tensors.
         norm: Largest L2 norm that the clipped gradients can have, above 0.
         scope: "model": `norm` limits the norm over all tensors together. "tensor": `norm` limits
             the norm of each tensor.
@@ -121,7 +121,7 @@ class Clip(CodecWrapper):
     scope: str = "model"
 
     def __post_init__(self) -> None:
-        """Raise an error if the norm is not finite and above 0, or the scope is unknown."""
+        """Raise an error if the clip norm is not finite and above 0, or `scope` is unknown."""
         if not 0 < self.norm < math.inf:
             raise ConfigurationError(
                 f"--dgc_clip_norm={self.norm}: expected a finite number above 0 (0 on the command "
@@ -167,17 +167,18 @@ def has_clipping(codec: Codec) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class WarmUp(CodecWrapper):
-    """Codec wrapper that sends the fraction ``R ** ((e + 1) / (E + 1))`` of entries in epoch e < E.
+    """Codec wrapper that sends a fraction ``R ** ((e + 1) / (E + 1))`` of entries in epoch e < E.
 
-    The warm-up sends at least the fraction R, the compression rate after the warm-up. With R =
-    0.001 and E = 4 the warm-up sends 25, 6.3, 1.6 and 0.4 % of the entries in its epochs, then 0.1
-    %. The epochs of the warm-up are counted by the examples that all workers of the run have
-    consumed.
+    In a warm-up of E training epochs, a worker sends at least the fraction R of the gradient
+    entries, the compression rate after the warm-up. With R = 0.001 and E = 4 the warm-up sends 25,
+    6.3, 1.6 and 0.4 % of the entries in its epochs, then 0.1 %. The warm-up counts training epochs
+    by the examples that all workers of the run have consumed.
 
     Attributes:
-        inner: Codec that sends a fraction of the gradient entries.
+        inner: Gradient codec, such as TopK, that sends a fraction of the gradient entries.
         compression_rate: R, the fraction of gradient entries sent after the warm-up.
-        epochs: E, the number of warm-up epochs, at least 1.
+        epochs: E, the number of training epochs in which the fraction of sent entries falls to R,
+            at least 1.
 
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, section 3.3.
     """
@@ -186,7 +187,7 @@ class WarmUp(CodecWrapper):
     epochs: int = 4
 
     def __post_init__(self) -> None:
-        """Raise an error if the warm-up is below one epoch, or the compression rate 0 or less."""
+        """Raise an error if the warm-up is below one epoch, or the compression rate not above 0."""
         check_rate(self.compression_rate)
         if self.epochs < 1:
             raise ConfigurationError(
@@ -197,7 +198,7 @@ class WarmUp(CodecWrapper):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet with this epoch's fraction of the gradient entries.
+        """Return the inner codec's packet with the training epoch's fraction of entries.
 
         Raises:
             NonFiniteUpdate: A gradient tensor to encode holds NaN or infinity.
@@ -216,12 +217,12 @@ class WarmUp(CodecWrapper):
 class DenseBelow(CodecWrapper):
     """Codec wrapper that sends small tensors whole: biases cost few bytes and suffer from delay.
 
-    A DenseBelow outside other codec wrappers acts as if it were inside them, directly around the
-    codec: the other wrappers process the small tensors too.
+    A wrapper DenseBelow around other codec wrappers acts as if it were inside them, directly around
+    the codec, so the other wrappers also process the tensors that are sent whole.
 
     Attributes:
         inner: Codec for the large tensors; small tensors are sent in the inner codec's value dtype.
-        entries: Number of entries from which a tensor is large, at least 1.
+        entries: Least number of entries of a large tensor; at least 1.
     """
 
     entries: int = 1
@@ -236,7 +237,7 @@ class DenseBelow(CodecWrapper):
             )
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the inner codec's state, initialized for the large tensors only."""
+        """Return the inner codec's initial state, which concerns the large tensors only."""
         if isinstance(self.inner, CodecWrapper):
             return self._inside(self.inner).init(spec, kernels)
         large = [tensor for tensor in spec.tensors if tensor.size >= self.entries]
@@ -266,7 +267,7 @@ class DenseBelow(CodecWrapper):
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """Do one error-feedback step (see `Codec.feed`), small and large tensors separately."""
+        """Do an error-feedback step (see `Codec.feed`) for small tensors, then for large ones."""
         if isinstance(self.inner, CodecWrapper):
             return self._inside(self.inner).feed(residuals, tensors, state, ctx)
         small, large = self._slots(tensors)
@@ -285,19 +286,19 @@ class DenseBelow(CodecWrapper):
         return _joined(packets[0], small, packets[1], large), state | {"inner": states[1]}
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Let the inner codec take back the packet, which the shards did not apply."""
+        """Let the inner codec take back a packet that the shard servers did not apply."""
         if isinstance(self.inner, CodecWrapper):
             return self._inside(self.inner).undelivered(packet, state)
         return super().undelivered(packet, state)
 
     def residuals(self, state: State) -> list[Float32]:
-        """Return the error-feedback residuals, one [n] float32 array per tensor."""
+        """Return the residuals (unsent gradient values), one [n] float32 array per tensor."""
         if isinstance(self.inner, CodecWrapper):
             return self._inside(self.inner).residuals(state)
         return super().residuals(state)
 
     def _inside(self, inner: CodecWrapper) -> CodecWrapper:
-        """Return the inner wrapper with this DenseBelow moved inside the inner wrapper."""
+        """Return the wrapper `inner`, with this DenseBelow around what `inner` wraps."""
         if isinstance(inner, DenseBelow):
             return DenseBelow(inner.inner, max(self.entries, inner.entries))
         return dataclasses.replace(inner, inner=DenseBelow(inner.inner, self.entries))
@@ -307,13 +308,13 @@ class DenseBelow(CodecWrapper):
         return Dense(self.inner.value_dtype)
 
     def _slots(self, tensors: Sequence[Float32]) -> tuple[list[int], list[int]]:
-        """Return the numbers of the small tensors, and the numbers of the large ones."""
+        """Return the indices of the small tensors, and the indices of the large tensors."""
         small = [slot for slot, tensor in enumerate(tensors) if tensor.size < self.entries]
         return small, [slot for slot, tensor in enumerate(tensors) if tensor.size >= self.entries]
 
 
 def _with_factor(ctx: EncodeContext, count: int, factor: float) -> EncodeContext:
-    """Return the context with every tensor's factor multiplied by `factor`."""
+    """Return the encoding context with every gradient tensor's factor multiplied by `factor`."""
     factors = ctx.factors or (1.0,) * count
     return dataclasses.replace(ctx, factors=tuple(known * factor for known in factors))
 
@@ -323,7 +324,7 @@ def _pick(tensors: Sequence[Float32], slots: Sequence[int]) -> list[Float32]:
 
 
 def _joined(one: Packet, slots: Sequence[int], other: Packet, others: Sequence[int]) -> Packet:
-    """Merge two packets whose blocks are numbered by indices into `slots` and `others`."""
+    """Merge two packets; renumber their blocks by the tensor numbers in `slots` and `others`."""
 
     def moved(packet: Packet, to: Sequence[int]) -> list[Block]:
         return [dataclasses.replace(block, slot=to[block.slot]) for block in packet.blocks]

@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 class DownCodec(Policy, Protocol):
     """Selects the weights or updates that a shard server sends in its replies to workers.
 
-    A downlink codec is a frozen dataclass of hyper-parameters. The state of a downlink codec
-    belongs to the caller. A method of a downlink codec may change the passed state in place to save
-    a copy; the caller must use only the returned state.
+    A downlink codec is a frozen dataclass of hyper-parameters. The calling shard server stores the
+    state of a downlink codec. A method of a downlink codec may change its argument `state` in place
+    to save a copy; the caller must use only the returned state.
 
     Attributes:
         keeps_replicas: Whether replies depend on a replica (copy) of the worker's weights on the
             shard server.
-        omits_own_entries: Whether a reply may omit weights that the worker can compute from its own
-            push.
-        relays: Whether a reply may hold the coded updates of rounds instead of new weights.
+        omits_own_entries: Whether a shard server's reply may omit weights that the worker can
+            compute from its own push.
+        relays: Whether a shard server's reply may hold the workers' coded updates instead of new
+            weights.
     """
 
     keeps_replicas: ClassVar[bool] = False
@@ -34,7 +35,7 @@ class DownCodec(Policy, Protocol):
     relays: ClassVar[bool] = False
 
     def init(self, size: int) -> State:
-        """Return the codec's state for a shard of `size` weights, before the first reply."""
+        """Return the downlink codec's initial state for a shard server with `size` weights."""
 
     def record_update(
         self,
@@ -54,28 +55,29 @@ class DownCodec(Policy, Protocol):
             state: State of the downlink codec, from `init` or an earlier call.
             own: Changed weights that one worker can compute from its own push; None if the update
                 merges several pushes, or if replies cannot omit entries.
-            relayed: Coded updates of the workers in this round; None if anything other than their
-                plain mean changed the weights, or if the downlink codec relays no updates.
+            relayed: Coded updates of the workers that the shard server merged; None if anything
+                other than the plain mean of these updates changed the weights, or if the downlink
+                codec relays no updates.
             before_change: Function to call with an array of the downlink codec's state before the
                 array changes.
         """
         return state
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return a key of the request; requests with equal keys may share one reply's arrays.
+        """Return a key of a worker's request; replies to requests with equal keys share arrays.
 
-        By default the sharing key is the base version of the worker's weights: the reply does not
-        depend on the worker.
+        By default the sharing key of a request is the version of the worker's weights, because the
+        shard server's reply does not depend on the worker.
         """
         return request.base_version
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return the reply to a worker's request; the reply's arrays are copies."""
+        """Return the reply to a worker's request; the arrays in the reply are copies."""
 
     def forget(self, worker: int, state: State) -> State:
-        """Drop the state of a worker that has left or that has wrong weights, if there is any."""
+        """Drop the codec's state of a worker that has left the run or has wrong weights."""
         return state
 
     def replica_of(self, worker: int, base_version: int, state: State) -> Float32 | None:
-        """Return a worker's weights [n]; None if they are the shard's weights of `base_version`."""
+        """Return a worker's weights [n]; None if they are the shard's weights at `base_version`."""
         return None

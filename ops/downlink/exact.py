@@ -1,8 +1,8 @@
-"""Exact downlink codecs `dense` and `delta`, after whose replies worker and shard weights agree.
+"""Exact downlink codecs `dense` and `delta`: a reply makes worker and shard weights equal.
 
 The downlink codec ``dense`` sends the whole model in every reply, as AdaComp's published code does.
-The downlink codec ``delta`` sends the weights that changed since the worker's version;
-docs/methods/adacomp.md states the rule.
+The downlink codec ``delta`` sends the weights that changed since the version of the worker's
+weights, by the rule in docs/methods/adacomp.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WINDOW, _MOST_UPDATES = 0.25, 64
 
 
 def _keep_positions(state: State, indices: Int64, version: int, own: OwnEntries | None) -> None:
-    """Append an update to the window of remembered updates, and drop the oldest ones."""
+    """Append an update's positions to the window of newest updates, and drop the oldest updates."""
     import numpy as np
 
     size, window = state["last_changed"].size, state["scratch"].setdefault("window", [])
@@ -63,7 +63,7 @@ def _keep_positions(state: State, indices: Int64, version: int, own: OwnEntries 
 
 
 def _changed_since(base: int, own: State | None, state: State) -> Int64:
-    """Return the ascending positions changed after version `base`, without the worker's `own`."""
+    """Return positions of weights changed after version `base`, without the worker's `own` ones."""
     import numpy as np
 
     window, last_changed = state["scratch"].get("window"), state["last_changed"]
@@ -90,7 +90,7 @@ class DownDense(DownCodec):
     """Downlink codec that sends all weights of the shard server in every reply."""
 
     def init(self, size: int) -> State:
-        """Return the empty state of a codec that needs none."""
+        """Return an empty state, because the downlink codec `dense` needs no state."""
         return {}
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
@@ -100,23 +100,24 @@ class DownDense(DownCodec):
 
 @dataclasses.dataclass(frozen=True)
 class DownDelta(DownCodec):
-    """Downlink codec that sends the weights that changed since the worker's version (SET).
+    """Downlink codec that sends the weights that changed since the worker's version of the weights.
 
-    One int32 per weight holds the version of the weight's last change, for the replies to every
-    worker. The state of the downlink codec also has the positions of the newest updates, up to
-    `_WINDOW` of all weights: merging a few updates takes a fraction of the time of scanning all
-    weights. If more than `dense_fraction` of the weights changed, all weights of the shard server
-    take fewer bytes and are sent instead.
+    The state of the downlink codec holds one int32 per weight: the version at which the weight
+    changed last. The state of the downlink codec also holds the positions in the newest updates
+    (together up to the fraction `_WINDOW` of all weights), because merging the positions in a few
+    updates is faster than scanning all weights. If more than the fraction `dense_fraction` of the
+    weights changed, the reply has all weights of the shard server, which then take fewer bytes than
+    positions and values.
 
-    A reply omits the entries of the worker's own push that no other update has changed since the
-    worker's base version: the worker adds the values that it sent (operation SET_REST). The state
-    of the downlink codec stores the positions of each worker's newest push, so that a reply can
-    omit them. Checkpoints do not contain the positions of each worker's newest push, because a
-    worker that rejoins receives the whole model.
+    A reply omits weights that only the receiving worker's own push has changed, because the worker
+    itself adds the values that it pushed (operation SET_REST). The state of the downlink codec
+    stores the positions of each worker's newest push, so that a reply can omit them. Checkpoints of
+    a shard server do not contain the positions of each worker's newest push, because a worker that
+    rejoins receives the whole model.
 
     Attributes:
-        dense_fraction: Fraction of changed weights above which all weights of the shard server are
-            sent, 0 to 1.
+        dense_fraction: Fraction of changed weights, 0 to 1, above which a reply has all weights of
+            the shard server.
     """
 
     dense_fraction: float = 0.6
@@ -127,7 +128,7 @@ class DownDelta(DownCodec):
         check_fraction("dense_fraction", self.dense_fraction)
 
     def init(self, size: int) -> State:
-        """Return the state at version 0: no weight has changed, and no update was dense."""
+        """Return the downlink codec's state before the first update: no weight has changed."""
         import numpy as np
 
         scratch: State = {"window": []}
@@ -142,7 +143,7 @@ class DownDelta(DownCodec):
         relayed: RelayedRound | None = None,
         before_change: BeforeChange = unguarded,
     ) -> State:
-        """Record the shard's version after the update as the last change of each changed weight."""
+        """Record the weights' version after an update as the version of each changed weight."""
         if indices is None:
             state["dense_version"] = version
             return state
@@ -160,16 +161,16 @@ class DownDelta(DownCodec):
         return state
 
     def forget(self, worker: int, state: State) -> State:
-        """Drop the stored positions of the newest push of a worker that has left."""
+        """Drop the stored positions of the newest push of a worker that has left the run."""
         state["scratch"].pop(str(worker), None)
         return state
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return the base version, or the request if the reply omits entries of its push."""
+        """Return the version of the worker's weights, or the request if a reply omits its push."""
         return request.base_version if self._own_entries(request, state) is None else request
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return the changes that turn the weights of `request.base_version` into the newest."""
+        """Return a reply that turns weights of version `base_version` into the newest weights."""
         import numpy as np
 
         base = request.base_version
@@ -186,7 +187,7 @@ class DownDelta(DownCodec):
         return ModelReply(operation, Update(changed, shard.theta[changed]), shard.version, "delta")
 
     def _own_entries(self, request: ModelRequest, state: State) -> State | None:
-        """Return the entries that the worker computes from this request's push, or None."""
+        """Return the weights that the worker computes from its own push, or None."""
         entries: State | None = state["scratch"].get(str(request.worker))
         push = (request.step, request.base_version)
         if entries is None or (entries["step"], entries["base_version"]) != push:

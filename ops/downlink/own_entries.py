@@ -1,9 +1,9 @@
-"""Entries of a worker's own push that the shard server's reply to the worker can omit.
+"""Weights that a reply to a worker can omit, because the worker computes them from its own push.
 
-If the shard server applies a push alone and simply adds it, most of the changed weights end at
-exactly the value that the worker computes from its weights and the sent values with the same
-float32 operation. The shard server does not derive from settings which entries the worker can
-compute: it compares the results with its weights, bit by bit.
+If the shard server only adds one push to its weights, most of the changed weights have exactly the
+value that the worker computes by the same float32 addition of pushed values to its own weights. To
+find the weights that a worker can compute from its own push, the shard server compares the results
+of the worker's addition with its own weights, bit by bit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TINY = np.finfo(np.float32).tiny
 
 @dataclasses.dataclass(frozen=True)
 class OwnEntries:
-    """The weights to which one push, applied alone, did nothing but add its values."""
+    """Weights whose change by one worker's push was only the addition of the pushed values."""
 
     worker: int  # number of the worker that sent the push
     step: int  # the worker's step in which it sent the push
@@ -33,7 +33,7 @@ class OwnEntries:
     indices: Int64  # [j] int64, positions of the entries in the shard server's weights
 
     def as_state(self, indices: Int64) -> State:
-        """Return plain data of the push and `indices`, to store in the downlink codec's state."""
+        """Return the push's step and versions, and `indices`, as plain data."""
         return {
             "step": self.step,
             "base_version": self.base_version,
@@ -43,18 +43,18 @@ class OwnEntries:
 
 
 def values_at(arrival: Arrival | None, theta: Float32) -> Float32:
-    """Return the weights [k] at the entries of a worker's sparse update; empty for None."""
+    """Return the weights [k] at the positions of a worker's sparse update; [0] for no update."""
     return theta[arrival.update.indices] if arrival is not None else np.empty(0, np.float32)
 
 
 def find(
     arrival: Arrival | None, before: Float32, theta: Float32, version: int
 ) -> OwnEntries | None:
-    """Return the entries that equal the previous weights plus the sent values, bit for bit.
+    """Return the weights that equal previous weights plus pushed values, bit for bit.
 
-    Numerical kernels differ on subnormal numbers (TensorFlow's threads flush them to zero). Entries
-    with a subnormal value or sum are therefore not returned by `find`, and replies contain these
-    entries.
+    Numerical kernels differ on subnormal numbers, because TensorFlow's threads flush subnormal
+    numbers to zero. The function `own_entries.find` leaves out entries with a subnormal value or
+    sum, so replies contain the weights at these entries.
 
     Args:
         arrival: A worker's sparse update of k entries, as received; None if replies cannot omit

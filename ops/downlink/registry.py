@@ -1,10 +1,10 @@
-"""Registry of downlink codecs, and the check for settings without an effect.
+"""Registry of downlink codecs, and a check for settings that have no effect on a downlink codec.
 
 The downlink codecs ``dense``, ``delta`` and ``relay`` are exact: after the worker has applied the
-reply, its weights equal the shard server's weights bit for bit. The downlink codec ``sparse`` sends
-the largest differences of weights first and the smaller ones in later replies. The downlink codec
-``auto`` works like ``relay`` for a worker until the worker's replies are large, and then like
-``sparse``.
+reply, its weights equal the shard server's weights bit for bit. The downlink codec ``sparse`` first
+sends the largest differences between a worker's weights and the shard server's weights, and smaller
+differences in later replies. The downlink codec ``auto`` works like ``relay`` for a worker until
+the worker's replies are large, and then like ``sparse``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ DOWN_CODECS: dict[str, type[DownCodec]] = {
 
 
 def refuse_idle(name: str, given: Mapping[str, object]) -> None:
-    """Raise an error if settings of sparse replies are given to a codec that sends none.
+    """Raise an error if settings of sparse replies are given with a codec without sparse replies.
 
     Args:
         name: Name of the downlink codec, a key of DOWN_CODECS.
-        given: Name of a setting (a flag without dashes) -> its value.
+        given: Name of a setting of sparse replies (a flag without dashes) -> its value.
 
     Raises:
         ConfigurationError: A setting has no effect with the downlink codec.

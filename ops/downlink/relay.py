@@ -1,11 +1,11 @@
 """Downlink codec that relays (forwards) the workers' coded updates to the other workers.
 
-If a shard server adds the plain mean of a round's updates to the weights, every worker can do the
-same. The worker decodes the relayed updates of a round, sums them in order of worker number and
-adds the mean, with the same functions as the shard server. After the relayed updates the worker's
-weights equal the shard server's weights, bit for bit. Coded updates of coarse (few-bit) values take
-fewer bytes than the new weights in float32. The shard server never codes relayed updates: it
-forwards the bytes that it received.
+If a shard server adds the plain mean of the workers' updates to the weights, every worker can
+compute the same addition. A worker decodes the relayed updates of other workers, sums all updates
+in order of worker number and adds their mean to its weights, with the functions that the shard
+server uses. After a worker has added relayed updates, its weights equal the shard server's weights,
+bit for bit. Coded updates of coarse (few-bit) values take fewer bytes than the new weights in
+float32. The shard server never codes relayed updates: it forwards the bytes that it received.
 """
 
 from __future__ import annotations
@@ -53,15 +53,17 @@ _MOST_MORE = 1.25
 
 @dataclasses.dataclass(frozen=True)
 class _KeptRound:
-    """A round (a set of merged updates) that the shard server can relay to workers.
+    """A round (set of workers' updates merged together) that a shard server can relay to workers.
 
     Attributes:
-        version: Version of the shard server's weights after the round.
-        round: Copies of the workers' coded updates in the round.
-        num_bytes: Approximate bytes of each worker's update, with the descriptions of its blocks.
-        num_entries: Sum over the updates of the number of entries after decoding.
-        changed_at: [k] int32: for each weight that the round changed, the version of the weight's
-            last change before the round. If the round changed all weights, the number of weights.
+        version: Version of the shard server's weights after the round's updates were applied.
+        round: Copies of the workers' coded updates that were merged in the round.
+        num_bytes: Approximate size of each worker's coded update in bytes, with the descriptions of
+            the update's blocks.
+        num_entries: Total number of entries of the workers' decoded updates in the round.
+        changed_at: [k] int32: for each weight that the round changed, the version at which the
+            weight changed last before the round. An int instead of an array is the number of
+            weights, if the round changed all weights.
     """
 
     version: int
@@ -72,11 +74,11 @@ class _KeptRound:
 
     @functools.cached_property
     def at_least(self) -> Int64:
-        """[_MOST_ROUNDS + 1] int64: element i counts weights last changed i or more versions ago.
+        """[_MOST_ROUNDS + 1] int64: entry i counts weights that changed i or more versions ago.
 
-        The age of a weight's last change is relative to this round's version and ignores this
-        round's changes. The property `at_least` is computed on first use, when a worker lacks the
-        round; a run with one worker never computes it.
+        The age of a weight's last change is counted back from the version after the round, and
+        ignores the round's own changes. The property `at_least` is computed on first use, when a
+        worker's weights lack the round's updates; a run with one worker never computes it.
         """
         import numpy as np
 
@@ -88,14 +90,15 @@ class _KeptRound:
 
 @dataclasses.dataclass(frozen=True)
 class DownRelay(DownDelta):
-    """Downlink codec like `DownDelta` that sends coded updates where they take fewer bytes.
+    """Downlink codec like `DownDelta`, but relays workers' coded updates that take fewer bytes.
 
-    Coded updates are relayed if the reply takes no more bytes than a delta reply (new values of the
-    changed weights), or up to a quarter more while other requests wait for the shard server.
+    A shard server relays coded updates if the reply takes no more bytes than a delta reply (new
+    values of the changed weights), or at most 1.25 times as many bytes while other requests wait
+    for the shard server.
 
-    A round can be relayed if the only change of the weights was the plain mean of the received
-    updates, times one factor. A relayed reply omits the receiving worker's own update, which the
-    worker already has.
+    A shard server can relay the workers' updates of a round if the weights changed only by the
+    plain mean of the updates, times one factor. A relayed reply omits the receiving worker's own
+    update, which the worker already has.
     """
 
     relays: ClassVar[bool] = True
@@ -109,7 +112,7 @@ class DownRelay(DownDelta):
         relayed: RelayedRound | None = None,
         before_change: BeforeChange = unguarded,
     ) -> State:
-        """Record the changed weights, and keep the round's updates if they can be relayed."""
+        """Record which weights changed, and store the workers' updates if they can be relayed."""
         rounds = state["scratch"].setdefault("rounds", [])
         kept_round = None if relayed is None else _keep(relayed, indices, version, state)
         # The list of rounds must hold consecutive versions: a worker that skips a round has wrong
@@ -127,11 +130,11 @@ class DownRelay(DownDelta):
         return super().record_update(indices, version, state, own, before_change=before_change)
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return the request itself if updates are relayed: each reply omits a different push."""
+        """Return the request if updates are relayed, because each reply omits another push."""
         return super().sharing_key(request, state) if _to_relay(request, state) is None else request
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return the updates that a worker lacks, or the changed weights if they cost less."""
+        """Return the updates that a worker's weights lack, or, if cheaper, the changed weights."""
         rounds = _to_relay(request, state)
         if rounds is None:
             return super().gather(request, shard, state)
@@ -141,7 +144,7 @@ class DownRelay(DownDelta):
 def _keep(
     relayed: RelayedRound, indices: Int64 | None, version: int, state: State
 ) -> _KeptRound | None:
-    """Return the round with copies of its blocks; None if it is too large for any reply."""
+    """Return the updates of a round, copied; None if they are too large for every reply."""
     size = state["last_changed"].size
     num_bytes = tuple(
         sum(block_bytes(block) + _DESCRIPTION_BYTES for block in update.blocks)
@@ -168,7 +171,7 @@ def _num_values(block: Block | WireBlock) -> int:
 
 
 def _copied(block: Block | WireBlock) -> Block | WireBlock:
-    """Copy the block out of the received message so that the message's buffer can be freed."""
+    """Copy a coded block out of the received message so that the message's buffer can be freed."""
     if isinstance(block, Block):
         return block
     index_bytes, value_bytes = bytes(block.index_bytes), bytes(block.value_bytes)
@@ -176,7 +179,7 @@ def _copied(block: Block | WireBlock) -> Block | WireBlock:
 
 
 def _to_relay(request: ModelRequest, state: State) -> RelayedRounds | None:
-    """Return the rounds after the request's base version; None if missing or too large."""
+    """Return the rounds that a worker's weights lack; None if they are missing or too large."""
     base, stored = request.base_version, state["scratch"].get("rounds")
     if base is None or not stored or not stored[0].version <= base + 1 <= stored[-1].version:
         return None

@@ -1,10 +1,12 @@
 """Copies of workers' weights on a shard server: replicas for sparse replies, backups by version.
 
 A **replica** is a dense copy of one worker's weights on the shard server, for replies that omit
-some differences (`thinwire.ops.downlink.sparse`). The replica has the same bits as the worker's
-weights: the shard server and the worker do the same float32 operation with the same decoded values.
-A difference that a reply omits remains between the shard server's weights and the replica, so no
-difference is lost. The functions of this module work on a state, a dict with the keys:
+some differences (`thinwire.ops.downlink.sparse`). The replica (the shard server's copy of a
+worker's weights) equals the worker's weights bit for bit: shard server and worker do the same
+float32 operation with the same decoded values. If a sparse reply omits a weight's difference, the
+difference between the shard server's weight and the replica (copy of the worker's weights) remains
+for a later reply, so no difference is lost. The functions of `replicas` work on a state, a dict
+with the keys:
 
     replicas: worker -> {"weights": [n] float32 copy of the worker's weights, "version": version of
         the shard's weights at the last reply}
@@ -15,8 +17,8 @@ difference is lost. The functions of this module work on a state, a dict with th
         differences of one slice; "last": worker -> `LastReply`
 
 `BackupWeights` holds copies of the shard's weights by version, for weightings that compare a
-gradient with the weights from which it was computed (w_bak in DC-ASGD). Workers that received the
-same version of the weights share one backup copy.
+gradient with the weights from which it was computed (w_bak in DC-ASGD). Workers that received equal
+versions of the weights share one backup copy of the weights.
 
 Source: the server of DGS, Yan et al. (ICPP 2020); docs/methods/compression.md.
 """
@@ -48,7 +50,7 @@ _PACEMAKER = 1
 
 @dataclasses.dataclass(frozen=True)
 class LastReply:
-    """The shard server's last sparse reply to a worker, repeated if the worker retries the push."""
+    """A shard server's last sparse reply to a worker, sent again if the worker retries its push."""
 
     step: int  # the worker's step of the push that the reply answered
     base_version: int  # version of the worker's weights before it applied the reply
@@ -56,7 +58,7 @@ class LastReply:
 
 
 def keep(worker: int, shard: ShardView, state: State) -> None:
-    """Copy the shard's weights into the replica of a worker that will receive all of them."""
+    """Copy the shard's weights into the replica of a worker that will receive the whole model."""
     replicas = state["replicas"]
     if str(worker) not in replicas:
         replicas[str(worker)] = {"weights": np.empty_like(shard.theta)}
@@ -74,7 +76,7 @@ def drop(worker: int, state: State) -> None:
 
 
 def _settle(worker: int, state: State) -> None:
-    """Drop a worker's last reply and pending snapshot after a change of its whole replica."""
+    """Drop a worker's last reply and pending model snapshot after its whole replica changed."""
     state["scratch"]["last"].pop(str(worker), None)
     resync = state["resync"]
     if str(worker) in resync["pending"]:
@@ -84,12 +86,13 @@ def _settle(worker: int, state: State) -> None:
 
 
 def count_iteration(request: ModelRequest, every: int, shard: ShardView, state: State) -> None:
-    """Count worker 1's iterations, and take a snapshot of the shard in every `every`-th of them.
+    """Count worker 1's iterations; copy the shard's weights (snapshot) every `every` iterations.
 
     The published DGS program takes its snapshot of the model in iterations 151, 301 and so on. The
     DGS program discards its first iteration, so its snapshots are taken at pushes 150, 300 and so
-    on. All workers with a replica on the shard server receive the snapshot of the weights. A new
-    snapshot of the weights replaces a snapshot that workers still wait for.
+    on. All workers with a replica (copy of their weights) on the shard server receive each snapshot
+    of the model's weights. A new snapshot of the model's weights replaces an older snapshot that
+    some workers have not received yet.
     """
     resync = state["resync"]
     # The comparison of steps prevents that a retry of a counted push is counted again.
@@ -103,10 +106,10 @@ def count_iteration(request: ModelRequest, every: int, shard: ShardView, state: 
 
 
 def send_snapshot(worker: int, shard: ShardView, state: State) -> ModelReply:
-    """Return a reply with the snapshot of the weights, which becomes the worker's replica.
+    """Return a reply with the snapshot of the model's weights, which becomes the worker's replica.
 
-    The shard server's changes since the snapshot are now differences between its weights and the
-    replica; later replies send these differences.
+    Changes of the shard server's weights since the snapshot become differences from the worker's
+    replica, which later replies send.
     """
     replica = state["replicas"][str(worker)]
     snapshot = state["resync"]["snapshot"]
@@ -125,11 +128,11 @@ def send_all(worker: int, shard: ShardView, state: State, is_resync: bool = Fals
 
 
 def send_replica(worker: int, shard: ShardView, state: State) -> ModelReply:
-    """Return a reply with the worker's whole replica, so that the worker resumes at these weights.
+    """Return a reply with a worker's whole replica, from which the worker continues to train.
 
-    Later replies send the differences between the replica and the shard server's weights. A shard
-    server that was restored from a checkpoint sends replicas, so that the run continues bit for
-    bit.
+    After the worker has received its replica, later replies send the differences between the
+    replica and the shard server's weights. A shard server that was restored from a checkpoint sends
+    each worker its replica, so that the run continues bit for bit.
     """
     replica = state["replicas"][str(worker)]
     state["scratch"]["last"].pop(str(worker), None)
@@ -140,23 +143,24 @@ def send_replica(worker: int, shard: ShardView, state: State) -> ModelReply:
 def send_largest(
     request: ModelRequest, shard: ShardView, ratio: float, value_dtype: str, state: State
 ) -> ModelReply:
-    """Return a reply with the entries of each slice where shard and replica differ most.
+    """Return a reply with the entries of each variable slice where shard and replica differ most.
 
-    Values of dtype float32 are the shard server's weights and overwrite the worker's weights
-    (operation SET). A sent float32 entry then equals the shard server's weight bit for bit, where
-    an addition would round. Sent values of other dtypes are rounded differences of weights
-    (operation ADD). The shard server adds the rounded differences to the replica as the worker adds
-    them to its weights, so the rounding errors remain as differences and are sent later.
+    Values of dtype float32 in a sparse reply are the shard server's weights and overwrite the
+    worker's weights (operation SET). A float32 entry of a sparse reply equals the shard server's
+    weight bit for bit; adding a difference would round. Values in a sparse reply whose dtype is not
+    float32 are rounded differences of weights (operation ADD). The shard server adds the rounded
+    differences to the replica as the worker adds them to its weights, so the rounding errors remain
+    as differences and are sent later.
 
     Args:
-        request: Request of a worker with weights that equal its replica.
+        request: Request of a worker whose weights equal its replica on the shard server.
         shard: Weights and version of the shard server that replies.
-        ratio: Fraction of each variable slice's entries to send; at least one entry, but no zero
-            difference.
+        ratio: Fraction of each variable slice's entries to send. At least one entry is sent, but no
+            entry without a difference.
         value_dtype: Dtype of the sent values, for example float32 or int8 (VALUE_DTYPES in
             thinwire.ops.types).
-        state: State of the downlink codec; the worker's replica in it is updated as the worker will
-            update its weights.
+        state: State of the downlink codec, with the worker's replica, which changes as the worker's
+            weights will change.
 
     Returns:
         A reply with one block per slice, or with the whole shard if that takes no more bytes.
@@ -182,7 +186,7 @@ def send_largest(
 
 
 def repeated_reply(request: ModelRequest, state: State) -> ModelReply | None:
-    """Return the earlier reply to the same push if the request is a retry; None if it is new."""
+    """Return the earlier reply to a worker's push if the worker retries the push, else None."""
     last: LastReply | None = state["scratch"]["last"].get(str(request.worker))
     if last is None or (last.step, last.base_version) != (request.step, request.base_version):
         return None
@@ -196,7 +200,7 @@ def sparse_bytes(shard: ShardView, ratio: float, value_dtype: str) -> float:
 
 
 def checksum(pieces: Iterable[Float32]) -> int:
-    """Return the CRC-32 of the little-endian bytes of all pieces of an array, in order."""
+    """Return the CRC-32 of an array's little-endian bytes, given the array's pieces in order."""
     total = 0
     for piece in pieces:
         total = zlib.crc32(np.ascontiguousarray(piece, "<f4").data, total)
@@ -206,7 +210,7 @@ def checksum(pieces: Iterable[Float32]) -> int:
 def _largest_differences(
     theta: Float32, copy: Float32, ratio: float, shard: ShardView, state: State
 ) -> Int64:
-    """Return the ascending positions where a shard's slice differs most from the replica."""
+    """Return ascending positions where a variable slice's weights differ most from the replica."""
     scratch = state["scratch"]
     if scratch["difference"].size < theta.size:
         scratch["difference"] = np.empty(_largest_slice(shard), np.float32)
@@ -218,7 +222,7 @@ def _largest_differences(
 def _update_replica(
     copy: Float32, theta: Float32, indices: Int64, value_dtype: str, shard: ShardView
 ) -> CodedValues:
-    """Update the worker's replica at `indices` as the worker will update its weights.
+    """Change a worker's replica at positions `indices` as the worker will change its weights.
 
     Returns:
         The coded values to send to the worker.
@@ -242,8 +246,8 @@ def _largest_slice(shard: ShardView) -> int:
 class BackupWeights:
     """Copies of the shard server's weights at the versions that workers received last.
 
-    The shard server records copies of its weights only with a weighting policy that has
-    `needs_copies`.
+    The shard server records copies of its weights only if the weighting policy (scaling of stale
+    updates) has `needs_copies`.
     """
 
     def __init__(self) -> None:
@@ -264,7 +268,7 @@ class BackupWeights:
         return sum(copy.nbytes for copy in self._copies.values())
 
     def record(self, worker: int, version: int, theta: Float32) -> None:
-        """Record that a worker holds the weights `theta` [n] of `version`; drop unused copies."""
+        """Record that a worker holds weights `theta` [n] of a version; drop unused copies."""
         if version not in self._copies:
             copy = theta.copy()
             copy.flags.writeable = False
@@ -273,19 +277,19 @@ class BackupWeights:
         self._drop_unused()
 
     def forget(self, worker: int) -> None:
-        """Forget the version of a worker that has left, and the copy that only it used."""
+        """Forget the weights' version of a worker that has left, and a copy that no worker uses."""
         self._versions.pop(worker, None)
         self._drop_unused()
 
     def save(self) -> State:
-        """Return versions and copies for a checkpoint; the copies never change and are shared."""
+        """Return the workers' versions and the copies of the weights (not copied again) to save."""
         return {
             "versions": {str(worker): version for worker, version in self._versions.items()},
             "copies": {str(version): copy for version, copy in self._copies.items()},
         }
 
     def restore(self, state: State) -> None:
-        """Replace all versions and copies of the weights by the state that `save` returned."""
+        """Replace the workers' versions and all copies of the weights by the result of `save`."""
         self._versions = {int(worker): version for worker, version in state["versions"].items()}
         self._copies = {int(version): copy for version, copy in state["copies"].items()}
 

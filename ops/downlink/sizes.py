@@ -25,7 +25,7 @@ def reply_bytes(count: int, size: int, value_dtype: str = "float32") -> float:
 
 
 def block_bytes(block: Block | WireBlock) -> float:
-    """Estimate the bytes of a block's positions and values, without the message's header."""
+    """Estimate how many bytes a block's positions and values take in a message."""
     if not isinstance(block, Block):
         return block.num_bytes
     values = block.values

@@ -1,4 +1,4 @@
-"""Downlink codecs that send a worker's largest differences first and smaller ones later.
+"""Downlink codecs that first send the weights that differ most between worker and shard server.
 
 The shard server stores a replica of each worker's weights to know the differences between its
 weights and the worker's weights (`thinwire.ops.downlink.replicas`).
@@ -30,11 +30,11 @@ class DownSparse(DownCodec):
 
     The shard server stores a replica (copy) of each worker's weights and updates the replica with
     the decoded values of each reply. Differences of weights that a reply omits remain between the
-    shard server and the replica and are sent later. A worker without a replica, or with weights
-    that differ from its replica, receives the whole model.
+    shard server's weights and the replica, and later replies send them. A worker without a replica,
+    or with weights that differ from its replica, receives the whole model.
 
     Attributes:
-        compression_rate: Fraction of gradient entries that workers push; the default of
+        compression_rate: Fraction of gradient entries that workers push, which is the default of
             `down_ratio`.
         down_ratio: Fraction of each variable slice's weights to send in a reply, above 0; 1 or more
             sends all weights that differ. None: `compression_rate`.
@@ -59,7 +59,7 @@ class DownSparse(DownCodec):
     keeps_replicas: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Raise an error for fractions of 0 or less, unknown value dtypes, and negative limits."""
+        """Raise an error for a fraction not above 0, an unknown value dtype or a negative limit."""
         check_rate(self.compression_rate)
         if self.down_ratio is not None:
             check_rate(self.down_ratio, "down_ratio")
@@ -81,7 +81,7 @@ class DownSparse(DownCodec):
         return self.compression_rate if self.down_ratio is None else self.down_ratio
 
     def init(self, size: int) -> State:
-        """Return a state without replicas; `thinwire.ops.downlink.replicas` describes its keys."""
+        """Return the initial state, without replicas (copies of workers' weights)."""
         import numpy as np
 
         scratch = {"difference": np.empty(0, np.float32), "last": {}}
@@ -93,20 +93,20 @@ class DownSparse(DownCodec):
         return request
 
     def forget(self, worker: int, state: State) -> State:
-        """Drop the replica of a worker that has left or has weights other than the replica."""
+        """Drop the replica of a worker that has left, or whose weights differ from its replica."""
         from thinwire.ops.downlink import replicas
 
         replicas.drop(worker, state)
         return state
 
     def replica_of(self, worker: int, base_version: int, state: State) -> Float32 | None:
-        """Return a worker's replica [n]; None if its version is not `base_version`."""
+        """Return a worker's replica [n]; None if the replica's version is not `base_version`."""
         replica = state["replicas"].get(str(worker))
         is_current = replica is not None and replica["version"] == base_version
         return replica["weights"] if is_current else None
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return a reply with the worker's largest differences; a retry gets the same reply."""
+        """Return a reply with the largest differences of weights, or the last reply for a retry."""
         from thinwire.ops.downlink import replicas
 
         worker, base = request.worker, request.base_version
@@ -130,34 +130,35 @@ class DownSparse(DownCodec):
         return replicas.send_largest(request, shard, ratio, self.down_value_dtype, state)
 
     def _count_iteration(self, request: ModelRequest, shard: ShardView, state: State) -> None:
-        """Count worker 1's iterations if snapshots are on, and take a snapshot when one is due."""
+        """Count worker 1's iterations, and copy the model (snapshot) every `resync_every` ones."""
         from thinwire.ops.downlink import replicas
 
         if self.resync_every:
             replicas.count_iteration(request, self.resync_every, shard, state)
 
     def _ratio_for(self, request: ModelRequest, shard: ShardView) -> float:
-        """Return the fraction of each variable slice's weights to send in this reply."""
+        """Return the fraction of each variable slice's weights to send in a sparse reply."""
         return self.ratio
 
 
 @dataclasses.dataclass(frozen=True)
 class DownAuto(DownSparse):
-    """Downlink codec like `DownRelay` until a worker's replies stay large, then `DownSparse`.
+    """Downlink codec: `DownRelay` for a worker until its replies stay large, then `DownSparse`.
 
-    A reply counts as large if it changes more than `switch_fraction` of the shard's weights, takes
-    more bytes than a sparse reply, and takes more than `push_factor` times the bytes of its push.
-    After `patience` large replies in a row, the worker gets a replica on the shard server and
-    sparse replies; the last large reply is still exact. A single large reply only shows that the
-    worker was busy, for example compiling or evaluating. Replies stay exact while they cost about
-    as many bytes as pushes, for example in DGC's warm-up. If `down_ratio` is None, no sparse reply
-    is made smaller than the push that it answers.
+    A reply counts as large if it changes more than the fraction `switch_fraction` of the shard's
+    weights, takes more bytes than a sparse reply, and takes more than `push_factor` times the bytes
+    of the worker's push. After `patience` large replies in a row, the worker receives sparse
+    replies, and the shard server stores a replica (copy) of its weights. A single large reply of
+    the shard server can have another cause: the worker was busy, for example compiling or
+    evaluating. A worker's replies stay exact while they cost about as many bytes as its pushes, for
+    example in the warm-up of DGC (Deep Gradient Compression). If `down_ratio` is None, a sparse
+    reply has at least as many bytes as the push that it answers.
 
     Attributes:
-        switch_fraction: Fraction of the shard server's weights; only a reply with more entries
-            counts as large.
-        push_factor: Multiple of a push's bytes; only a reply with more bytes counts as large. 0:
-            the size of the push does not matter.
+        switch_fraction: Fraction of the shard server's weights. A reply with fewer entries does not
+            count as large.
+        push_factor: Multiple of the bytes of a worker's push. A reply with fewer bytes does not
+            count as large. 0: the size of the push does not matter.
         patience: Number of large replies in a row after which a worker gets sparse replies.
 
     Source: DGS's secondary compression "on demand"; docs/methods/compression.md.
@@ -184,7 +185,7 @@ class DownAuto(DownSparse):
             )
 
     def init(self, size: int) -> State:
-        """Return the states of DownSparse and DownRelay, and empty tables of exact workers."""
+        """Return the initial states of DownSparse and DownRelay, and empty tables of workers."""
         workers: State = {"exact_since": {}, "large_replies": {}}
         return super().init(size) | {"delta": DownRelay().init(size)} | workers
 
@@ -197,9 +198,10 @@ class DownAuto(DownSparse):
         relayed: RelayedRound | None = None,
         before_change: BeforeChange = unguarded,
     ) -> State:
-        """Record the changed weights for exact replies, which workers without a replica receive.
+        """Record the changed weights for exact replies, which go to workers without a replica.
 
-        A round is not stored for relaying if its only sender is the only worker with exact replies.
+        The shard server does not store an update for relaying if its sender is the only worker that
+        receives exact replies.
         """
         if own is not None and str(own.worker) in state["replicas"]:
             own = None
@@ -213,14 +215,14 @@ class DownAuto(DownSparse):
         return state
 
     def forget(self, worker: int, state: State) -> State:
-        """Drop the replica and all counts of a worker that has left."""
+        """Drop the replica and the counts of large replies of a worker that has left."""
         state["exact_since"].pop(str(worker), None)
         state["large_replies"].pop(str(worker), None)
         state["delta"] = DownRelay().forget(worker, state["delta"])
         return super().forget(worker, state)
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return a sparse reply to a worker with a replica, and all changes to another worker."""
+        """Return a sparse reply to a worker with a replica, an exact reply to any other worker."""
         # iterations of worker 1 with exact replies also count toward the next snapshot
         self._count_iteration(request, shard, state)
         if str(request.worker) in state["replicas"]:
@@ -242,7 +244,7 @@ class DownAuto(DownSparse):
         return reply
 
     def _has_grown(self, worker: int, is_large: bool, state: State) -> bool:
-        """Count a worker's large replies in a row; return whether the count reaches `patience`."""
+        """Count a worker's large replies in a row; return True if they are `patience` or more."""
         counts = state["large_replies"]
         before = counts.pop(str(worker), 0)
         count = before + 1 if is_large else 0
@@ -251,13 +253,13 @@ class DownAuto(DownSparse):
         return count >= self.patience
 
     def _ratio_for(self, request: ModelRequest, shard: ShardView) -> float:
-        """Return `down_ratio`; if it is None, a fraction that takes at least the push's bytes."""
+        """Return `down_ratio`; if None, a fraction with at least as many bytes as the push."""
         if self.down_ratio is not None:
             return self.down_ratio
         return max(self.ratio, request.push_bytes / shard.theta.nbytes)
 
     def _is_large(self, reply: ModelReply, request: ModelRequest, shard: ShardView) -> bool:
-        """Return whether an exact reply is large compared to its push and to a sparse reply."""
+        """Return whether an exact reply is large compared to the push and to a sparse reply."""
         from thinwire.ops.downlink import replicas, sizes
 
         update, size = reply.update, len(shard.theta)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Operation(enum.Enum):
-    """How a shard server's reply changes the worker's weights; messages contain these numbers."""
+    """How a shard server's reply changes the worker's weights; messages contain the numbers."""
 
     NONE = 0  # the reply leaves the worker's weights unchanged
     FULL = 1  # the reply replaces all weights of the shard server
@@ -29,7 +29,7 @@ class Operation(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class ModelRequest:
-    """A worker's request for the model: a pull, or a push that awaits its reply."""
+    """A worker's request for the model: a pull, or a push whose reply has new weights."""
 
     worker: int
     step: int  # the worker's step of the push; 0 for a pull
@@ -61,7 +61,7 @@ class RelayedUpdate:
     Attributes:
         worker: Number of the worker that sent the update.
         step: Training step of the worker's push that contained the update.
-        blocks: Coded blocks of the update, in wire form as received, or decoded.
+        blocks: Blocks of the worker's update: coded as bytes, as received, or decoded.
     """
 
     worker: int
@@ -71,11 +71,11 @@ class RelayedUpdate:
 
 @dataclasses.dataclass(frozen=True)
 class RelayedRound:
-    """A round that changed the weights by ``theta -= rate * mean(updates)`` and nothing else.
+    """Workers' updates whose merge changed the weights only by ``theta -= rate * mean(updates)``.
 
     Attributes:
-        updates: Workers' updates of the round in the order in which they are summed, by worker
-            number. An update without blocks counts in the mean like the other updates.
+        updates: Workers' updates in the order in which they are summed, by worker number. An update
+            without blocks counts in the mean as zeros.
         rate: Factor on the mean of the updates, a number that float32 represents exactly.
     """
 
@@ -85,15 +85,15 @@ class RelayedRound:
 
 @dataclasses.dataclass(frozen=True)
 class RelayedRounds:
-    """All rounds since a worker's version, for a reply that omits the worker's own update.
+    """Updates merged since a worker's version of the weights, for a reply without its own update.
 
     Attributes:
         rounds: Rounds (sets of updates merged together) in order of the shard server's versions.
         worker: Number of the worker that receives the relayed rounds.
-        step: Step of the worker's push that the reply answers; the reply can omit this push's
-            update. 0 for a pull: the reply omits no update.
-        num_bytes: Approximate bytes of the other workers' updates, with descriptions of their
-            blocks.
+        step: Training step of the worker's push that the reply answers and whose update the reply
+            can omit. 0 for a pull: the reply omits no update.
+        num_bytes: Approximate size of the updates of other workers than the receiver, in bytes,
+            with the descriptions of their blocks.
         num_entries: Approximate number of weights that the relayed rounds change.
     """
 
@@ -104,18 +104,18 @@ class RelayedRounds:
     num_entries: int
 
     def is_own(self, update: RelayedUpdate) -> bool:
-        """Return whether the receiving worker sent `update`, so that the reply can omit it."""
+        """Return True if the receiving worker itself sent `update`, which the reply can omit."""
         return self.step > 0 and (update.worker, update.step) == (self.worker, self.step)
 
 
 @dataclasses.dataclass(frozen=True)
 class RepeatedRound:
-    """A relayed round (updates that a shard server merged) as the receiving worker decodes it.
+    """Updates that a shard server merged and relays, as the receiving worker has decoded them.
 
     Attributes:
         updates: Blocks of each worker's update, in the order in which the updates are summed; None
             stands for the receiving worker's own update.
-        rate: Factor on the mean of the updates.
+        rate: Factor on the mean of the workers' updates.
     """
 
     updates: tuple[tuple[Block, ...] | None, ...]
@@ -127,14 +127,17 @@ class ModelReply:
     """A shard server's reply to a `ModelRequest` of a worker.
 
     Attributes:
-        operation: How the worker applies the reply to its weights.
-        update: New values with their positions in the shard server's weights; or coded blocks, one
-            per variable slice (slot = slice number); or workers' updates, which the worker applies
-            as the shard server did.
+        operation: How the worker applies the reply to its weights: overwrite, add or others (see
+            `Operation`).
+        update: Content of the reply: new values with their positions in the shard server's weights;
+            or coded blocks, one per variable slice (slot = slice number); or workers' updates,
+            which the worker applies as the shard server did.
         version: Version of the worker's weights after it has applied the reply.
         kind: Kind of reply for the counters: "full" (the whole model), "delta" (all changed
-            entries), "sparse" (the largest differences) or "relay" (coded updates of rounds).
-        is_resync: True if the whole model was sent although the worker's weights were known.
+            weights), "sparse" (the largest differences of weights) or "relay" (coded updates of
+            workers).
+        is_resync: True if the reply has the whole model although the shard server knew the worker's
+            weights.
     """
 
     operation: Operation

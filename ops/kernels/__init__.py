@@ -1,8 +1,9 @@
 """Kernels (array operations) of gradient codecs and other policies, in numpy and TensorFlow.
 
 Policies call the functions of a `Kernels` object, for example to select or quantize gradient
-entries. numpy or TensorFlow implements these functions, so the same policy runs on a CPU and on a
-GPU. `load_kernels` returns the implementation of the kernels that the flag --kernels names.
+entries. Each function has an implementation in numpy and one in TensorFlow, so that policies run on
+CPUs and GPUs. `load_kernels` returns the implementation of the kernels that the flag --kernels
+names.
 """
 
 from thinwire.ops.kernels.base import Kernels

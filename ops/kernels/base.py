@@ -1,11 +1,12 @@
-"""Interface of the kernels: one function for each array operation of the policies.
+"""Interface of the kernels: one function for each array operation that policies need.
 
 The kernels have two implementations: numpy functions, and `tf.function`s that run on any device. A
 conformance test checks that the results of the numpy kernels and the TensorFlow kernels are equal.
-With the TensorFlow kernels, a codec's residuals are `thinwire.ops.kernels.device.DeviceArray`s, and
-gradients may be DeviceArrays, too. With the TensorFlow kernels, residuals and gradients stay on the
-device, and selected entries are returned as numpy arrays. A DeviceArray has the operators that
-codecs use, so codecs handle a DeviceArray like a numpy array.
+With the TensorFlow kernels, a codec's residuals (values not sent yet) are
+`thinwire.ops.kernels.device.DeviceArray`s, and gradients may be DeviceArrays, too. With the
+TensorFlow kernels, residuals and gradients stay on the device, and selected entries are returned as
+numpy arrays. A DeviceArray has the operators that codecs use, so codecs handle a DeviceArray like a
+numpy array.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class SelectWithFeedback(Protocol):
         threshold: float = 0.0,
         /,
     ) -> SelectedWithThreshold:
-        """Do ``residual += factor * addend``, then remove and return the selected entries."""
+        """Do ``residual += factor * addend``, then remove and return its largest entries."""
 
 
 class SelectOfEach(Protocol):
@@ -58,7 +59,7 @@ class SelectOfEach(Protocol):
         hints: Sequence[float],
         /,
     ) -> list[SelectedWithThreshold]:
-        """Apply a `SelectWithFeedback` function to each residual, and return each result."""
+        """Apply a `SelectWithFeedback` function to each residual; return the list of results."""
 
 
 class SelectOfChunks(Protocol):
@@ -67,7 +68,7 @@ class SelectOfChunks(Protocol):
     def __call__(
         self, residual: Float32, addend: Float32, k: int, chunk: int, factor: float = 1.0, /
     ) -> Selected:
-        """Do ``residual += factor * addend``, then remove and return the selected entries."""
+        """Do ``residual += factor * addend``, then remove and return its largest entries."""
 
 
 class Accumulate(Protocol):
@@ -91,15 +92,17 @@ class Kernels:
     Attributes:
         name: Name of the kernels' implementation, "numpy" or "tf" (TensorFlow).
         top_k: Function (x [n], k) -> positions and values of the k entries of largest magnitude.
-        feedback_top_k: Adds an addend to a residual, then removes and returns the k largest
-            entries, exactly.
-        feedback_of_each: Does `feedback_top_k` for several residuals with one addend for each
-            residual.
+        feedback_top_k: Adds an addend (new gradient) to a residual, then removes and returns the k
+            entries of largest magnitude.
+        feedback_of_each: Applies `feedback_top_k` to several residuals, with one addend (new
+            gradient) for each residual.
         carried_top_k: Function (x [n], k, magnitude threshold of the previous step) -> about k of
             the largest entries, and the threshold for the next step.
-        feedback_carried: Does `carried_top_k` for the sum of a residual and an addend.
+        feedback_carried: Applies `carried_top_k` to the sum of a residual and an addend (new
+            gradient).
         chunk_top_k: Function (x [n], k, entries per chunk) -> the k largest entries of each chunk.
-        feedback_chunk_top_k: Does `chunk_top_k` for the sum of a residual and an addend.
+        feedback_chunk_top_k: Applies `chunk_top_k` to the sum of a residual and an addend (new
+            gradient).
         random_k: Function (n, k, random generator) -> k random positions below n.
         accumulate: Computes ``target = decay * target + factor * addend`` for arrays in place.
         zeros: Function (sizes) -> one array of zeros for each size, for a codec's state.
@@ -109,35 +112,36 @@ class Kernels:
         norm: Function (x [n]) -> L2 norm of the array x.
         as_saved: Function (codec state) -> the codec state for a checkpoint, with numpy arrays
             only.
-        as_kept: Function (saved codec state, fresh codec state) -> the saved state, with its arrays
+        as_kept: Function (saved codec state, fresh codec state) -> the saved state; it has arrays
             on the device where the fresh state has device arrays.
         quantise: Function (values [k], dtype) -> values coded in the dtype.
         quantise_chunks: Function (values [k], edges [c + 1] of chunks, dtype of few bits) -> (codes
             [k], scales [c, m] of the chunks).
-        dequantise: Function (coded values) -> decoded float32 values [k].
+        dequantise: Function (values coded by `quantise`) -> decoded float32 values [k].
         apply_sparse: Function (weights theta [n], indices [k], values [k], rate) that subtracts
             rate * values from theta at the indices, in place.
         apply_dense: Function (weights theta [n], values [n], rate) that subtracts rate * values
             from theta in place.
-        scale: Function (values, rate) -> rate * values.
+        scale: Function (values, rate) -> rate * values, with one rate or a rate for each value.
         hits: Function (sets of positions, one per update, indices or None for all, scratch [n]) ->
             sigma [k] int32, the number of updates that changed each entry.
         damp: Function (staleness sigma [k] of the weights) -> 1 / max(1, sigma) float32, a factor
             on the learning rate.
-        compensate: Function (gradient values [k], theta [k], base [k], strength) -> gradient values
-            corrected for the change of the weights from base to theta.
-        adapt: Function (mean square [k], gradient values [k], decay, strength) -> (next mean square
-            [k], strengths of the compensation for delay [k]).
-        contribution: Function (values [size], entries per gradient block, averages [n], alpha) ->
-            (new averages of the blocks' mean magnitudes [n], sums of magnitudes [n]).
+        compensate: Function (gradient values [k], weights theta [k], weights base [k], strength) ->
+            gradient values corrected for the change of the weights from base to theta.
+        adapt: Function (mean of squared gradients [k], gradient values [k], decay, strength) ->
+            (next mean of squared gradients [k], strengths of the compensation for delay [k]).
+        contribution: Function (values [size], entries per gradient block, averages [n], weight
+            alpha of the averages) -> (new averages of the blocks' mean magnitudes [n], sums of
+            magnitudes [n]).
         to_levels: Function (gradient blocks [m, e], bits) -> (quantization levels [m, e], lowest
             values [m], step widths [m]).
-        best_first: Function (arrays with m scores of gradient blocks, classes [m]) -> positions by
-            class, then by descending score.
+        best_first: Function (arrays with m scores of gradient blocks, classes [m]) -> positions of
+            the scores, sorted by class, then by descending score.
         block_flags: Function (sums of the magnitudes of each gradient block [n]) -> (flags of sums
             that are not 0, flags of infinite or NaN sums).
-        take_blocks: Function (values [size], block numbers [m], rows [m, e]) that copies the blocks
-            of a gradient into rows.
+        take_blocks: Function (values [size], block numbers [m], rows [m, e]) that copies m blocks
+            of e gradient values each into rows.
         code_blocks: Function (values [size], block numbers [m], entries per block, bits) ->
             (quantization levels [m, e], lowest values [m], step widths [m], coding errors [size]).
         power_step: Function (matrix [rows * columns], Q [columns, rank]) -> (P [rows, rank], new Q)
@@ -186,7 +190,7 @@ class Kernels:
     def apply(
         self, theta: Float32, indices: Int64 | None, values: Float32, rate: float | Float32
     ) -> None:
-        """Subtract ``rate * values`` in place from the weights at `indices`; None: all weights."""
+        """Subtract ``rate * values`` in place from the weights at `indices` (None: from all)."""
         if indices is None:
             self.apply_dense(theta, values, rate)
         else:

@@ -1,4 +1,4 @@
-"""Arrays on TensorFlow's device (CPU or GPU) with the numpy operators that codecs use."""
+"""Arrays on TensorFlow's device (CPU or GPU) with the numpy operators that gradient codecs use."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ USES_XLA = True if tf.config.list_physical_devices("GPU") else None
 
 
 def traced(*signature: tf.TensorSpec) -> Callable[[_Function], _Function]:
-    """Return a decorator that compiles a function to one graph for arguments of `signature`."""
+    """Return a decorator that compiles a function to one TensorFlow graph for `signature`."""
     decorator: Callable[[_Function], _Function] = tf.function(input_signature=signature)
     return decorator
 
 
 def fused(*signature: tf.TensorSpec) -> Callable[[_Function], _Function]:
-    """Return a decorator that compiles a function to one graph, on a GPU with XLA's fusion."""
+    """Return a decorator that compiles a function to a TensorFlow graph, with XLA on a GPU."""
     decorator: Callable[[_Function], _Function] = tf.function(
         input_signature=signature, jit_compile=USES_XLA
     )
@@ -78,12 +78,12 @@ class DeviceArray:
         return np.asarray(self.value.numpy(), dtype)
 
     def __getitem__(self, where: Any) -> DeviceArray:
-        """Return the entries of a slice, or the entries at positions [k] int64."""
+        """Return the device array's entries in a slice, or at positions [k] int64."""
         value = self.value
         return DeviceArray(value[where] if isinstance(where, slice) else _taken(value, where))
 
     def __setitem__(self, where: Any, values: Any) -> None:
-        """Set the entries at positions [k] int64, or all entries, to values [k] or a number.
+        """Set the array's entries at positions [k] int64, or all entries, to given values.
 
         Raises:
             IndexError: `where` is a slice of only some entries of the device array.
@@ -101,7 +101,7 @@ class DeviceArray:
         return bool(tf.reduce_any(self.value != 0))
 
     def zeros(self) -> DeviceArray:
-        """Return a DeviceArray of zeros with as many entries as this array."""
+        """Return a DeviceArray of zeros with as many entries as this device array."""
         return DeviceArray(tf.zeros_like(self.value))
 
     def __len__(self) -> int:
@@ -109,32 +109,32 @@ class DeviceArray:
         return self.size
 
     def __add__(self, other: Any) -> DeviceArray:
-        """Return the sum of this array and an array [n] or a number."""
+        """Return the sum of this device array and an array [n] or a number."""
         return DeviceArray(self.value + tensor_of(other))
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> DeviceArray:
-        """Return this array minus an array [n] or a number."""
+        """Return this device array minus an array [n] or a number."""
         return DeviceArray(self.value - tensor_of(other))
 
     def __iadd__(self, other: Any) -> DeviceArray:
-        """Add an array [n] or a number to this array in place."""
+        """Add an array [n] or a number to this device array in place."""
         self.value = self.value + tensor_of(other)
         return self
 
     def __isub__(self, other: Any) -> DeviceArray:
-        """Subtract an array [n] or a number from this array in place."""
+        """Subtract an array [n] or a number from this device array in place."""
         self.value = self.value - tensor_of(other)
         return self
 
     def __imul__(self, factor: Any) -> DeviceArray:
-        """Multiply this array by an array [n] or a number in place, entry by entry."""
+        """Multiply this device array in place by an array [n], entry by entry, or by a number."""
         self.value = self.value * tensor_of(factor)
         return self
 
     def __mul__(self, factor: Any) -> DeviceArray:
-        """Return this array times an array [n] or a number, entry by entry."""
+        """Return this device array times an array [n], entry by entry, or times a number."""
         return DeviceArray(self.value * tensor_of(factor))
 
     __rmul__ = __mul__
@@ -157,7 +157,7 @@ def as_saved(state: Any) -> Any:
 
 
 def as_kept(saved: Any, fresh: Any) -> Any:
-    """Return a saved codec state, with arrays on the device where the fresh state has them."""
+    """Return a saved codec state; its arrays are on the device where the fresh state's are."""
     if isinstance(saved, dict) and isinstance(fresh, dict):
         return {key: as_kept(value, fresh.get(key)) for key, value in saved.items()}
     if isinstance(saved, list) and isinstance(fresh, list) and len(saved) == len(fresh):

@@ -11,10 +11,10 @@ sign   1    the mean of the magnitudes
 
 int4 and int2 code a value as the nearest magnitude, and a value half-way between two magnitudes as
 the larger magnitude. means2 codes a magnitude above the overall mean as the mean of the magnitudes
-above it, and a smaller magnitude as the mean of the magnitudes up to it. The largest magnitude M of
-a chunk and the means are sent as bfloat16, so they are rounded to bfloat16 before values are
-compared with them. Each product of a few-bit code and its scale is rounded to float32 once, so that
-all nodes decode to equal values.
+above it, and a smaller magnitude as the mean of the magnitudes up to it. A chunk's largest
+magnitude and its mean magnitudes are sent as bfloat16, so the coding rounds them to bfloat16 before
+it compares values with them. Each product of a few-bit code and its scale is rounded to float32
+once, so that all nodes decode to equal values.
 
 Source: 2 bits of the selected values: SparseLoCo (arXiv 2508.15706); conditional means: Seide et
 al., "1-bit stochastic gradient descent", INTERSPEECH 2014; the scaled sign: Karimireddy et al.,
@@ -40,23 +40,23 @@ _SIGN_BIT = np.uint32(1 << 31)
 
 
 def num_magnitudes(dtype: str) -> int:
-    """Return how many magnitudes a value of this few-bit dtype can have."""
+    """Return how many magnitudes a value of a few-bit dtype, such as int4, can have."""
     return int(1 << (FEW_BITS[dtype] - 1))
 
 
 def num_scales(dtype: str) -> int:
-    """Return how many scales a chunk of values of this few-bit dtype has."""
+    """Return how many scales a chunk of values of a few-bit dtype, such as int4, has."""
     return 2 if dtype == "means2" else 1
 
 
 def dense_edges(size: int, chunk: int, first: int = 0) -> Int64:
-    """Return [c + 1] int64: the start of each chunk of a dense block, and the block's end."""
+    """Return [c + 1] int64: the start of each of c chunks of a dense block, and the block's end."""
     inner = np.arange(chunk - first, size, chunk, dtype=np.int64)
     return np.concatenate([[0], inner, [size]]) if size else np.zeros(1, np.int64)
 
 
 def sparse_edges(indices: Int64, chunk: int, first: int = 0) -> Int64:
-    """Return [c + 1] int64: the index of each chunk's first value, and the number of values."""
+    """Return [c + 1] int64: the index of each chunk's first value, then the number of values."""
     if not indices.size:
         return np.zeros(1, np.int64)
     numbers = (indices + first) // chunk
@@ -75,8 +75,9 @@ def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[NDArray[
     """Code values of consecutive chunks with a few bits each, and compute each chunk's scales.
 
     Args:
-        values: [k] float32, finite gradient values to code.
-        edges: [c + 1] int64, ascending: the start of each chunk in `values`, from 0 on, and then k.
+        values: [k] float32, finite values of k gradient entries, to code in few bits.
+        edges: [c + 1] int64, ascending: the start of each of c chunks in `values`, then the number
+            k of values.
         dtype: Few-bit dtype to code the values in, for example int4 or sign (FEW_BITS).
 
     Returns:
@@ -105,13 +106,13 @@ def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[NDArray[
 def side_means(
     sums: NDArray[np.float64], upper: NDArray[np.float64], most: Int64, lengths: Int64
 ) -> NDArray[np.float64]:
-    """Return two means per chunk [c, 2]: of magnitudes up to the chunk's mean, and above the mean.
+    """Return the means [c, 2] of each chunk's magnitudes up to the chunk's mean and above the mean.
 
     Args:
         sums: [c] sum of all magnitudes of each chunk.
-        upper: [c] sum of the magnitudes above the mean, for each chunk.
-        most: [c] number of magnitudes above the mean, for each chunk. If the number is 0, all
-            magnitudes of the chunk are equal, and the two means are equal too.
+        upper: [c] sum of those magnitudes of each chunk that are above the chunk's mean.
+        most: [c] number of magnitudes above the mean, for each chunk. 0 means that all magnitudes
+            of the chunk are equal, so that the two means are equal too.
         lengths: [c] number of magnitudes in each chunk.
     """
     lower = np.maximum(sums - upper, 0) / np.maximum(lengths - most, 1)
@@ -128,13 +129,13 @@ def rounded(scales: NDArray[Any]) -> Float32:
 
 
 def boundaries(dtype: str) -> list[np.float32]:
-    """Return the boundaries between int4 or int2 magnitudes, as fractions of the largest one."""
+    """Return boundaries between int4 or int2 magnitudes, as fractions of the largest magnitude."""
     count = num_magnitudes(dtype)
     return [np.float32(2 * number / (2 * count - 1)) for number in range(1, count)]
 
 
 def uniform_levels(magnitudes: Float32, scales: Float32, dtype: str) -> NDArray[np.uint8]:
-    """Return [k] uint8: the number of the nearest int4 or int2 magnitude, for scales [k]."""
+    """Return [k] uint8: for each value the index of its nearest int4 or int2 magnitude."""
     levels = np.zeros(magnitudes.size, np.uint8)
     for boundary in boundaries(dtype):
         levels += magnitudes >= scales * boundary
@@ -144,7 +145,7 @@ def uniform_levels(magnitudes: Float32, scales: Float32, dtype: str) -> NDArray[
 def with_signs(
     levels: NDArray[np.uint8], negative: NDArray[np.bool_], dtype: str
 ) -> NDArray[np.uint8]:
-    """Return [k] uint8 codes: a magnitude's number, and the sign in the bit above the number."""
+    """Return [k] uint8 codes: the index of a magnitude, and the sign in the bit above the index."""
     codes: NDArray[np.uint8] = levels | negative.view(np.uint8) << np.uint8(FEW_BITS[dtype] - 1)
     return codes
 

@@ -9,7 +9,7 @@ KERNEL_CHOICES = ("auto", "tf", "numpy")
 
 
 def load_kernels(choice: str, on_gpu: bool = False) -> Kernels:
-    """Return the kernels for a value of the flag --kernels.
+    """Return the kernels (array functions) that a value of the flag --kernels selects.
 
     Without a GPU, the value "auto" of the flag --kernels selects numpy, which is faster on CPUs
     (`bench/machine/kernels.py`).
@@ -17,7 +17,7 @@ def load_kernels(choice: str, on_gpu: bool = False) -> Kernels:
     Args:
         choice: Kernels to use: "auto", "tf" or "numpy". TensorFlow is imported only if its kernels
             are selected.
-        on_gpu: Whether the tensors are on a GPU. If so, the choice "auto" selects "tf".
+        on_gpu: Whether the gradient tensors are on a GPU. If so, the choice "auto" selects "tf".
 
     Raises:
         ConfigurationError: `choice` is not "auto", "tf" or "numpy".
@@ -39,12 +39,13 @@ def load_kernels(choice: str, on_gpu: bool = False) -> Kernels:
 def _keep_freed_memory() -> None:
     """Make the C library keep freed memory, so that temporary arrays reuse the memory.
 
-    By default, the GNU C library returns freed memory blocks to the system, and the system fills
-    each new block page by page. If freed memory is returned to the system, selecting 1 % of 25 M
-    entries takes a third longer. The GNU C library keeps freed memory blocks up to the size of the
-    largest block that was ever freed (at most 32 MiB), and twice that size in total. The memory
-    block that `_keep_freed_memory` frees is never written, so the block takes no memory.
-    `_keep_freed_memory` has no effect with C libraries other than GNU's.
+    By default, the GNU C library returns freed memory blocks to the operating system, which fills
+    each newly allocated block page by page. If the C library returns freed memory to the operating
+    system, selecting 1 % of 25 million array entries takes a third longer. The GNU C library does
+    not return freed memory blocks up to the size of the largest block that was ever freed (at most
+    32 MiB), and twice that size in total. The memory block that `_keep_freed_memory` frees is never
+    written, so the block takes no memory. `_keep_freed_memory` has no effect with C libraries other
+    than GNU's.
     """
     import numpy as np
 

@@ -1,8 +1,8 @@
 """Exact selection of the largest entries of each chunk of an array, in one pass over memory.
 
-A chunk is a range of `chunk` consecutive entries of an array. The last chunk of an array can be
-shorter; the functions select the same fraction of its entries as of a full chunk. Source: Wang et
-al., "SparseLoCo" (arXiv 2508.15706); docs/methods/local_steps.md.
+A chunk is a range of `chunk` consecutive entries of an array. From a last chunk that is shorter
+than the other chunks, the selection functions select the same fraction of entries as from a full
+chunk. Source: Wang et al., "SparseLoCo" (arXiv 2508.15706); docs/methods/local_steps.md.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def chunk_top_k(x: Float32, k: int, chunk: int) -> tuple[Int64, Float32]:
     never selected, so `chunk_top_k` can return fewer than k entries of a chunk.
 
     Args:
-        x: Array [n] float32 of finite gradient values from which to select.
+        x: Array [n] float32 of finite gradient values from which to select entries.
         k: Number of entries to select from each full chunk, 1 to `chunk`. From a shorter last chunk
             of m entries, ceil(k m / chunk) entries are selected.
-        chunk: Number of entries per chunk, at least 1.
+        chunk: Number of consecutive array entries per chunk, at least 1.
 
     Returns:
         Ascending indices [m] int64 of the selected entries, and their values [m] float32.
@@ -43,15 +43,15 @@ def chunk_top_k(x: Float32, k: int, chunk: int) -> tuple[Int64, Float32]:
 def feedback_chunk_top_k(
     residual: Float32, addend: Float32, k: int, chunk: int, factor: float = 1.0
 ) -> tuple[Int64, Float32]:
-    """Add an addend to a residual, then remove and return the entries that `chunk_top_k` selects.
+    """Add an addend to a residual, then remove and return the k largest entries of each chunk.
 
     Args:
         residual: [n] float32, changed in place: ``+= factor * addend``, then set to zero where
             selected.
-        addend: [n] float32, finite values to add to the residual.
+        addend: [n] float32, finite values (a new gradient) to add to the residual.
         k: Number of entries to select from each full chunk of the sum.
-        chunk: Number of entries per chunk of the array.
-        factor: Factor by which the addend is multiplied before the addition.
+        chunk: Number of consecutive entries per chunk of the array.
+        factor: Factor on the addend before it is added to the residual.
     """
     return _select(residual, addend, k, chunk, factor)
 
@@ -69,7 +69,7 @@ def kept_of_last(size: int, k: int, chunk: int) -> int:
 def _select(
     x: Float32, addend: Float32 | None, k: int, chunk: int, factor: float
 ) -> tuple[Int64, Float32]:
-    """Select the largest entries chunk by chunk; with an addend, first add it to x in place."""
+    """Select the largest entries of each chunk of x, after adding the addend (if any) to x."""
     step = max(1, _PIECE // chunk) * chunk
     indices, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
     for start in range(0, x.size, step):
@@ -99,7 +99,7 @@ def _largest(magnitudes: Float32, k: int, chunk: int) -> Int64:
 
 
 def _mark(rows: Float32, k: int, kept: NDArray[np.bool_]) -> None:
-    """Set `kept` to True for magnitudes above 0 that are among the k largest of their row."""
+    """Set `kept` to True for nonzero magnitudes that are among the k largest of their row."""
     np.greater(rows, 0, out=kept)
     length = rows.shape[1]
     if k >= length:

@@ -1,15 +1,15 @@
 """The kernels in numpy, named like the fields of `thinwire.ops.kernels.base.Kernels`.
 
-The arithmetic of the numpy kernels is float32, in a fixed order: product = rate * value, then theta
-- product. The TensorFlow kernels use the same order of operations as the numpy kernels, so the
-results are equal bit for bit above the subnormal range (TensorFlow's threads flush subnormal
+The numpy kernels that apply an update compute in float32 in a fixed order: product = rate * value,
+then weight - product. The TensorFlow kernels use the same order of operations as the numpy kernels,
+so the results are equal bit for bit above the subnormal range (TensorFlow's threads flush subnormal
 numbers to zero).
 
-The sections of the module `numpy_ops`: arrays of a codec's state; applying updates; hits of entries
-(AdaComp's staleness); delay compensation (DC-ASGD); values in fewer bits; blocks of a gradient with
-their contributions and levels (DGT); products of thin matrices (PowerSGD). Kernels that select
-entries are in `thinwire.ops.kernels.numpy_select` and `numpy_chunks`. Kernels for values quantized
-to few bits, with scales for each chunk, are in `few_bits`.
+The module `numpy_ops` has kernels for arrays of a codec's state, for applying updates, for counting
+updates per weight (AdaComp's staleness), for delay compensation (DC-ASGD), for coding values in
+fewer bits, for blocks of a gradient (DGT), and for products of thin matrices (PowerSGD). Kernels
+that select entries are in `thinwire.ops.kernels.numpy_select` and `numpy_chunks`. Kernels for
+values quantized to few bits, with scales for each chunk, are in `few_bits`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def peak(values: Float32) -> float:
 
 
 def first_not_finite(tensors: Sequence[Float32]) -> int | None:
-    """Return the index of the first tensor [n] float32 with NaN or infinity, or None."""
+    """Return the index of the first tensor [n] float32 with NaN or infinity, else None."""
     for number, tensor in enumerate(tensors):
         if not all_finite(tensor):
             return number
@@ -133,14 +133,14 @@ def apply_sparse(theta: Float32, indices: Int64, values: Float32, rate: float | 
     Args:
         theta: [n] float32, weights, which `apply_sparse` changes in place.
         indices: [k] int64, unique positions of the values in theta.
-        values: [k] float32, gradients or changes of weights.
+        values: [k] float32, gradients or weight changes to subtract, times `rate`.
         rate: One learning rate for all entries, or [k] float32 with a rate for each entry.
     """
     np.subtract.at(theta, indices, scale(values, rate))
 
 
 def apply_dense(theta: Float32, values: Float32, rate: float | Float32) -> None:
-    """Do ``theta -= rate * values`` in place for [n] float32 arrays; the rate can be a number."""
+    """Do ``theta -= rate * values`` in place for [n] float32 arrays; `rate` may be a number."""
     rates, product = np.asarray(rate, np.float32), np.empty(min(_PIECE, values.size), np.float32)
     for start in range(0, values.size, _PIECE):
         part = slice(start, start + _PIECE)
@@ -150,7 +150,7 @@ def apply_dense(theta: Float32, values: Float32, rate: float | Float32) -> None:
 
 
 def scale(values: Float32, rate: float | Float32) -> Float32:
-    """Return ``rate * values`` in float32, for one rate or a rate per value."""
+    """Return ``rate * values`` in float32; `rate` is a number or has one entry per value."""
     product: Float32 = np.multiply(values, np.asarray(rate, np.float32))
     return product
 
@@ -166,18 +166,18 @@ def hits(
 ) -> NDArray[np.int32]:
     """Count how many updates changed each weight: the weight's staleness sigma.
 
-    The cost of `hits` is O(number of updates * k). The scratch array of `hits` is processed in
-    regions that stay in the processor's cache.
+    The cost of `hits` is O(number of updates * number of changed entries per update). The function
+    `hits` processes its scratch array in regions that fit the processor's cache.
 
     Args:
-        window: One set of changed positions per update: ascending, unique positions [k] of any
-            integer dtype, or None for a dense update, which changed every entry.
+        window: For each update, the positions of the weights that it changed: ascending, unique,
+            [k] of any integer dtype. None: a dense update, which changed every weight.
         indices: [k] int64, ascending positions of the weights for which to count updates. None: all
             weights.
         scratch: [n] integers for a shard of n weights, all zero before and after the call.
 
     Returns:
-        Number of updates that changed each entry: [k] int32, or [n] int32 if `indices` is None.
+        Number of updates that changed each weight: [k] int32, or [n] int32 if `indices` is None.
     """
     sparse = [touched for touched in window if touched is not None]
     num_dense = len(window) - len(sparse)
@@ -200,7 +200,7 @@ def _add_hits(
     scratch: NDArray[Any],
     sigma: NDArray[np.int32],
 ) -> None:
-    """Add to sigma [k] how many sets of the window contain each entry, counted in `scratch`."""
+    """Add to sigma [k] how many updates in the window changed each weight, counted in `scratch`."""
     edges = np.arange(0, scratch.size + _REGION, _REGION)
     borders = indices.searchsorted(edges)
     stops = [touched.searchsorted(edges.astype(touched.dtype)) for touched in window]
@@ -223,7 +223,7 @@ def _add_hits(
 
 
 def damp(sigma: NDArray[Any]) -> Float32:
-    """Return the fraction of the learning rate for each weight: 1 / max(1, sigma).
+    """Return 1 / max(1, sigma), the factor on the learning rate of each weight.
 
     Args:
         sigma: [k] integers, number of updates that changed each weight (its staleness).
@@ -233,13 +233,13 @@ def damp(sigma: NDArray[Any]) -> Float32:
 
 
 def union(sets: Sequence[Int64]) -> Int64:
-    """Return all positions that are in any of the sets, ascending and without duplicates.
+    """Return all positions in any of the given sets of positions, ascending, without duplicates.
 
-    The function `union` does not use np.unique, which hashes. A stable sort merges the sets of
-    positions, which are sorted already, a hundred times faster than np.unique.
+    The function `union` of sets of positions does not use np.unique, which hashes. A stable sort
+    merges sets of positions that are sorted already a hundred times faster than np.unique.
 
     Args:
-        sets: At least one set of ascending, unique positions [k] int64.
+        sets: Sets of positions, at least one set; each is ascending and unique, [k] int64.
     """
     if len(sets) == 1:
         return sets[0]
@@ -261,8 +261,8 @@ def compensate(
 
     Args:
         values: g, [k] float32, the gradient computed at the weights `base`.
-        theta: [k] float32, the current weights.
-        base: [k] float32, the weights at which g was computed.
+        theta: [k] float32, the current weights, to which the gradient is corrected.
+        base: [k] float32, the weights at which the gradient g was computed.
         strength: L, the strength of the correction for delay, one number or [k] float32.
 
     Returns:
@@ -279,18 +279,19 @@ def compensate(
 def adapt(
     mean_square: Float32, values: Float32, decay: float, strength: float
 ) -> tuple[Float32, Float32]:
-    """Return the next running mean of g * g, and the compensation strengths L for that mean.
+    """Return the next running mean of squared gradients, and strengths L of delay compensation.
 
-    The formulas of `adapt` are ``m = decay * m + (1 - decay) * g * g`` and ``L = strength / sqrt(m
-    + 1e-7)``.
+    With gradient g and running mean m of squared gradients, `adapt` computes
+    ``m = decay * m + (1 - decay) * g * g`` and the compensation strength
+    ``L = strength / sqrt(m + 1e-7)``.
 
     Args:
         mean_square: Previous running mean m of squared gradients, [k] float32, not negative; 0
             before the first gradient.
-        values: Gradient g of the weights, [k] float32.
-        decay: Weight of the previous mean of squared gradients, from 0 (use only this gradient) to
-            below 1.
-        strength: Numerator of the compensation strength L, not negative.
+        values: Gradient values of k weights, [k] float32.
+        decay: Weight of the previous mean of squared gradients, from 0 (use only the new gradient)
+            to below 1.
+        strength: Numerator of the strength L of delay compensation, not negative.
 
     Returns:
         The next mean m and the strengths L, [k] float32 each, new arrays.
@@ -310,10 +311,10 @@ def adapt(
 
 
 def quantise(values: Float32, dtype: str) -> CodedValues:
-    """Code float32 values in a dtype with as many or fewer bits.
+    """Code float32 values in float32, bfloat16, float16 or int8.
 
     Args:
-        values: [k] float32, finite gradient values to code.
+        values: [k] float32, finite values of k gradient entries, to code in `dtype`.
         dtype: Dtype of the coded values: float32 (no copy); bfloat16 (round to nearest even);
             float16 (limit to +-65504); int8 (one scale = max|v| / 127 for all values, round half to
             even).
@@ -342,7 +343,7 @@ def dequantise(coded: CodedValues) -> Float32:
     float32 data with scale 1 is returned without a copy.
 
     Raises:
-        ValueError: The dtype of `coded` is unknown.
+        ValueError: The dtype of the coded values is not float32, bfloat16, float16 or int8.
     """
     if isinstance(coded, ChunkedValues):
         return few_bits.dequantise_chunks(coded)
@@ -360,7 +361,7 @@ def dequantise(coded: CodedValues) -> Float32:
 
 
 def int8_scale(largest: float) -> float:
-    """Return the int8 scale of values with this largest magnitude: finite, above 0, in float32."""
+    """Return the factor on int8 codes of values with a given largest magnitude, above 0."""
     if largest == 0:
         return 1.0
     scale = np.float32(largest / _LARGEST_CODE)
@@ -372,7 +373,7 @@ def int8_scale(largest: float) -> float:
 
 
 def unknown_dtype(dtype: str) -> ValueError:
-    """Return the error to raise for an unknown value dtype."""
+    """Return the ValueError to raise for a dtype of coded values that is unknown."""
     return ValueError(
         f"the value dtype {dtype!r} is unknown; expected float32, bfloat16, float16 or int8."
     )
@@ -396,15 +397,16 @@ def _to_bfloat16(values: Float32) -> np.ndarray:
 def contribution(
     values: Float32, block_entries: int, averages: Float32, alpha: float
 ) -> tuple[Float32, Float32]:
-    """Update the running mean magnitude (contribution) of each block of a tensor.
+    """Update the running mean magnitude (contribution) of each block of a gradient tensor.
 
-    The new average magnitude of a block is ``alpha * average + (1 - alpha) * mean magnitude``. If a
-    block's sum of magnitudes is not finite, the block's average stays unchanged.
+    The new average magnitude of a gradient block is
+    ``alpha * average + (1 - alpha) * mean magnitude``. If the sum of magnitudes of a gradient block
+    is not finite, the block's average magnitude stays unchanged.
 
     Args:
-        values: [size] float32, the tensor's values.
+        values: [size] float32, the gradient tensor's values.
         block_entries: Number of entries per gradient block. The last block of a tensor can have
-            fewer entries; its mean is over these entries only.
+            fewer entries; its mean is over its own entries only.
         averages: [n] float32, previous average magnitude of each gradient block, n = ceil(size /
             block_entries).
         alpha: Weight of a block's previous average magnitude, 0 to 1.
@@ -431,7 +433,7 @@ def contribution(
 def contribution_at(
     values: Float32, edges: Int64, size: int, block_entries: int, averages: Float32, alpha: float
 ) -> tuple[Float32, Float32]:
-    """Do `contribution` for a sparse tensor: `values` has some of its entries; the others are 0.
+    """Update each block's running mean magnitude for a sparse tensor; missing entries count as 0.
 
     Args:
         values: [k] float32, stored entries of the sparse tensor, in order of their positions.
@@ -453,7 +455,7 @@ def contribution_at(
 def carried_on(
     averages: Float32, sums: Float32, size: int, block_entries: int, alpha: float
 ) -> Float32:
-    """Return the blocks' averages [n] after a step with these sums of magnitudes [n]."""
+    """Return the average magnitudes [n] of gradient blocks after a step with given sums [n]."""
     means = sums / np.float32(block_entries)
     if means.size:
         means[-1] = sums[-1] / np.float32(size - (means.size - 1) * block_entries)
@@ -469,10 +471,10 @@ def carried_on(
 
 
 def to_levels(rows: Float32, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
-    """Code the values of blocks of equal length as levels between each block's lowest and highest.
+    """Quantize blocks of equal length, each to uniform levels from its lowest to its highest value.
 
     Args:
-        rows: [m, e] float32, one gradient block per row, e above 0.
+        rows: [m, e] float32, m gradient blocks of e values each, one block per row.
         bits: Number of bits per quantization level: 16, 8 or 4.
 
     Returns:
@@ -487,7 +489,7 @@ def to_levels(rows: Float32, bits: int) -> tuple[NDArray[Any], Float32, Float32]
 def to_levels_at(
     values: Float32, starts: Int64, bits: int
 ) -> tuple[NDArray[Any], Float32, Float32]:
-    """Code the values of adjacent blocks of any length above 0 as levels (see `to_levels`).
+    """Quantize adjacent blocks of any length above 0 to uniform levels (see `to_levels`).
 
     Args:
         values: [k] float32, the values of all gradient blocks, block after block.
@@ -507,7 +509,7 @@ def to_levels_at(
 
 
 def from_levels(levels: NDArray[Any], lows: Float32, steps: Float32) -> Float32:
-    """Return the values of quantization levels; blocks' lowest values and steps broadcast."""
+    """Return the values of quantization levels, given each block's lowest value and step width."""
     values = levels.astype(np.float32)
     values += np.float32(0.5)
     values *= steps
@@ -516,7 +518,7 @@ def from_levels(levels: NDArray[Any], lows: Float32, steps: Float32) -> Float32:
 
 
 def step_of(lows: Float32, highs: Float32, bits: int) -> Float32:
-    """Return the step widths of blocks: (highest - lowest value) / 2**bits, in float32."""
+    """Return the quantization steps of blocks, float32: (highest - lowest value) / 2**bits."""
     return (highs - lows) / np.float32(2**bits)
 
 
@@ -542,14 +544,14 @@ def is_on_device(array: Any) -> bool:
 
 
 def block_flags(sums: Float32) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two flags per block [n]: its sum of magnitudes is not 0, and the sum is not finite."""
+    """Return two flags per block [n]: True if its sum of magnitudes is not 0, or is not finite."""
     return sums != 0, ~np.isfinite(sums)
 
 
 def best_first(scores: Sequence[Float32], classes: NDArray[np.uint8]) -> Int64:
-    """Return positions of scores by class, and within a class by descending score.
+    """Return the positions of scores, sorted by class, and within a class by descending score.
 
-    In the sorted order, equal scores of a class stay in order of their positions.
+    `best_first` sorts equal scores of gradient blocks within a class by position.
 
     Args:
         scores: Arrays that together have m float32 scores of gradient blocks. Scores in class 1 are
@@ -564,12 +566,12 @@ def best_first(scores: Sequence[Float32], classes: NDArray[np.uint8]) -> Int64:
 
 
 def take_blocks(values: NDArray[Any], numbers: Int64, out: NDArray[Any]) -> None:
-    """Copy some gradient blocks of full length out of a tensor.
+    """Copy some blocks of full length out of a gradient tensor.
 
     Args:
-        values: [size] of any dtype, the tensor that consists of blocks.
-        numbers: [m] int64, numbers of the gradient blocks to copy.
-        out: [m, entries per block], overwritten with the blocks.
+        values: [size] of any dtype, the gradient tensor that consists of blocks.
+        numbers: [m] int64, indices of the gradient blocks to copy.
+        out: [m, entries per block], overwritten with the copied gradient blocks.
     """
     np.take(rows_of(values, out.shape[1]), numbers, axis=0, out=out, mode="clip")
 
@@ -577,11 +579,11 @@ def take_blocks(values: NDArray[Any], numbers: Int64, out: NDArray[Any]) -> None
 def code_blocks(
     values: Float32, numbers: Int64, block_entries: int, bits: int
 ) -> tuple[NDArray[Any], Float32, Float32, Float32]:
-    """Code some gradient blocks of full length of a tensor with `to_levels`.
+    """Quantize some gradient blocks of full length of a tensor with `to_levels`.
 
     Args:
-        values: [size] float32, the tensor that consists of blocks.
-        numbers: [m] int64, ascending numbers of the gradient blocks to code.
+        values: [size] float32, the gradient tensor that consists of blocks.
+        numbers: [m] int64, ascending indices of the gradient blocks to quantize.
         block_entries: e, the number of entries per gradient block.
         bits: Number of bits per quantization level: 16, 8 or 4.
 
@@ -614,16 +616,16 @@ def rows_of(values: NDArray[Any], block_entries: int) -> NDArray[Any]:
 
 
 def entries(left: Float32, right: Float32, first: int, size: int) -> Float32:
-    """Return consecutive entries of the matrix product ``left @ right.T``, row by row.
+    """Return consecutive entries, counted row by row, of the matrix product ``left @ right.T``.
 
-    Each entry of the matrix product is summed separately and in a fixed order, so that any part of
-    the matrix decodes to the same bits on every machine. A matrix product of BLAS does not
-    guarantee equal bits on every machine.
+    The function `entries` sums each entry of the matrix product separately in a fixed order, so
+    that any part of the matrix has the same bits on every machine. A matrix product computed by
+    BLAS does not have equal bits on every machine.
 
     Args:
         left: Left factor of the product, [rows, rank] float32, rank at least 1.
         right: Right factor of the product, [columns, rank] float32.
-        first: Index of the first entry to return, in the flattened matrix product.
+        first: Index in the flattened matrix product of the first entry to return.
         size: Number of entries of the matrix product to return.
 
     Returns:
@@ -649,9 +651,9 @@ def power_step(tensor: Float32, right: Float32) -> tuple[Float32, Float32] | Non
     """Approximate a matrix M by P Q^T in one power step: P = orthonormal(M Q), then Q = M^T P.
 
     Args:
-        tensor: Matrix M, row by row: [rows * columns] float32, finite.
-        right: Q [columns, rank] float32, rank at most rows. Only the span of its columns affects
-            the result.
+        tensor: Gradient matrix M, row by row: [rows * columns] float32, finite.
+        right: Factor Q of the previous step, [columns, rank] float32, rank at most rows. Only the
+            span of Q's columns affects the result.
 
     Returns:
         P [rows, rank] and the new Q [columns, rank], float32; None if P or Q leaves the range of
@@ -667,11 +669,12 @@ def power_step(tensor: Float32, right: Float32) -> tuple[Float32, Float32] | Non
 def subspace_step(
     image_of: Callable[[], Float32], following_of: Callable[[Float32], Float32]
 ) -> tuple[Float32, Float32] | None:
-    """Do `power_step` with functions that compute its two products, on the host or a device.
+    """Do a `power_step` of PowerSGD, given functions that compute its two matrix products.
 
     Args:
-        image_of: Function that returns M Q [rows, rank] float32.
-        following_of: Function that takes P and returns M^T P [columns, rank] float32.
+        image_of: Function that returns the product M Q [rows, rank] float32 of PowerSGD.
+        following_of: Function that takes P and returns the product M^T P [columns, rank] float32 of
+            PowerSGD.
     """
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         image = image_of()
@@ -685,15 +688,15 @@ def subspace_step(
 
 
 def directed(right: Float32, rng: np.random.Generator) -> Float32:
-    """Scale each column of Q to a largest magnitude of 1; replace columns of zeros by random ones.
+    """Scale each column of Q to largest magnitude 1; replace columns of zeros by random columns.
 
-    A column of zeros in Q would stay zero in all later steps of PowerSGD. The lengths of the
-    nonzero columns of Q have no effect on the step's result, but would leave the range of float32
-    after some steps.
+    A column of zeros in PowerSGD's factor Q would stay zero in all later steps. The lengths of
+    nonzero columns of Q have no effect on a step of PowerSGD, but unscaled columns would leave the
+    range of float32 after some steps.
 
     Args:
         right: Right factor Q [columns, rank] of PowerSGD, float32, finite.
-        rng: Random generator, used only if Q has a column of zeros.
+        rng: Generator of random numbers, used only if PowerSGD's factor Q has a column of zeros.
     """
     largest = np.abs(right).max(axis=0)
     empty = largest == 0

@@ -1,12 +1,12 @@
 """Selection in numpy: the k entries of largest magnitude, and random positions.
 
 The exact selection of the k largest entries compares all entries with a threshold from a sample, in
-one pass over cache-sized chunks, and finds slightly more than k candidates. The k largest entries
-are then selected exactly among the candidates. If fewer than k entries reach the threshold from the
-sample, all entries are compared, so the result does not depend on the sample. The carried selection
-uses the previous step's magnitude threshold: it selects about k entries with less work than the
-exact selection. The exact and the carried selection can add an addend to an error-feedback residual
-in the same pass.
+one pass over cache-sized chunks, and finds slightly more than k candidates. The exact selection
+then selects the k largest entries among the candidates. If fewer than k entries reach the threshold
+from a sample, the exact selection compares all entries, so its result does not depend on the
+sample. The carried selection uses the magnitude threshold of the previous training step, and so
+selects about k entries with less work than the exact selection. The exact and the carried selection
+can add an addend (new gradient) to an error-feedback residual in the pass that selects entries.
 
 Source: AdaComp's selection; docs/methods/adacomp.md.
 """
@@ -59,13 +59,13 @@ _WORD = 32  # number of bits per word from which the bit peeling takes one bit p
 
 
 def accumulate(target: Float32, addend: Float32, factor: float = 1.0, decay: float = 1.0) -> None:
-    """Do ``target = decay * target + factor * addend`` in place, and round each product.
+    """Do ``target = decay * target + factor * addend`` in place; each product is rounded.
 
     Args:
-        target: [n] float32 array that is changed in place.
+        target: [n] float32 array to which the addend is added in place.
         addend: [n] float32, added to the target array.
-        factor: Factor on the addend; 1 leaves it unchanged.
-        decay: Factor on the target before the addition; 1 leaves it unchanged.
+        factor: Factor on the addend before the addition; 1 leaves the addend unchanged.
+        decay: Factor on the target before the addition; 1 leaves the target unchanged.
     """
     product = np.empty(min(_ACCUMULATE_PIECE, target.size) if factor != 1 else 0, np.float32)
     for start in range(0, target.size, _ACCUMULATE_PIECE):
@@ -79,7 +79,7 @@ def accumulate(target: Float32, addend: Float32, factor: float = 1.0, decay: flo
 
 
 def random_k(n: int, k: int, rng: np.random.Generator) -> Int64:
-    """Draw k different positions below n uniformly at random; return them ascending, as int64."""
+    """Return k different positions below n, drawn uniformly at random, ascending, as int64."""
     if k >= n:
         return np.arange(n)
     chosen = rng.choice(n, k, replace=False, shuffle=False)
@@ -90,11 +90,11 @@ def random_k(n: int, k: int, rng: np.random.Generator) -> Int64:
 def top_k(x: Float32, k: int) -> tuple[Int64, Float32]:
     """Return the k entries of largest magnitude of an array.
 
-    Among entries of equal magnitude, those with the lowest indices are selected. Zeros are never
-    selected, so `top_k` can return fewer than k entries.
+    Among entries of equal magnitude, `top_k` selects the entries with the lowest indices. `top_k`
+    never selects zeros, so it can return fewer than k entries.
 
     Args:
-        x: Array [n] float32 of finite gradient values from which to select.
+        x: Array [n] float32 of finite gradient values from which to select entries.
         k: Number of entries to select; n or more selects every non-zero entry.
 
     Returns:
@@ -116,9 +116,9 @@ def feedback_top_k(
     Args:
         residual: [n] float32, changed in place: ``+= factor * addend``, then set to zero where
             selected.
-        addend: [n] float32, finite values to add to the residual.
-        k: Number of entries of the sum to select, as for `top_k`.
-        factor: Factor by which the addend is multiplied before the addition.
+        addend: [n] float32, finite values (a new gradient) to add to the residual.
+        k: Number of entries of the sum (residual plus addend) to select, as for `top_k`.
+        factor: Factor on the addend before it is added to the residual.
         hint: A magnitude that slightly more than k entries are expected to reach; 0 if unknown. The
             hint changes only the running time, not the result.
 
@@ -160,15 +160,16 @@ def feedback_of_each(
     factors: Sequence[float],
     hints: Sequence[float],
 ) -> list[tuple[Int64, Float32, float]]:
-    """Do `feedback_top_k` for each of several residuals.
+    """Apply `feedback_top_k` (add a gradient, take the k largest entries) to several residuals.
 
-    Small residuals are sorted together, because one call per small residual would cost more time.
+    The function `feedback_of_each` sorts small residuals together, because one call per small
+    residual would cost more time.
 
     Args:
-        residuals: Residual arrays [n] float32, changed in place.
-        addends: For each residual, the array (new gradient) to add.
-        counts: Number k of entries to select from each residual.
-        factors: Factor by which each addend is multiplied before the addition.
+        residuals: Residuals (values not sent yet), arrays [n] float32 that change in place.
+        addends: For each residual, the array (new gradient) to add to the residual.
+        counts: For each residual, the number k of entries to select.
+        factors: For each residual, the factor on its addend.
         hints: Hint (expected k-th magnitude) of each residual (see `feedback_top_k`); 0 if unknown.
     """
     inputs = list(zip(residuals, addends, counts, factors, hints, strict=True))
@@ -218,19 +219,19 @@ def _take_of_small(
 
 
 def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32, float]:
-    """Return the entries that reach a magnitude threshold, and the threshold for the next step.
+    """Return the entries that reach a magnitude threshold, and a threshold for the next step.
 
     The threshold for the next step is the k-th largest magnitude of the selected entries. If fewer
-    than k entries were selected, the threshold is lowered along the slope of the selected
-    magnitudes. If more than 1.3 k entries reach the magnitude threshold, the k largest of these
-    entries are selected. If fewer than 0.8 k entries reach the magnitude threshold, the k largest
-    of all entries are selected.
+    than k entries were selected, `carried_top_k` extrapolates the threshold for the next step from
+    the selected magnitudes. If more than 1.3 k entries reach the magnitude threshold,
+    `carried_top_k` selects the k largest of these entries. If fewer than 0.8 k entries reach the
+    magnitude threshold, `carried_top_k` selects the k largest of all entries.
 
     Args:
-        x: Array [n] float32 of finite gradient values from which to select.
+        x: Array [n] float32 of finite gradient values from which to select entries.
         k: Number of entries to select approximately, 1 to n; 0 for an empty array.
-        threshold: Magnitude from which entries are selected, returned by the previous step; 0 if
-            unknown.
+        threshold: Smallest magnitude of entries to select, as returned in the previous training
+            step; 0 if unknown.
 
     Returns:
         Ascending indices [m] int64 of the selected entries, their nonzero values [m] float32, and
@@ -251,16 +252,16 @@ def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32,
 def feedback_carried(
     residual: Float32, addend: Float32, k: int, factor: float = 1.0, threshold: float = 0.0
 ) -> tuple[Int64, Float32, float]:
-    """Do `carried_top_k` for a residual plus an addend, and remove the selected entries.
+    """Apply `carried_top_k` to a residual plus an addend; set the selected entries to zero.
 
     Args:
         residual: [n] float32, changed in place: ``+= factor * addend``, then set to zero where
             selected.
-        addend: [n] float32, finite values to add to the residual.
+        addend: [n] float32, finite values (a new gradient) to add to the residual.
         k: Number of entries to select approximately, 1 to n; 0 for an empty array.
-        factor: Factor by which the addend is multiplied before the addition.
-        threshold: Magnitude from which entries are selected, returned by the previous step; 0 if
-            unknown.
+        factor: Factor on the addend before it is added to the residual.
+        threshold: Smallest magnitude of entries to select, as returned in the previous training
+            step; 0 if unknown.
     """
     if threshold > 0 and residual.size > EXACT_BELOW:
         indices, values = add_at_least(residual, addend, np.float32(threshold), factor, k)
@@ -275,7 +276,7 @@ def feedback_carried(
 
 
 def largest(values: Float32, k: int) -> Int64:
-    """Return the ascending positions of the k largest magnitudes, the first ones among equals."""
+    """Return the ascending positions of the k largest magnitudes; of equal ones, the first."""
     if values.size <= k:
         return np.arange(values.size)
     if k <= 0:
@@ -284,12 +285,12 @@ def largest(values: Float32, k: int) -> Int64:
 
 
 def lowest_of(values: Float32, k: int) -> float:
-    """Return the smallest magnitude of exactly k > 0 values; 0 if the number of values is not k."""
+    """Return the smallest magnitude of k > 0 values; 0 if there are more or fewer than k values."""
     return float(np.abs(values).min()) if values.size == k > 0 else 0.0
 
 
 def magnitude_at(magnitudes: Float32, rank: float) -> float:
-    """Return the magnitude at a rank (1: the largest), given an array's m > 0 largest magnitudes.
+    """Return the magnitude at a rank (1: the largest) of an array, given its m largest magnitudes.
 
     For a rank above the number m of known magnitudes, the magnitude is extrapolated as a power of
     the rank, fitted between the ranks m / 2 and m.
@@ -309,9 +310,9 @@ def at_least(x: Float32, threshold: np.float32, expected: int) -> tuple[Int64, F
     """Return the (indices, values) of entries with a magnitude of at least a threshold > 0.
 
     Args:
-        x: Array [n] float32 of gradient values from which to select.
+        x: Array [n] float32 of gradient values from which to select entries.
         threshold: Smallest magnitude of an entry to select.
-        expected: Expected number of selected entries, which changes only the running time.
+        expected: Expected number of selected entries, which affects only the running time.
     """
     if expected > _PEELED_FRACTION * x.size:
         return _scan_dense(x, threshold)
@@ -321,7 +322,7 @@ def at_least(x: Float32, threshold: np.float32, expected: int) -> tuple[Int64, F
 def add_at_least(
     residual: Float32, addend: Float32, threshold: np.float32, factor: float, expected: int
 ) -> tuple[Int64, Float32]:
-    """Do ``residual += factor * addend`` in place, then return `at_least` of the residual."""
+    """Do ``residual += factor * addend``; return entries of at least a magnitude `threshold`."""
     if expected > _PEELED_FRACTION * residual.size:
         accumulate(residual, addend, factor)
         return _scan_dense(residual, threshold)
@@ -329,7 +330,7 @@ def add_at_least(
 
 
 def _scan_dense(x: Float32, threshold: np.float32) -> tuple[Int64, Float32]:
-    """Return (indices, values) of entries that reach a threshold, fast if many entries do."""
+    """Return (indices, values) of entries that reach a threshold; fast for many such entries."""
     indices = (np.abs(x) >= threshold).nonzero()[0]
     return indices, x.take(indices)
 
@@ -337,7 +338,7 @@ def _scan_dense(x: Float32, threshold: np.float32) -> tuple[Int64, Float32]:
 def _sampled_threshold(
     x: Float32, addend: Float32 | None, k: int, factor: float = 1.0
 ) -> np.float32:
-    """Estimate a magnitude that slightly more than k entries reach; 0 if a scan is not faster."""
+    """Estimate a magnitude that slightly more than k entries reach; 0 if that saves no time."""
     if not _is_worth_a_scan(x.size, k):
         return np.float32(0)
     # the stride is odd, because an even stride can hit one column of a matrix
@@ -359,9 +360,9 @@ def _is_worth_a_scan(size: int, k: int) -> bool:
 def _scan(
     x: Float32, addend: Float32 | None, threshold: np.float32, factor: float = 1.0
 ) -> tuple[Int64, Float32]:
-    """Return (indices, values) of entries that reach a threshold > 0, fast if few entries do.
+    """Return (indices, values) of entries that reach a threshold > 0; fast for few such entries.
 
-    With an addend, the scan changes x in place before the comparison: ``x += factor * addend``.
+    With an addend, the scan first changes the array x in place: ``x += factor * addend``.
     """
     masks = np.empty((2, min(_PIECE, x.size)), bool)
     packed = np.empty(-(-min(_REGION, x.size) // _WORD), np.uint32)
@@ -392,11 +393,11 @@ def _scan(
 def _set_bits(words: np.ndarray) -> Int64:
     """Return the ascending positions of the set bits in words [w] uint32, lowest bit first.
 
-    Each round of bit peeling clears the lowest set bit of every non-zero word. With 1 % of the bits
-    set, bit peeling is twice as fast as ``nonzero`` of the boolean mask, which mispredicts a branch
-    at every set bit. With 1 % of the bits set, about a third of the 32-bit words has a set bit. If
-    more than a tenth of the words has a set bit, numpy's ``nonzero`` of the words runs without
-    branches.
+    The function `_set_bits` works by bit peeling: each pass clears the lowest set bit of every
+    non-zero word. With 1 % of the bits set, bit peeling is twice as fast as ``nonzero`` of the
+    boolean mask, which mispredicts a branch at every set bit. If 1 % of the bits are set, about a
+    third of the 32-bit words have a set bit. If more than a tenth of the 32-bit words have a set
+    bit, numpy's ``nonzero`` of the words runs without branches.
     """
     origins = (words != 0).nonzero()[0]
     words = words.take(origins)
@@ -419,8 +420,8 @@ def _set_bits(words: np.ndarray) -> Int64:
 def _exact(x: Float32, k: int) -> tuple[Int64, Float32]:
     """Return the k largest entries of x by comparing all entries, without a threshold.
 
-    The search for positions runs on a boolean mask: numpy is five times faster with a mask than
-    with floats.
+    The function `_exact` searches for positions in a boolean mask, because numpy's search is five
+    times faster in a mask than in an array of floats.
     """
     if k <= 0:
         return np.empty(0, np.int64), np.empty(0, np.float32)
@@ -433,7 +434,7 @@ def _exact(x: Float32, k: int) -> tuple[Int64, Float32]:
 
 
 def _once_more(x: Float32, magnitudes: Float32, k: int) -> tuple[Int64, Float32]:
-    """Do `top_k` of x, given the m < k magnitudes that reached a threshold that was too high."""
+    """Return the k largest entries of x after only m < k of them reached a threshold."""
     if magnitudes.size > _FEW:
         threshold = np.float32(magnitude_at(magnitudes, _HINTED * k))
         indices, values = at_least(x, threshold, k)
@@ -443,7 +444,7 @@ def _once_more(x: Float32, magnitudes: Float32, k: int) -> tuple[Int64, Float32]
 
 
 def _lowest_and_hint(magnitudes: Float32, k: int) -> tuple[np.float32, float]:
-    """Return the k-th largest of m >= k magnitudes, and roughly that of rank `_HINTED` * k."""
+    """Return the k-th largest of m >= k magnitudes, and an estimate for the rank `_HINTED` * k."""
     hint_rank = math.ceil(_HINTED * k)
     if magnitudes.size < _COUNTED:
         ordered = np.partition(magnitudes, magnitudes.size - k)
@@ -479,7 +480,7 @@ def _are_largest(magnitudes: Float32, k: int) -> np.ndarray:
 
 
 def _reaching(magnitudes: Float32, smallest_kept: np.float32, k: int) -> np.ndarray:
-    """Return [m] bool: True for the k largest of m magnitudes, given the k-th largest one."""
+    """Return [m] bool: True for the k largest of m magnitudes, given the k-th largest magnitude."""
     is_kept = magnitudes >= smallest_kept
     surplus = np.count_nonzero(is_kept) - k
     if surplus:

@@ -1,10 +1,10 @@
-"""The kernels in TensorFlow, for any device; each is traced once for all array lengths.
+"""The kernels in TensorFlow, for any device; each kernel is traced once for all array lengths.
 
 The TensorFlow kernels take numpy arrays, tensors or `DeviceArray`s as arguments. The TensorFlow
 kernels return selected and coded values as numpy arrays; all other results stay on the device.
-TensorFlow's threads flush subnormal numbers to zero, so results of its kernels can differ from
-numpy's by less than the smallest normal number. In a function that XLA compiles, a product and a
-sum can be rounded together once instead of twice.
+TensorFlow's threads flush subnormal numbers to zero, so results of the TensorFlow kernels can
+differ from results of the numpy kernels by less than the smallest normal number. In a function that
+XLA compiles, a product and the following sum can be rounded once instead of twice.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _to_int8(values: Any, scale: Any) -> Any:
 
 @traced(FLOATS, PLACES, NUMBER)
 def _chunk_figures(values: Any, chunks: Any, count: Any) -> Any:
-    """Return sums of each chunk of values, and flags of magnitudes above their chunk's mean.
+    """Return sums over each chunk of values, and flags of magnitudes above their chunk's mean.
 
     Returns:
         Largest magnitude [c] and sum of magnitudes [c] of each chunk; flags [k] of magnitudes above
@@ -183,7 +183,7 @@ def _take_blocks(values: Any, numbers: Any, block_entries: Any) -> Any:
 
 @traced(FLOATS, PLACES, NUMBER, NUMBER)
 def _code_blocks(values: Any, numbers: Any, block_entries: Any, bits: Any) -> Any:
-    """Return levels, lowest values and steps of some blocks, and errors of all entries."""
+    """Return the quantization of some gradient blocks, and the rounding errors of all entries."""
     rows = _take_blocks(values, numbers, block_entries)
     levels, lows, steps = _to_levels(rows, bits)
     decoded = (tf.cast(levels, tf.float32) + 0.5) * steps[:, None] + lows[:, None]
@@ -222,7 +222,7 @@ def _plus_outer(total: Any, down: Any, across: Any) -> Any:
 
 
 def _rates(rate: float | Float32, size: int) -> Any:
-    """Return the learning rates as an array [k], or one rate for all entries as an array [1]."""
+    """Return learning rates of k entries as an array [k], or one rate for all entries as [1]."""
     return np.broadcast_to(np.asarray(rate, np.float32), (size if np.ndim(rate) else 1,))
 
 
@@ -237,9 +237,9 @@ def joined(arrays: Sequence[Any]) -> Float32:
 
 
 def first_not_finite(tensors: Sequence[Any]) -> int | None:
-    """Return the index of the first tensor with NaN or infinity, or None.
+    """Return the index of the first tensor with NaN or infinity; None if there is none.
 
-    The NaN flags of all tensors are copied from the device together.
+    The function `first_not_finite` copies its flags of all tensors from the device together.
     """
     if not any(isinstance(tensor, DeviceArray) for tensor in tensors):
         return numpy_ops.first_not_finite(tensors)
@@ -281,7 +281,7 @@ def scale(values: Any, rate: float | Float32) -> Any:
 
 
 def damp(sigma: Any) -> Float32:
-    """Return the fraction of the learning rate for each weight of staleness sigma."""
+    """Return 1 / max(1, sigma), the factor on the learning rate of weights with staleness sigma."""
     shares: Float32 = _damp(tf.cast(sigma, tf.int64)).numpy()
     return shares
 
@@ -303,7 +303,7 @@ def adapt(mean_square: Any, values: Any, decay: float, strength: float) -> tuple
 
 
 def contribution(values: Any, block_entries: int, averages: Any, alpha: float) -> tuple[Any, Any]:
-    """Return the new averages and the sums of magnitudes of blocks, on the device if `values` is.
+    """Return new averages and sums of magnitudes of blocks, on the device if `values` is there.
 
     The sums of magnitudes can differ from the sums of `numpy_ops.contribution` in their last bits.
     """
@@ -315,7 +315,7 @@ def contribution(values: Any, block_entries: int, averages: Any, alpha: float) -
 
 
 def to_levels(rows: Any, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
-    """Code blocks [m, e] as levels of 16, 8 or 4 bits, lowest values [m] and step widths [m]."""
+    """Quantize blocks [m, e]: levels of 16, 8 or 4 bits, lowest values [m], step widths [m]."""
     levels, lows, steps = _to_levels(rows, bits)
     return _levels_on_host(levels, bits), lows.numpy(), steps.numpy()
 
@@ -331,7 +331,7 @@ def _levels_on_host(levels: Any, bits: int) -> NDArray[Any]:
 
 
 def block_flags(sums: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two flags per block: its sum of magnitudes is not 0, and the sum is not finite."""
+    """Return two flags per block: True if its sum of magnitudes is not 0, or is not finite."""
     if not isinstance(sums, DeviceArray):
         return numpy_ops.block_flags(sums)
     not_zero, not_finite = _block_flags(sums.value)
@@ -341,7 +341,7 @@ def block_flags(sums: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 def best_first(scores: Sequence[Any], classes: NDArray[np.uint8]) -> Int64:
     """Return positions of scores by class, then by descending score, then by position.
 
-    The positions of scores are sorted on the device if a part of the scores is a DeviceArray.
+    The function `best_first` sorts on the device if at least one array of scores is a DeviceArray.
     """
     if not any(isinstance(part, DeviceArray) for part in scores):
         return numpy_ops.best_first(scores, classes)
@@ -350,7 +350,7 @@ def best_first(scores: Sequence[Any], classes: NDArray[np.uint8]) -> Int64:
 
 
 def take_blocks(values: Any, numbers: Int64, out: NDArray[Any]) -> None:
-    """Copy some blocks of a tensor into `out` [m, e]; only these blocks leave the device."""
+    """Copy some gradient blocks of a tensor, on the device or the host, into `out` [m, e]."""
     if isinstance(values, DeviceArray):
         np.copyto(out, _take_blocks(values.value, numbers, out.shape[1]).numpy())
     else:
@@ -360,7 +360,7 @@ def take_blocks(values: Any, numbers: Int64, out: NDArray[Any]) -> None:
 def code_blocks(
     values: Any, numbers: Int64, block_entries: int, bits: int
 ) -> tuple[NDArray[Any], Float32, Float32, Any]:
-    """Code some full blocks of a tensor as levels; the errors of a DeviceArray stay on the device.
+    """Quantize some full gradient blocks; the rounding errors of a DeviceArray stay on the device.
 
     Returns:
         Levels [m, e], lowest values [m], step widths [m], and the coding errors of all entries.
@@ -374,7 +374,7 @@ def code_blocks(
 def power_step(tensor: Any, right: Float32) -> tuple[Float32, Float32] | None:
     """Do one step of PowerSGD's subspace iteration; only the factors are copied from the device.
 
-    The sums of matrix products on the device have another order than in `numpy_ops.power_step`.
+    The device sums the entries of matrix products in another order than `numpy_ops.power_step`.
     """
     if not isinstance(tensor, DeviceArray):
         return numpy_ops.power_step(tensor, right)
@@ -410,7 +410,8 @@ def quantise(values: Any, dtype: str) -> CodedValues:
 def quantise_chunks(values: Any, edges: Int64, dtype: str) -> tuple[NDArray[np.uint8], Float32]:
     """Code values of consecutive chunks with a few bits each, and compute each chunk's scales.
 
-    The sums of chunks are in double precision, in another order than in `few_bits.quantise_chunks`.
+    The TensorFlow kernel sums each chunk's magnitudes in double precision, in another order than
+    `few_bits.quantise_chunks`.
     """
     # selected values are few, and on the host already
     if not isinstance(values, DeviceArray):

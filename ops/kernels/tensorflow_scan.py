@@ -1,9 +1,9 @@
 """Selection of the largest entries in TensorFlow on a CPU, without XLA.
 
-The arrays that selection without XLA returns are as long as the number of selected entries. XLA
-needs array shapes that depend only on the lengths of the inputs, as in `tensorflow_select`. Without
-XLA, TensorFlow's `where` and `nth_element`, which only a CPU can run, take a twelfth of the time of
-`tensorflow_select`.
+Without XLA, the selection functions return arrays whose length is the number of selected entries.
+XLA needs array shapes that depend only on the lengths of the inputs, as in `tensorflow_select`.
+On a CPU without XLA, selection with TensorFlow's `where` and `nth_element` takes a twelfth of the
+time of `tensorflow_select`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def _at_rank(magnitudes: Any, rank: Any) -> Any:
 def _largest(x: Any, k: Any, stride: Any, rank: Any) -> tuple[Any, Any]:
     """Return the positions and values of the k entries of largest magnitude.
 
-    The candidates for the largest entries are the entries that reach a threshold from a sample. If
-    fewer than k entries reach the threshold from the sample, all non-zero entries are candidates.
+    Candidates for the k largest entries are the entries that reach a magnitude threshold from a
+    sample of the entries. If fewer than k entries reach the threshold from the sample, all non-zero
+    entries are candidates.
     """
     magnitudes = magnitudes_of(x)
     # The threshold is at least 1, the lowest nonzero magnitude in bits, so zeros are never
@@ -58,13 +59,13 @@ def _largest(x: Any, k: Any, stride: Any, rank: Any) -> tuple[Any, Any]:
 
 @traced(FLOATS, *[NUMBER] * 3)
 def top_k(x: Any, k: Any, stride: Any, rank: Any) -> Any:
-    """Return the k largest entries of x [n], 0 < k <= n: ascending positions int64, and values."""
+    """Return positions (ascending, int64) and values of the k largest of n entries, 0 < k <= n."""
     return _largest(x, k, stride, rank)
 
 
 @traced(FLOATS, FLOATS, FLOAT, *[NUMBER] * 3)
 def feedback_top_k(residual: Any, addend: Any, factor: Any, k: Any, stride: Any, rank: Any) -> Any:
-    """Add to a residual; return the sum without its k largest entries, and these entries."""
+    """Add an addend to a residual; return the sum and, cut out of it, its k largest entries."""
     total = residual + factor * addend
     places, values = _largest(total, k, stride, rank)
     remainder = tf.tensor_scatter_nd_update(total, places[:, None], tf.zeros_like(values))

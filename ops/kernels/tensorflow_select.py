@@ -1,11 +1,11 @@
 """Selection of the largest entries in TensorFlow, with shapes that XLA can compile.
 
-XLA needs array shapes that depend only on the lengths of the inputs. The positions of selected
-entries are therefore in arrays of a fixed length, filled with n after the last position; the caller
-cuts the arrays. Without XLA, the selection functions of `tensorflow_scan` are used instead. The
-selection compares magnitudes as the bits of the float without its sign. The order of floats' bits
-without sign is the order of the magnitudes, and is exact for subnormal numbers, which TensorFlow's
-threads flush to zero.
+XLA needs array shapes that depend only on the lengths of the inputs. With XLA, positions of
+selected entries are in arrays of a fixed length, filled up with n, the number of entries, after the
+last position; the caller cuts the arrays. Without XLA, the selection functions of `tensorflow_scan`
+are used instead. The selection compares magnitudes of float32 entries as integers: the bits of the
+float without the sign bit. The order of floats' bits without sign is the order of their magnitudes,
+even for subnormal numbers, which TensorFlow's float operations flush to zero.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ _SPARE = 64  # number of places for candidates in addition to two per selected e
 def plan(size: int, k: int) -> tuple[int, int, int, int]:
     """Plan the selection of k entries, 0 < k <= size; return (k, stride, rank, capacity).
 
-    Every stride-th entry of the array belongs to the sample. The threshold is the rank-th largest
-    magnitude of the sample: slightly more than k entries of the array are expected to reach it. If
-    more than `capacity` entries reach the threshold, the selection compares all entries.
+    To plan a selection of entries, every stride-th entry of the array belongs to a sample. The
+    magnitude threshold for a selection is the rank-th largest magnitude of a sample, which slightly
+    more than k entries of the array are expected to reach. If more than `capacity` entries reach
+    the magnitude threshold from the sample, the selection compares all entries.
     """
     stride = max(k // _SAMPLED_KEPT, 1)
     num_sampled = -(-size // stride)
@@ -55,7 +56,7 @@ def plan(size: int, k: int) -> tuple[int, int, int, int]:
 
 
 def _first_reaching(magnitudes: Any, threshold: Any, capacity: Any) -> tuple[Any, Any]:
-    """Return the first `capacity` positions that reach a threshold, and how many reach it."""
+    """Return the first `capacity` positions of magnitudes >= threshold, and how many there are."""
     size = tf.size(magnitudes)
     reached = tf.cumsum(tf.cast(magnitudes >= threshold, tf.int32))
     ranks = tf.range(1, capacity + 1)
@@ -77,9 +78,9 @@ def _values_at(x: Any, places: Any) -> Any:
 def _largest(x: Any, k: Any, stride: Any, rank: Any, capacity: Any) -> tuple[Any, Any, Any]:
     """Return positions, values and number of the k entries of largest magnitude.
 
-    The k largest entries are selected among the entries that reach a threshold from a sample. If
-    fewer than k or more than `capacity` entries reach the threshold, the k entries are selected
-    among all entries.
+    Candidates for the k largest entries are the entries that reach a magnitude threshold from a
+    sample of the entries. If fewer than k or more than `capacity` entries reach the magnitude
+    threshold, `_largest` selects the k largest among all entries.
     """
     size, magnitudes = tf.size(x), magnitudes_of(x)
     lowest = tf.math.top_k(magnitudes[::stride], rank).values[-1]
@@ -109,7 +110,7 @@ def _top_k(x: Any, k: Any, stride: Any, rank: Any, capacity: Any) -> Any:
 def _feedback_top_k(
     residual: Any, addend: Any, factor: Any, k: Any, stride: Any, rank: Any, capacity: Any
 ) -> Any:
-    """Add to a residual; return the sum without its k largest entries, and these entries."""
+    """Add an addend to a residual; return the sum and, cut out of it, its k largest entries."""
     total = residual + factor * addend
     places, values, count = _largest(total, k, stride, rank, capacity)
     # `places` contains n only if fewer than k entries are not 0. All of these entries are selected,
@@ -121,7 +122,7 @@ def _feedback_top_k(
 
 @fused(FLOATS, FLOAT, NUMBER)
 def _reaching(x: Any, threshold: Any, capacity: Any) -> Any:
-    """Return the first `capacity` entries that reach a magnitude, and how many reach it."""
+    """Return the first `capacity` entries of magnitude >= threshold, and how many there are."""
     places, count = _first_reaching(magnitudes_of(x), tf.bitcast(threshold, tf.int32), capacity)
     return places, _values_at(x, places), count
 
@@ -157,8 +158,8 @@ def feedback_top_k(
 ) -> tuple[Int64, Float32, float]:
     """Add an addend to a residual, then remove and return the sum's k largest entries.
 
-    A residual that is a DeviceArray changes on the device, a numpy residual on the host. The hint
-    (expected k-th magnitude) that the TensorFlow kernel returns is 0 (unknown).
+    `feedback_top_k` changes a residual that is a DeviceArray on the device, and a numpy residual on
+    the host. The hint (expected k-th magnitude) that the TensorFlow kernel returns is 0 (unknown).
     """
     k = min(k, residual.size)
     if k > 0 and isinstance(residual, DeviceArray):
@@ -176,9 +177,10 @@ def feedback_top_k(
 
 @fused(FLOATS, *[NUMBER] * 3)
 def _chunk_top_k(x: Any, k: Any, chunk: Any, last: Any) -> Any:
-    """Return the k largest entries of each chunk, and the `last` largest ones of the last chunk.
+    """Return the k largest entries of each full chunk, and the `last` largest of the last chunk.
 
-    The array of positions is filled with n after the last selected position.
+    In the array of positions, n (the number of entries) fills the places after the last selected
+    position.
     """
     size = tf.size(x)
     count = (size + chunk - 1) // chunk
@@ -229,13 +231,13 @@ def accumulate(target: Any, addend: Any, factor: float = 1.0, decay: float = 1.0
 
 
 def _bounds(k: int, size: int) -> tuple[int, int, int]:
-    """Return the least and the greatest acceptable number of entries, and the array length."""
+    """Return the least and greatest acceptable number of selected entries, and array length."""
     least, most = math.ceil(numpy_select.TOO_FEW * k), math.floor(numpy_select.TOO_MANY * k)
     return least, most, min(size, most + 1)
 
 
 def carried_top_k(x: Any, k: int, threshold: float) -> tuple[Int64, Float32, float]:
-    """Return about k entries that reach a threshold, and the threshold for the next step."""
+    """Return about k entries that reach a magnitude threshold, and the next step's threshold."""
     if not isinstance(x, DeviceArray):
         return numpy_select.carried_top_k(x, k, threshold)
     if threshold > 0 and x.size > numpy_select.EXACT_BELOW:
@@ -259,7 +261,7 @@ def feedback_of_each(
     factors: Sequence[float],
     hints: Sequence[float],
 ) -> list[tuple[Int64, Float32, float]]:
-    """Do `feedback_top_k` for each of several residuals, one after the other."""
+    """Apply `feedback_top_k` (add a gradient, take the k largest entries) to several residuals."""
     inputs = zip(residuals, addends, counts, factors, hints, strict=True)
     return [feedback_top_k(*arguments) for arguments in inputs]
 
@@ -267,7 +269,7 @@ def feedback_of_each(
 def feedback_carried(
     residual: Any, addend: Any, k: int, factor: float = 1.0, threshold: float = 0.0
 ) -> tuple[Int64, Float32, float]:
-    """Do `carried_top_k` for a residual plus an addend, and remove the selected entries."""
+    """Apply `carried_top_k` to a residual plus an addend; set the selected entries to zero."""
     if not isinstance(residual, DeviceArray):
         return numpy_select.feedback_carried(residual, np.asarray(addend), k, factor, threshold)
     accumulate(residual, addend, factor)

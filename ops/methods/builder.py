@@ -1,4 +1,4 @@
-"""Composition of a training method from the flags: build each policy with its settings."""
+"""Composition of a training method from flags: each policy (codec, optimizer ...) is built."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _ADAPTIVE_RATE = 0.01
 class Choices(CodecChoices, DgtChoices):
     """Values of the flags that describe a training method.
 
-    The value None of a setting means that the user has not given the flag: the method's value
-    counts, or the policy's default if the method has no value.
+    If a setting is None, the user has not given the flag: the training method's value counts, or
+    the policy's default if the training method has no value.
     """
 
     method: str
@@ -106,7 +106,7 @@ class Choices(CodecChoices, DgtChoices):
 
 
 def compose(choices: Choices) -> Method:
-    """Build a training method from the flags' values, and check that its policies work together.
+    """Build a training method from the flags' values, and check that its policies fit together.
 
     Raises:
         ConfigurationError: A policy's name is unknown, a flag's value is illegal, or two flags
@@ -178,7 +178,7 @@ def _refuse_idle(
 
 
 def _check_epochs(pacer: str, choices: Choices) -> None:
-    """Raise an error for --local_epochs with --local_steps, or with a pacer that ignores it."""
+    """Raise an error for --local_epochs with --local_steps, or with a pacer without epochs."""
     if choices.local_epochs and choices.local_steps is not None:
         raise ConfigurationError(
             f"--local_epochs={choices.local_epochs} and --local_steps={choices.local_steps} were "
@@ -200,7 +200,7 @@ def _sync_rule(name: str, choices: Choices) -> SyncRule:
 
 
 def _drawn_rule(name: str, choices: Choices) -> SyncRule:
-    """Return the rule that draws a round's workers; reject rules without common rounds."""
+    """Return a rule with random workers in each round; reject a --sync without common rounds."""
     if name != "bsp":
         flag = "--draws" if choices.draws is not None else f"--fraction={choices.fraction:g}"
         raise ConfigurationError(
@@ -212,11 +212,11 @@ def _drawn_rule(name: str, choices: Choices) -> SyncRule:
 
 
 def _weighting(name: str, rule: SyncRule, counts_all_alike: bool, is_script: bool) -> str:
-    """Return the name of the policy that weights updates if no flag sets a weighting.
+    """Return the name of the policy that scales the workers' updates, usually `name`.
 
     A script's optimizer averages gradients over all examples, so the updates of a round are
-    weighted by their numbers of examples. A robust aggregate and noise for privacy need equal
-    weights: a worker must not count more because it reports more examples.
+    weighted by their numbers of examples. With a robust aggregate, or with noise for privacy, all
+    updates get equal weights, so that a worker cannot count more by reporting more examples.
     """
     if counts_all_alike:
         return "none" if name == "samples" else name
@@ -249,10 +249,10 @@ def _aggregate(choices: Choices) -> Aggregate:
 
 
 def _local(choices: Choices) -> LocalStep:
-    """Return the optimizer of local steps; raise an error for settings that it does not have.
+    """Return the optimizer of local steps; raise an error for settings that the optimizer lacks.
 
-    The optimizer of local steps gets --local_lr as a factor of --learning_rate, so that the
-    schedule applies to the local rate too.
+    The optimizer of local steps gets --local_lr as a factor on --learning_rate, so that the
+    learning rate schedule (--lr_schedule) also applies to local steps.
     """
     name = choices.local_optimizer or LocalUpdate.optimizer
     default_momentum = 0.9 if name == "momentum" else 0.0
@@ -284,10 +284,10 @@ def _local(choices: Choices) -> LocalStep:
 
 
 def _server(name: str, choices: Choices, kind: Kind) -> ServerUpdate:
-    """Return the optimizer with which the parameter server applies updates.
+    """Return the optimizer with which the parameter server applies workers' updates.
 
-    If workers send changes of weights, some values of --server_optimizer mean an outer optimizer,
-    which steps with the mean change.
+    If workers send changes of weights, some values of --server_optimizer select an outer optimizer,
+    which steps with the mean change of weights.
     """
     if name == SCRIPT:
         return _awaited(choices)
@@ -308,10 +308,10 @@ def _server(name: str, choices: Choices, kind: Kind) -> ServerUpdate:
 
 
 def _with_usual_rates(name: str, choices: Choices, kind: Kind) -> Choices:
-    """Fill in the momentum and learning rate of a Keras optimizer if no flag gives them.
+    """Set the default momentum and learning rate of a Keras optimizer if no flag gives them.
 
-    An adaptive optimizer gets a small learning rate: it changes each weight by about the rate, for
-    any size of the update.
+    An adaptive optimizer, such as Adam, gets a small default learning rate, because it changes each
+    weight by about the rate, for any size of the update.
     """
     is_sgd = OPTIMIZERS[name] == "SGD"
     momentum, rate = choices.momentum, choices.global_lr
@@ -323,7 +323,7 @@ def _with_usual_rates(name: str, choices: Choices, kind: Kind) -> Choices:
 
 
 def _refuse_others(name: str, policy: type[ServerUpdate], choices: Choices) -> None:
-    """Raise an error if the chosen optimizer of the PS does not have a given setting."""
+    """Raise an error if the user gives a setting that the chosen server optimizer lacks."""
     policies: dict[str, type[ServerUpdate]] = {"sgd": OptimizerUpdate, **OUTER_OPTIMIZERS}
     fields = {cls: {f.name for f in dataclasses.fields(cls)} for cls in policies.values()}
     for setting in sorted(set().union(*fields.values()) - fields[policy] - {"optimizer"}):
@@ -339,7 +339,7 @@ def _refuse_others(name: str, policy: type[ServerUpdate], choices: Choices) -> N
 
 
 def _awaited(choices: Choices) -> AwaitedUpdate:
-    """Return a placeholder for a script's optimizer; reject flags that it sets itself."""
+    """Return a placeholder for a script's optimizer; reject flags for settings of the script."""
     for flag, value in (("momentum", choices.momentum), ("weight_decay", choices.weight_decay)):
         if value:
             raise ConfigurationError(
@@ -351,11 +351,11 @@ def _awaited(choices: Choices) -> AwaitedUpdate:
 
 
 def adopt(method: Method, offer: Offer) -> Method:
-    """Return the method with the optimizers that a worker's script offers, if the PS uses them.
+    """Return the training method with the script's optimizers, if the PS steps with them.
 
-    Workers and parameter server divide the model with the resulting method: `adopt(method,
-    offer).place(spec, num_shards)`. Nodes compare the fingerprints of the original `method`, not of
-    the method that `adopt` returns.
+    Workers and parameter server divide the model with the training method that `adopt` returns:
+    `adopt(method, offer).place(spec, num_shards)`. Workers and servers compare the fingerprints of
+    the training method before `adopt`, not of the method that `adopt` returns.
 
     Raises:
         ConfigurationError: The offer (a worker's description of its script) names a class that is

@@ -1,8 +1,8 @@
-"""Training methods: named combinations of policies, written as data.
+"""Training methods: named combinations of policies (codec, optimizer and others) as data.
 
-A new training method is a new entry in METHODS. A new policy is a class, and an entry in the
-registry of its package. `thinwire.ops.methods.builder.compose` builds a Method and checks that its
-policies work together.
+A new training method needs only a new entry in the dict METHODS. A new policy needs a class, and an
+entry in the registry of its package. `thinwire.ops.methods.builder.compose` builds a Method and
+checks that its policies work together.
 """
 
 from __future__ import annotations
@@ -135,12 +135,12 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def row_with(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a training method's entry of METHODS.
+    """Return a training method's entry in METHODS, with the user's values.
 
-    The user's values replace the values of the method's entry.
+    The user's values replace the values of a training method's entry in METHODS.
 
     Args:
-        name: Name of the training method, a key of METHODS.
+        name: Name of the training method (a key of METHODS).
         given: Policy interface or hyper-parameter -> the user's value; None if the user has given
             no value.
 
@@ -160,7 +160,7 @@ def row_with(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_methods(name: str) -> str:
-    """Return help text with the value of a hyper-parameter per method, like "5 with a, "."""
+    """Return help text with a hyper-parameter's value in training methods, like "5 with a, "."""
     return "".join(f"{row[name]} with {method}, " for method, row in METHODS.items() if name in row)
 
 
@@ -170,7 +170,7 @@ class Method:
 
     Attributes:
         name: Name of the training method, the value of the flag --method.
-        pacer: Policy that decides after which local step a worker pushes.
+        pacer: Policy that decides after which local steps a worker pushes its update.
         codec: Policy that codes (compresses) the workers' updates.
         down_codec: Policy that codes (compresses) the shard servers' replies.
         router: Policy that chooses for each part of an update whether it is sent over gRPC or in
@@ -180,19 +180,20 @@ class Method:
         weighting: Policy that scales each worker's update before the parameter server merges
             updates.
         server: Optimizer with which the parameter server applies merged updates.
-        choices: Policy interface or hyper-parameter -> value, from `row_with`, as text for people
-            and summary.json.
+        choices: Name of a policy interface or hyper-parameter -> its value, from `row_with`, to
+            show to users and write to summary.json.
         placement: Policy that divides the model among the shard servers.
         local: Optimizer with which a worker takes local steps between two exchanges.
         bn_sync: True if shard 0 averages BatchNorm's moving statistics over the workers.
-        schedule_clock: Name of the count (batches or steps) at which the learning rate schedule of
-            a script's optimizer is read.
+        schedule_clock: Argument of the learning rate schedule of a script's optimizer: the number
+            of "batches", or of optimizer "steps".
         collective: THROUGH_PS if the parameter server sums gradients, or the name of the all-reduce
             algorithm by which workers sum gradients.
-        overlap: True if workers compute the next gradient while an exchange is under way.
+        overlap: True if workers compute the next gradient during an exchange with the parameter
+            server.
         aggregate: Policy that merges the workers' updates of one round.
         privacy: Policy that clips workers' updates and adds noise to their mean.
-        warnings: Warnings about flags that have no effect with this training method.
+        warnings: Warnings about flags that have no effect with the training method.
     """
 
     name: str
@@ -226,66 +227,66 @@ class Method:
 
     @property
     def ahead(self) -> float:
-        """Fraction (0 to 1) of unsent update entries that a worker adds to its weights."""
+        """Fraction (0 to 1) of its unsent values that a worker adds to pulled weights."""
         codecs = wrappers_of(self.codec)
         return max((codec.ahead for codec in codecs if isinstance(codec, ErrorFeedback)), default=0)
 
     @property
     def steps_together(self) -> bool:
-        """True if each step of the PS' optimizer uses one mini-batch of every worker."""
+        """True if each step of the server's optimizer uses one mini-batch of every worker."""
         return self.ends_epochs_together and self.pacer.longest_round == 1
 
     @property
     def ends_epochs_together(self) -> bool:
-        """True if all workers train in the same rounds, with equally many steps in a round."""
+        """True if all workers train in common rounds, with equally many local steps per round."""
         one_group = len(self.sync.groups) == 1 and self.sync.auto is None
         return one_group and self.sync.takes_all and not self.pacer.queries
 
     @property
     def steps_on_workers(self) -> bool:
-        """True if a script's own optimizer steps on each worker, instead of the PS' optimizer."""
+        """True if a script's own optimizer steps on each worker, not the server's optimizer."""
         return self.local.brings_weights
 
     @property
     def takes_momentum(self) -> bool:
-        """True if the codec, not the script's optimizer, applies the script's plain momentum."""
+        """True if the gradient codec applies the momentum of the script's SGD optimizer."""
         return with_momentum(self.codec, 0.0) is not self.codec
 
     def of_part(self, num_examples: int, batch_size: int) -> Method:
-        """Return the method with a pacer for one worker's share of the training examples.
+        """Return the training method, adapted to the number of a worker's training examples.
 
-        The method's fingerprint stays equal for all workers, because it leaves out the number of
-        mini-batches.
+        The fingerprint of the training method is equal for all workers, because the fingerprint
+        leaves out a worker's number of mini-batches.
 
         Args:
             num_examples: Number of the worker's training examples.
-            batch_size: Number of examples in each mini-batch.
+            batch_size: Number of training examples in each of the worker's mini-batches.
         """
         if not isinstance(self.pacer, Fixed):
             return self
         return dataclasses.replace(self, pacer=self.pacer.of_part(num_examples, batch_size))
 
     def with_momentum(self, momentum: float) -> Method:
-        """Return the method with the momentum of a worker's script, if no flag set a momentum.
+        """Return the training method with the script's momentum, if no flag sets a momentum.
 
-        Only the worker uses the momentum of its script's optimizer. Nodes compare fingerprints of
-        training methods without the script's momentum.
+        Only the worker's gradient codec uses the momentum of the script's optimizer. Nodes compare
+        fingerprints of training methods without the script's momentum.
         """
         return dataclasses.replace(self, codec=with_momentum(self.codec, momentum))
 
     def step_rate(self, learning_rate: float, fraction: float) -> float:
-        """Return the learning rate of the PS' optimizer for one step.
+        """Return the learning rate of one step of the server's optimizer.
 
         Args:
-            learning_rate: Scheduled learning rate of the run. With local steps, the rate of the
-                workers' local steps.
-            fraction: Consumed fraction of the training budget, 0 to 1.
+            learning_rate: Learning rate from the run's schedule. With local steps, it is the
+                learning rate of the workers' local steps.
+            fraction: Fraction of the training run's budget that is consumed, 0 to 1.
         """
         changes = self.kind is Kind.DELTA
         return self.server.outer_rate(fraction) if changes else learning_rate
 
     def place(self, spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
-        """Return each shard's layout (its slices of variables); all nodes compute equal layouts.
+        """Return the slices of variables of each shard server (its layout), equal on all nodes.
 
         Raises:
             ConfigurationError: A shard server would get no weights, or the parameter server's
@@ -300,11 +301,11 @@ class Method:
         return self.placement.place(spec, num_shards, not self.server.needs_whole_variables)
 
     def num_averaged(self, num_parameters: int) -> int:
-        """Return the number of values of the local optimizer's state that shard 0 averages."""
+        """Return how many values of the workers' optimizer states shard server 0 averages."""
         return self.local.num_averaged(num_parameters) if self.takes_local_steps else 0
 
     def fingerprint(self) -> list[tuple[str, str]]:
-        """Return (name, value) of each method setting that must be equal on all nodes."""
+        """Return (name, value) of each training method setting that must be equal on all nodes."""
         policies = (
             ("pacer", self.pacer),
             ("codec", self.codec),

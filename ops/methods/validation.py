@@ -1,7 +1,7 @@
-"""Checks of a training method: `validate` checks that policies fit, `check_shards` the shards.
+"""Checks of training methods: whether policies fit together, and the number of shard servers.
 
-The module `validation` holds every check that concerns more than one policy. The class of a policy
-checks the policy's own settings.
+The module `validation` holds every check that concerns more than one policy. Checks of a single
+policy's settings are in the policy's class.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ONLY = {
 
 
 def rule_for(rule: SyncRule, collective: str) -> SyncRule:
-    """Return the synchronization rule; let no worker join mid-round if --collective needs it."""
+    """Return the synchronization rule; with --collective no worker may join during a round."""
     # The variable `plain` is True for one group of workers if all other synchronization settings
     # have their defaults.
     plain = len(rule.groups) == 1 and rule == GroupSync(rule.groups)
@@ -45,12 +45,12 @@ def rule_for(rule: SyncRule, collective: str) -> SyncRule:
 
 
 def validate(method: Method) -> list[str]:
-    """Raise an error if a method cannot work; return warnings about flags without effect.
+    """Raise an error if a training method cannot work; return warnings about unused flags.
 
     Raises:
-        ConfigurationError: The codec cannot send the pacer's updates, the weighting cannot weigh
-            the updates, the synchronization rule cannot merge them, or the parameter server cannot
-            step with the updates.
+        ConfigurationError: The codec cannot send the workers' updates, the weighting cannot scale
+            them, the synchronization rule cannot merge them, or the parameter server cannot step
+            with them.
     """
     _check_kinds(method)
     _check_collective(method)
@@ -69,7 +69,7 @@ def validate(method: Method) -> list[str]:
 
 
 def _check_kinds(method: Method) -> None:
-    """Raise an error if workers push changes of weights and a policy needs gradients."""
+    """Raise an error if workers push changes of weights but a policy needs gradients."""
     if method.codec.kind is Kind.DELTA and method.takes_local_steps:
         raise ConfigurationError(
             f"--codec={method.choices['codec']} computes a change of weights from every gradient, "
@@ -88,8 +88,8 @@ def _check_collective(method: Method) -> None:
     """Raise an error if --collective is given with a policy that needs a parameter server.
 
     Raises:
-        ConfigurationError: The workers are not one synchronous group, or the updates are not plain
-            and dense.
+        ConfigurationError: With --collective, the workers are not one synchronous group, or the
+            updates are not dense and uncompressed.
     """
     if method.collective == THROUGH_PS:
         return
@@ -144,7 +144,7 @@ def _check_overlap(method: Method) -> None:
 
 
 def why_no_overlap(method: Method) -> str | None:
-    """Return the setting that excludes --overlap, as text; None if no setting excludes it.
+    """Return, as text, the setting that excludes --overlap; None if --overlap is possible.
 
     A setting excludes --overlap if the worker needs the shard servers' reply to an exchange before
     its next step.
@@ -164,7 +164,7 @@ def why_no_overlap(method: Method) -> str | None:
 
 
 def check_dense(method: Method) -> None:
-    """Raise an error if a codec sends parts of gradients and the optimizer needs dense gradients.
+    """Raise an error if the codec sends sparse gradients and the optimizer needs dense gradients.
 
     Raises:
         ConfigurationError: The optimizer needs dense gradients, and the codec sends only a part of
@@ -202,7 +202,7 @@ def _check_server(method: Method) -> None:
 
 
 def _check_local(method: Method) -> None:
-    """Raise an error if flags for the optimizer of local steps are given without local steps."""
+    """Raise an error if flags of the workers' local optimizer are given without local steps."""
     defaults = describe(LocalUpdate())
     flags = [
         LOCAL_FLAGS[name]
@@ -228,7 +228,7 @@ def _check_ahead(method: Method) -> None:
 
 
 def _check_script_steps(method: Method) -> None:
-    """Raise an error if a script's own optimizer steps and workers do not send weight changes."""
+    """Raise an error if a script's optimizer steps on workers that do not send weight changes."""
     if not method.steps_on_workers:
         return
     flag = f"--local_optimizer={method.local.optimizer}"
@@ -256,11 +256,12 @@ def refuse_local_epochs(method: Method, who: str) -> None:
     """Raise an error if --local_epochs is given in a training loop without epochs.
 
     Args:
-        method: Training method of the run.
-        who: Name of the training loop, for the error message.
+        method: Training method of the run, which is checked.
+        who: Name of the training loop without epochs, for the error message.
 
     Raises:
-        ConfigurationError: The rounds of the training method end with epochs.
+        ConfigurationError: The training method has --local_epochs: its rounds end with training
+            epochs.
     """
     if method.pacer.local_epochs:
         raise ConfigurationError(
@@ -273,11 +274,11 @@ def refuse_script_steps(method: Method, who: str) -> None:
     """Raise an error if a script's optimizer must step in a run without a script.
 
     Args:
-        method: Training method of the run.
+        method: Training method of the run, which is checked.
         who: Name of the program that computes gradients, for the error message.
 
     Raises:
-        ConfigurationError: In this training method a script's optimizer steps on the workers.
+        ConfigurationError: In the given training method a script's optimizer steps on the workers.
     """
     if method.steps_on_workers:
         raise ConfigurationError(
@@ -288,7 +289,7 @@ def refuse_script_steps(method: Method, who: str) -> None:
 
 
 def _idle_choices(method: Method) -> list[tuple[bool, str]]:
-    """Return (True if it applies, text) of each warning about a flag without effect."""
+    """Return, for each warning about a flag without effect, whether it applies, and its text."""
     one_group = len(method.sync.groups) == 1
     delays = method.weighting if isinstance(method.weighting, DcAsgd) else None
     compensates_fresh = delays is not None and delays.shares_backup
@@ -368,8 +369,8 @@ def _check_aggregate(method: Method) -> list[str]:
     """Return warnings about a robust aggregate (median or similar) that has no effect.
 
     Raises:
-        ConfigurationError: Groups of workers are too small to outvote one worker, or updates are
-            mostly zeros.
+        ConfigurationError: With a robust aggregate, groups of workers are too small to outvote one
+            worker, or updates are mostly zeros.
     """
     if not method.aggregate.is_robust:
         return []
@@ -401,11 +402,11 @@ def _check_aggregate(method: Method) -> list[str]:
 
 
 def _check_privacy(method: Method) -> None:
-    """Raise an error for privacy flags unless plain means of weight changes are released.
+    """Raise an error for --dp_clip unless the PS applies plain means of workers' weight changes.
 
     Raises:
-        ConfigurationError: One worker's contribution to a mean could exceed the bound for which the
-            noise is sized.
+        ConfigurationError: One worker's contribution to a mean of updates could exceed the bound
+            for which the noise of --dp_noise is sized.
     """
     if not method.privacy.clip:
         return
@@ -431,10 +432,11 @@ def _check_privacy(method: Method) -> None:
 
 
 def _check_noise(method: Method) -> None:
-    """Raise an error for --dp_noise if one of n workers can move a mean by more than clip / n.
+    """Raise an error for --dp_noise if one of n workers can change a mean by over --dp_clip / n.
 
     Raises:
-        ConfigurationError: One of n workers can move a released mean by more than clip / n.
+        ConfigurationError: One of n workers can change a released mean of updates by more than
+            --dp_clip / n.
     """
     if not isinstance(method.weighting, Unweighted):
         raise ConfigurationError(
@@ -457,14 +459,14 @@ def _check_noise(method: Method) -> None:
 
 
 def check_guards(method: Method, guards: Guards) -> None:
-    """Raise an error for guards in which one worker's update affects another worker's update.
+    """Raise an error for --dp_noise with limits on updates that compare workers with each other.
 
-    If one worker's update decides whether another worker's update is accepted, its influence
-    exceeds the bound for which the noise is sized.
+    If one worker's update decides whether the server accepts another worker's update, the first
+    worker's influence exceeds the bound for which the noise of --dp_noise is sized.
 
     Raises:
-        ConfigurationError: The training method adds noise, and a guard compares updates of workers
-            or rejects updates that keep within the clip.
+        ConfigurationError: The training method adds noise, and a limit on updates compares workers'
+            updates or rejects updates whose norm is at most --dp_clip.
     """
     if not method.privacy.adds_noise:
         return
@@ -494,13 +496,13 @@ def check_averages(method: Method, num_averaged: int) -> None:
     """Raise an error for --dp_noise if averaged values other than weights would get no noise.
 
     Args:
-        method: Training method of the run.
+        method: Training method of the run, which is checked.
         num_averaged: Number of the values, such as moving statistics, that shard 0 averages over
             the workers.
 
     Raises:
-        ConfigurationError: Values other than weights are averaged, and the method adds noise to the
-            weights.
+        ConfigurationError: The server averages values other than weights, and the training method
+            adds noise to weights only.
     """
     if method.privacy.adds_noise and num_averaged:
         raise ConfigurationError(
@@ -510,11 +512,11 @@ def check_averages(method: Method, num_averaged: int) -> None:
 
 
 def check_shards(method: Method, nb_ps: int) -> None:
-    """Raise an error if there are several shards and the workers sum and step among themselves.
+    """Raise an error for several shard servers if workers sum updates among themselves.
 
     Raises:
-        ConfigurationError: In this training method workers sum among themselves, and the run has
-            several shard servers.
+        ConfigurationError: In the training method workers sum updates among themselves, and the run
+            has several shard servers.
     """
     if method.collective != THROUGH_PS and nb_ps > 1:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Optimizers for merged updates on the parameter server (PS), and for a worker's local steps.
+"""Optimizers that apply merged updates on the parameter server, or do a worker's local steps.
 
 A `ServerUpdate` applies a merged update to a shard server's weights, through a Keras optimizer or
 through arithmetic that equals the arithmetic of Keras. A `LocalStep` does a worker's local

@@ -1,9 +1,9 @@
-"""Keras classes that a parameter server builds for a script, and legal ranges of their arguments.
+"""Keras classes that a parameter server may build for a script, and their legal arguments.
 
-The names of Keras classes and their argument values come from a document of an untrusted client. So
-this module never imports or evaluates a name from the client's document, and allocates no memory of
-a size from the document. A class name from a client is looked up in the tables of `allow_list`; an
-argument value is a number, a boolean or a short list of numbers.
+A parameter server receives names and argument values of Keras classes from untrusted clients. The
+module `allow_list` never imports or evaluates a name from a client, and allocates no memory of a
+size that a client gives. The module `allow_list` looks up a Keras class name from a client in its
+tables, and accepts as argument values only numbers, booleans and short lists of numbers.
 
 Source: `keras.optimizers`, `keras.optimizers.schedules`, `keras.constraints` of Keras 3.15.
 """
@@ -46,7 +46,7 @@ class Argument:
     optional: bool = False
 
     def allows(self, value: Any) -> bool:
-        """Return True if a plain value is legal for this argument of a Keras class."""
+        """Return True if a number, boolean or list is legal for the argument of a Keras class."""
         if value is None:
             return self.optional
         if self.kind is bool:
@@ -214,7 +214,7 @@ def check_optimizer(described: Described) -> None:
     """Raise an error if an optimizer is not on the allow-list or has an illegal argument.
 
     Raises:
-        ConfigurationError: The optimizer class, or the value of an argument, is not allowed. The
+        ConfigurationError: The optimizer's class or the value of an argument is not allowed. The
             message names the class, the argument and the legal values.
     """
     config = dict(described.config)
@@ -239,8 +239,8 @@ def check_schedule(described: Described) -> None:
     """Raise an error if a learning rate schedule is not allow-listed or has an illegal argument.
 
     Raises:
-        ConfigurationError: The schedule class, or the value of an argument, is not allowed. The
-            message names the class, the argument and the legal values.
+        ConfigurationError: The class of the learning rate schedule or the value of an argument is
+            not allowed. The message names the class, the argument and the legal values.
     """
     legal = _legal("schedule", described.name, SCHEDULES)
     _check("schedule", described.name, described.config, legal)
@@ -249,8 +249,9 @@ def check_schedule(described: Described) -> None:
         values = described.config.get("values", [])
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
             raise ConfigurationError(
-                f"schedule {described.name} has {len(boundaries)} boundaries and {len(values)} "
-                "values; expected ascending boundaries, and one value more than boundaries."
+                f"learning-rate schedule {described.name} has {len(boundaries)} boundaries and "
+                f"{len(values)} values; expected ascending boundaries, and one value more than "
+                "boundaries."
             )
 
 
@@ -269,8 +270,8 @@ def schedule_of(row: Mapping[str, Any]) -> Described:
     """Return the learning rate schedule in an optimizer's config, without checking its class.
 
     Args:
-        row: Description of the learning rate schedule, with the keys "name" (of the class) and
-            "config".
+        row: Description of the learning rate schedule: a dict with its class "name" and its
+            arguments, "config".
 
     Raises:
         ConfigurationError: `row` does not consist of the keys "name" and "config".
@@ -299,7 +300,7 @@ def _check(what: str, name: str, config: Mapping[str, Any], legal: Mapping[str, 
 def _legal(
     what: str, name: object, known: Mapping[str, Mapping[str, Argument]]
 ) -> Mapping[str, Argument]:
-    """Return a class's legal arguments; raises ConfigurationError for an unknown class."""
+    """Return a Keras class's legal arguments; raise ConfigurationError for an unknown class."""
     legal = known.get(name) if isinstance(name, str) else None
     if legal is None:
         raise ConfigurationError(

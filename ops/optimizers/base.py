@@ -1,4 +1,4 @@
-"""Interfaces of optimizers: for merged updates on the parameter server, and for worker steps."""
+"""Interfaces of optimizers on the parameter server, and of optimizers for workers' local steps."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class ServerUpdate(Policy, Protocol):
 
     @property
     def optimizer(self) -> str:
-        """Value of the flag --server_optimizer that selects this policy."""
+        """Value of the flag --server_optimizer that selects the optimizer policy."""
 
     @property
     def described(self) -> Described:
-        """Class and arguments of the Keras optimizer that does the policy's steps.
+        """Class and arguments of the Keras optimizer that does the steps of the optimizer policy.
 
         Raises:
-            ConfigurationError: No worker has sent the script's optimizer yet, or no Keras class
-                does the same steps.
+            ConfigurationError: No worker has sent the script's optimizer yet, or no Keras optimizer
+                does the policy's steps.
         """
 
     @property
@@ -43,17 +43,17 @@ class ServerUpdate(Policy, Protocol):
 
     @property
     def keeps_sparse(self) -> bool:
-        """True if a sparse update changes only the weights for which it has a value."""
+        """True if a sparse update changes only weights for which the update has a value."""
         return False
 
     @property
     def awaits_offer(self) -> bool:
-        """True if this policy is a placeholder until a worker describes the script's optimizer."""
+        """True for the placeholder policy in use until a worker sends the script's optimizer."""
         return False
 
     @property
     def needs_whole_variables(self) -> bool:
-        """True if the placement must not divide a variable among several shard servers."""
+        """True if no variable may be divided among several shard servers."""
         return False
 
     @property
@@ -63,23 +63,23 @@ class ServerUpdate(Policy, Protocol):
 
     @property
     def needs_dense(self) -> bool:
-        """True if the optimizer divides by zero when workers send only a part of a gradient."""
+        """True if the optimizer would divide by zero when workers send sparse gradients."""
         return False
 
     @property
     def num_optimizers(self) -> int:
-        """Number of optimizers in this policy; each optimizer steps different variables."""
+        """Number of a script's optimizers in the policy, each for different variables."""
         return 1
 
     def adds(self, kind: Kind) -> bool:
-        """Return True if the policy only adds an update of this kind, times a rate, to weights."""
+        """Return True if the optimizer only adds updates of a kind, times a rate, to weights."""
 
     def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return the factor f if `apply` only computes ``theta -= f * update``.
+        """Return the factor f if `apply` only computes ``theta -= f * update``, else None.
 
         Args:
-            kind: Kind of the update: a gradient, or a change of weights by local steps.
-            rate: Learning rate of the step, as passed to `apply`.
+            kind: Kind of the workers' update: a gradient, or a change of weights by local steps.
+            rate: Learning rate of the optimizer step, as passed to `apply`.
 
         Returns:
             The factor f, the same for every weight. None if the step does more than subtract the
@@ -96,9 +96,9 @@ class ServerUpdate(Policy, Protocol):
         """
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Return a copy of this policy with optimizers that start with the given optimizer slots.
+        """Return a copy of the policy whose optimizers start with the given optimizer slots.
 
-        `starting_at` is used for a script's optimizers that did steps before the run.
+        `starting_at` is for a script's optimizers that did steps before the run started.
 
         Args:
             slots: Optimizer slots of each optimizer. The slice number of an optimizer slot counts
@@ -106,29 +106,29 @@ class ServerUpdate(Policy, Protocol):
         """
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
-        """Return the learning rate of the optimizer's next update.
+        """Return the learning rate of the server optimizer's next step.
 
         Args:
             scheduled: Learning rate of the run's schedule (--lr_schedule).
             batches: Number of the script's mini-batches that the optimizer's schedule has counted.
-            state: The optimizer's state from `init`.
-            number: Index of the optimizer, for a script with several optimizers.
+            state: The server optimizer's state from `init`.
+            number: Index of the optimizer among the script's optimizers.
         """
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return the step at which the script's learning rate schedule is evaluated.
+        """Return the argument (batches or steps) of the script's learning rate schedule.
 
         Args:
             batches: Number of the script's mini-batches that the optimizer's schedule has counted.
-            state: The optimizer's state from `init`.
-            number: Index of the optimizer, for a script with several optimizers.
+            state: The server optimizer's state from `init`.
+            number: Index of the optimizer among the script's optimizers.
         """
 
     def outer_rate(self, fraction: float) -> float:
         """Return the factor on changes of weights at `fraction` (0..1) of the run's budget."""
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Use the learning rate `rate`, which a script has set, for all later steps."""
+        """Use a learning rate that a script has set for all later steps of the optimizer."""
 
     def apply(
         self,
@@ -140,17 +140,17 @@ class ServerUpdate(Policy, Protocol):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Apply an update to the weights `theta` in place: one optimizer step.
+        """Apply a merged update to the weights `theta` in place: one optimizer step.
 
         Args:
             theta: [n] float32, the shard server's weights.
             update: The merged update: a weighted mean of the workers' updates.
-            kind: Kind of the update: a gradient, or a change of weights by local steps.
-            rate: Return value of `rate` if the update is a gradient, of `outer_rate` if it is a
-                change of weights.
+            kind: Kind of the workers' update: a gradient, or a change of weights by local steps.
+            rate: Factor on the update: the result of the method `rate` for a gradient, of
+                `outer_rate` for a change of weights.
             kernels: Kernels (array functions) that apply an update to the weights.
-            state: The optimizer's state from `init`.
-            number: Index of the optimizer, for a script with several optimizers.
+            state: The server optimizer's state from `init`.
+            number: Index of the optimizer among the script's optimizers.
 
         Returns:
             The indices of the weights that changed (None if all weights may have changed), and the
@@ -158,22 +158,22 @@ class ServerUpdate(Policy, Protocol):
         """
 
     def slots(self, state: State) -> list[list[Slot]]:
-        """Return copies of the optimizer slots of a script's optimizers; [] without a script."""
+        """Return copies of the slots of a script's optimizers; [] if flags set the optimizer."""
 
     def save(self, state: State, keep: Keep = copied) -> State:
         """Return the server optimizer's state as plain data.
 
         Args:
-            state: The optimizer's state from `init`.
-            keep: Function that copies a large array of optimizer slots, or returns a placeholder
-                for the array.
+            state: The server optimizer's state from `init`.
+            keep: Function that copies a large array of optimizer slots, or returns a snapshot of
+                the array.
         """
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the arrays of optimizer state that a step changes and `save` gives to `keep`."""
+        """Return the state arrays that a step changes, and that `save` passes to `keep`."""
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Continue from weights `theta` [n] that other code has set; keep the optimizer's slots."""
+        """Step from weights `theta` [n] that other code has set; do not change optimizer slots."""
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
         """Load an optimizer state that `save` returned, and the weights `theta` [n]."""
@@ -184,7 +184,7 @@ class LocalStep(Policy, Protocol):
 
     @property
     def optimizer(self) -> str:
-        """Value of the flag --local_optimizer that selects this policy."""
+        """Value of the flag --local_optimizer that selects the policy of local steps."""
 
     @property
     def brings_weights(self) -> bool:
@@ -196,13 +196,13 @@ class LocalStep(Policy, Protocol):
 
     @property
     def outlives_rounds(self) -> bool:
-        """True if this worker's optimizer slots are kept from one local round to the next."""
+        """True if a worker's optimizer slots are kept from one round of local steps to the next."""
 
     def num_averaged(self, num_parameters: int) -> int:
-        """Return the number of optimizer slot values that the worker sends with each push."""
+        """Return the number of optimizer slot values in each push, for averaging over workers."""
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return the local optimizer's slots for zero weights; `restart` loads a round's weights.
+        """Return the local optimizer's initial slots; `restart` sets the weights of a round.
 
         Args:
             num_parameters: Number of weights of the shared model.
@@ -219,12 +219,12 @@ class LocalStep(Policy, Protocol):
             values: [n] float32, the gradient of the mini-batch; or the weights after the step, if
                 `brings_weights` is True.
             scheduled_rate: Learning rate of the run's schedule (--lr_schedule).
-            state: The local optimizer's slots (momentum etc.).
+            state: The local optimizer's slots (momentum and others).
             base: [n] float32, the weights at the start of the round of local steps.
         """
 
     def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
-        """Return the gradient [n] to push for one mini-batch, and the learning rate for it.
+        """Return the gradient [n] to push for a mini-batch, and the gradient's learning rate.
 
         Args:
             base: [n] float32, the weights before the mini-batch.
@@ -234,19 +234,19 @@ class LocalStep(Policy, Protocol):
         """
 
     def restart(self, weights: Float32, state: State) -> State:
-        """Begin a round of local steps at the weights `weights` [n]."""
+        """Prepare the local optimizer for a round of local steps from `weights` [n]."""
 
     def forget(self, weights: Float32, state: State) -> State:
-        """Reset the optimizer's slots, which depend on gradients; continue at `weights` [n]."""
+        """Reset the local optimizer's slots to their initial values; continue at `weights` [n]."""
 
     def pack(self, state: State) -> Float32:
         """Return a copy of the optimizer slot values that the PS averages: [num_averaged]."""
 
     def unpack(self, averaged: Float32, state: State) -> State:
-        """Replace this worker's optimizer slots by averages over all workers, [num_averaged]."""
+        """Replace the worker's optimizer slots by averages [num_averaged] over all workers."""
 
     def save(self, state: State) -> State:
-        """Return copies of the optimizer's slots as plain data."""
+        """Return copies of the local optimizer's slots as plain data."""
 
     def restore(self, saved: State, weights: Float32, state: State) -> State:
-        """Load optimizer slots that `save` returned; the worker's weights are `weights` [n]."""
+        """Load local optimizer slots that `save` returned, for a worker with `weights` [n]."""

@@ -1,10 +1,11 @@
 """Describe a script's compiled optimizer as plain data on a worker, and rebuild it on the PS.
 
 The `get_config` of a Keras optimizer lacks two kinds of settings: variables passed to
-`exclude_from_weight_decay`, and rules that match variable paths. The worker has the variables, so
-the worker evaluates the settings that match variables and sends the resulting paths. An optimizer
-that plain data cannot describe is rejected with an error. The error about a rejected optimizer
-lists training methods whose workers run the optimizer themselves.
+`exclude_from_weight_decay`, and rules that match variable paths. The worker has the model's
+variables, so the worker evaluates settings that match variables, and sends the paths of the
+matching variables. `describe` raises an error for an optimizer that plain data cannot describe. The
+error about an optimizer that plain data cannot describe lists training methods whose workers run
+the optimizer themselves.
 
 Source: design, section 11, which lists the traps of Keras 3.15.
 """
@@ -51,14 +52,14 @@ def describe(
     clock: str = "batches",
     paths: Sequence[str] = (),
 ) -> DescribedOptimizer:
-    """Describe a compiled Keras optimizer with its current argument values as plain data.
+    """Describe a compiled Keras optimizer as plain data, with its current argument values.
 
     Args:
-        optimizer: An instance of a class of keras.optimizers, built or not.
+        optimizer: Compiled Keras optimizer of the script, built or not built yet.
         variables: The model's variables that all workers share, in their order on the parameter
             server.
-        clock: The counter at which the optimizer's learning rate schedule is evaluated: "batches"
-            of the script or "steps" of the optimizer.
+        clock: The argument of the optimizer's learning rate schedule: the number of "batches" of
+            the script, or of "steps" of the optimizer.
         paths: Names under which the variables are shared. Empty means the Keras paths of the
             variables.
 
@@ -127,10 +128,11 @@ def describe_constraints(
 
 
 def own_schedule(optimizer: Any) -> Any:
-    """Return an optimizer's learning rate schedule if the script defines its class; else None.
+    """Return an optimizer's learning rate schedule if the script defines the schedule's class.
 
-    A parameter server cannot build a class that a script defines. So the worker evaluates the
-    script's schedule and sends the learning rate with each push.
+    A parameter server cannot build a learning rate schedule whose class a script defines. With a
+    learning rate schedule that the script defines, the worker evaluates the schedule and sends the
+    learning rate with each push.
     """
     import keras
 
@@ -143,7 +145,7 @@ def own_schedule(optimizer: Any) -> Any:
 
 
 def _rate(optimizer: Any, name: str) -> Any:
-    """Return the learning rate: a number, or the class name and arguments of a schedule."""
+    """Return the optimizer's learning rate: a number, or a schedule's class name and arguments."""
     import keras
 
     rate = optimizer._learning_rate
@@ -168,14 +170,14 @@ def _described(
     """Return the class name and the arguments of a learning rate schedule or constraint.
 
     Args:
-        made: The object to describe: a learning rate schedule or a constraint.
-        module: Keras module that must contain the object's class.
-        known: Class name -> argument names, for the Keras classes that a parameter server builds.
-        what: Beginning of the error message about an object that cannot be built.
-        expected: Words of the error message before the list of accepted classes.
+        made: The Keras object to describe: a learning rate schedule or a constraint.
+        module: Keras module that must contain the class of the schedule or constraint.
+        known: Keras class name -> argument names, for the classes that a parameter server builds.
+        what: Beginning of the error message about an object that a parameter server cannot build.
+        expected: Words that precede the list of accepted Keras classes in the error message.
 
     Raises:
-        ConfigurationError: A parameter server cannot build the object.
+        ConfigurationError: A parameter server cannot build the schedule or constraint.
     """
     name = type(made).__name__
     if name not in known or type(made) is not getattr(module, name):
@@ -192,7 +194,8 @@ def _plain(value: Any, what: str) -> Any:
     """Return a value as a JSON type: a number, a string, a boolean, None, or a list.
 
     Raises:
-        ConfigurationError: The value is not of a JSON type, for example a function or a schedule.
+        ConfigurationError: The value, for example a function or a learning rate schedule, has no
+            JSON type.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -213,7 +216,7 @@ def _where(names: Sequence[str], variables: Sequence[Any], rule: Any) -> tuple[s
 
 
 def _decays(optimizer: Any, variable: Any) -> bool:
-    """Return True if the optimizer applies weight decay to this variable."""
+    """Return True if the optimizer applies weight decay to the given variable."""
     import keras
 
     # Keras matches the names from `exclude_from_weight_decay` against the name of the TensorFlow
@@ -225,11 +228,11 @@ def _decays(optimizer: Any, variable: Any) -> bool:
 
 
 def _is_by_adamw(optimizer: Any, variable: Any) -> bool:
-    """Return True if a path rule of a Muon optimizer selects AdamW for this variable.
+    """Return True if a path rule of a Muon optimizer selects AdamW for the given variable.
 
-    The optimizer Muon also uses AdamW for every variable that is not two-dimensional. The parameter
-    server has the shapes of the variables, so the worker does not report variables that Muon steps
-    with AdamW because of their shape.
+    The optimizer Muon uses AdamW for variables that path rules select and for every variable that
+    is not two-dimensional. The worker does not report variables that Muon steps with AdamW because
+    of their shape, because the parameter server knows the shapes of variables.
     """
     if not hasattr(optimizer, "exclude_layers") or len(variable.shape) != 2:
         return False
@@ -237,7 +240,7 @@ def _is_by_adamw(optimizer: Any, variable: Any) -> bool:
 
 
 def build_optimizer(described: Described, by_adamw: str = "") -> Any:
-    """Build a Keras optimizer with learning rate 0; the caller assigns the rate of each step.
+    """Build a Keras optimizer with learning rate 0; the caller sets the rate before each step.
 
     Args:
         described: Class and arguments of the Keras optimizer, from an untrusted client.
@@ -260,7 +263,8 @@ def build_schedule(described: Described) -> Any:
     """Build a Keras learning rate schedule, which is a function of the step.
 
     Raises:
-        ConfigurationError: The schedule is not on the allow-list, or Keras rejects its arguments.
+        ConfigurationError: The learning rate schedule is not on the allow-list, or Keras rejects
+            its arguments.
     """
     import keras
 
@@ -269,7 +273,7 @@ def build_schedule(described: Described) -> Any:
 
 
 def build_constraint(described: Described) -> Any:
-    """Build the Keras constraint of a variable.
+    """Build the Keras constraint of a variable from its description.
 
     Raises:
         ConfigurationError: The constraint is not on the allow-list, or Keras rejects its arguments.

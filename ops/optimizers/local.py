@@ -1,9 +1,9 @@
-"""A worker's local optimizers between two pushes: a Keras optimizer, SGD, or the script's.
+"""Optimizers of a worker's local steps between two pushes: SGD, Keras or the script's optimizer.
 
 In some training methods, workers do local steps and push changes of weights instead of gradients.
 Each worker that does local steps has an optimizer with its own slots (momentum, Adam's moments, the
-step count). An exchange with the parameter server keeps the optimizer slots, clears them, or
-averages them over the workers, as it averages the statistics of BatchNorm.
+step count). An exchange with the parameter server leaves the slots of the workers' local optimizers
+unchanged, resets the slots, or averages the slots over the workers.
 
 Source: Li, Zhou et al., "ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous Data
 Centers", IEEE TSC 15(4), allows any local optimizer; the paper's code has only plain SGD.
@@ -50,7 +50,7 @@ _NUM_SLOTS = {
 
 @dataclasses.dataclass(frozen=True)
 class LocalUpdate:
-    """Settings of a worker's local steps with a Keras optimizer.
+    """Settings of a worker's local steps with an optimizer of Keras.
 
     Attributes:
         optimizer: A value of the flag --local_optimizer other than "script". The optimizer has
@@ -78,7 +78,7 @@ class LocalUpdate:
     prox_mu: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise an error if optimizer settings are out of range or cannot be combined."""
+        """Raise an error if local optimizer settings are out of range or cannot be combined."""
         for flag, value, legal in (
             ("local_optimizer", self.optimizer, _BUILT),
             ("local_opt_state", self.opt_state, SLOT_FATES),
@@ -118,7 +118,7 @@ class LocalUpdate:
 
     @property
     def _has_arrays(self) -> bool:
-        """True if the optimizer has slots other than the step count."""
+        """True if the optimizer has slots (state) other than the step count."""
         return self.momentum > 0 or not self._is_sgd
 
     @property
@@ -127,7 +127,7 @@ class LocalUpdate:
 
     @property
     def _described(self) -> Described:
-        """Class and arguments of the Keras optimizer; each step assigns the learning rate."""
+        """Class and arguments of the Keras optimizer, whose learning rate is set at each step."""
         described = OptimizerUpdate(self.optimizer, self.momentum).described
         if self.weight_decay is None:
             return described
@@ -136,7 +136,7 @@ class LocalUpdate:
 
     @property
     def outlives_rounds(self) -> bool:
-        """True if this worker's optimizer slots are kept from one local round to the next."""
+        """True if a worker's optimizer slots are kept from one round of local steps to the next."""
         return self.opt_state == "keep"
 
     @property
@@ -144,11 +144,11 @@ class LocalUpdate:
         return self._has_arrays and self.opt_state == "average"
 
     def num_averaged(self, num_parameters: int) -> int:
-        """Return the number of optimizer values in each push: step count and slot arrays."""
+        """Return how many optimizer values each push has, from the step count and slot arrays."""
         return 1 + _NUM_SLOTS[self.optimizer] * num_parameters if self._averages else 0
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return the optimizer's state for zero weights; `restart` loads a round's weights."""
+        """Return the local optimizer's initial state; `restart` sets the weights of a round."""
         import numpy as np
 
         from thinwire.ops.optimizers.variables import VariablesOptimizer
@@ -179,7 +179,7 @@ class LocalUpdate:
             weights: [n] float32, the worker's weights.
             gradient: [n] float32, the gradient of the mini-batch.
             scheduled_rate: Learning rate of the run's schedule (--lr_schedule).
-            state: The local optimizer's state.
+            state: The local optimizer's state (slots and step count).
             base: [n] float32, the weights at the start of the round of local steps.
         """
         import numpy as np
@@ -194,11 +194,11 @@ class LocalUpdate:
         return state
 
     def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
-        """Return the gradient [n] unchanged, and the scheduled learning rate."""
+        """Return a mini-batch's gradient [n] unchanged, and the scheduled learning rate."""
         return values, rate
 
     def restart(self, weights: Float32, state: State) -> State:
-        """Begin a round at `weights` [n]; clear the optimizer's slots if `opt_state` is "reset"."""
+        """Begin a round of local steps at `weights` [n]; reset slots if `opt_state` is "reset"."""
         if self.has_slots:
             state["keras"].set_weights(weights)
             if self.opt_state == "reset":
@@ -206,7 +206,7 @@ class LocalUpdate:
         return state
 
     def forget(self, weights: Float32, state: State) -> State:
-        """Set the optimizer's slots to their initial values; continue at `weights` [n]."""
+        """Reset the local optimizer's slots to their initial values; continue at `weights` [n]."""
         return dataclasses.replace(self, opt_state="reset").restart(weights, state) if state else {}
 
     def pack(self, state: State) -> Float32:
@@ -218,7 +218,7 @@ class LocalUpdate:
         return np.concatenate([np.float32(slot).reshape(-1) for slot in _slots(state["keras"])])
 
     def unpack(self, averaged: Float32, state: State) -> State:
-        """Replace this worker's optimizer slots by averages over all workers, [num_averaged]."""
+        """Replace the worker's optimizer slots by averages [num_averaged] over all workers."""
         start = 0
         for variable in _slots(state["keras"]) if len(averaged) else ():
             size = variable.value.numpy().size
@@ -228,11 +228,11 @@ class LocalUpdate:
         return state
 
     def save(self, state: State) -> State:
-        """Return copies of the optimizer's slots as plain data."""
+        """Return copies of the local optimizer's slots as plain data."""
         return state["keras"].save() if self.has_slots else {}
 
     def restore(self, saved: State, weights: Float32, state: State) -> State:
-        """Load optimizer slots that `save` returned; the worker's weights are `weights` [n]."""
+        """Load local optimizer slots that `save` returned, for a worker with `weights` [n]."""
         if self.has_slots:
             state["keras"].restore(saved, weights)
         return state
@@ -242,18 +242,19 @@ class LocalUpdate:
 class ScriptStep:
     """Settings of local steps by the script's compiled optimizer.
 
-    The script does a local optimizer step, then submits the new weights to the worker. The
-    optimizer's slots are in the script's process, and an exchange with the parameter server does
-    not change them. With many local steps per round, a restarted process continues with the
-    optimizer slots saved by `thinwire.script.keras.kept_state`. In runs without many local steps
-    per round, a restarted process starts with new optimizer slots.
+    With ScriptStep, the script does a local optimizer step, then submits the new weights to the
+    worker. The slots of the script's optimizer are in the script's process, and an exchange with
+    the parameter server does not change them. If workers push changes of weights and the run has a
+    folder (run_dir), a restarted script continues with the optimizer slots that
+    `thinwire.script.keras.kept_state` has saved. If workers push gradients, or the run has no
+    folder, a restarted script starts with new optimizer slots.
 
-    If every mini-batch is pushed, the pushed gradient is the weights before the step minus the
-    weights after the step, and the learning rate is 1.
+    If every mini-batch is pushed, the pushed gradient is the weights before the script's optimizer
+    step minus the weights after the step, and the learning rate is 1.
 
     Attributes:
-        optimizer: Always "script". The value is part of the fingerprint of the run's training
-            method.
+        optimizer: Always "script", the value of --local_optimizer, which is part of the training
+            method's fingerprint.
         prox_mu: mu of FedProx, as in `LocalUpdate`. The script's process adds mu (w - b) to each
             gradient before its optimizer clips the gradient, with w the current weights and b the
             weights at the start of the round.
@@ -265,7 +266,7 @@ class ScriptStep:
     prox_mu: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise an error if optimizer settings are out of range or cannot be combined."""
+        """Raise an error if local optimizer settings are out of range or cannot be combined."""
         _check_not_negative("prox_mu", self.prox_mu)
 
     def num_averaged(self, num_parameters: int) -> int:
@@ -279,12 +280,12 @@ class ScriptStep:
     def step(
         self, weights: Float32, values: Float32, scheduled_rate: float, state: State, base: Float32
     ) -> State:
-        """Copy the script's weights `values` [n] into `weights` [n]."""
+        """Copy weights `values` [n] that the script computed into the worker's `weights` [n]."""
         weights[:] = values
         return state
 
     def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
-        """Return the weights before minus the weights after the step [n], and learning rate 1."""
+        """Return the weights before the step minus the weights after it, and learning rate 1."""
         return base - values, 1.0
 
     def restart(self, weights: Float32, state: State) -> State:
@@ -304,7 +305,7 @@ class ScriptStep:
         return state
 
     def save(self, state: State) -> State:
-        """Return the optimizer state, which is empty for a script's optimizer."""
+        """Return an empty state, because a script's optimizer has its state in the script."""
         return state
 
     def restore(self, saved: State, weights: Float32, state: State) -> State:
@@ -325,7 +326,7 @@ def _check_not_negative(flag: str, number: float | None) -> None:
 
 
 def _slots(flat: VariablesOptimizer) -> list[Any]:
-    """Return the optimizer's step count, and its slot arrays of the model's size."""
+    """Return the optimizer's step count, and its slots that are arrays of the model's size."""
     optimizer = flat.optimizer
     arrays = [slot for slot in optimizer.variables if slot.shape == flat.variables[0].shape]
     return [optimizer.iterations, *arrays]
@@ -338,7 +339,7 @@ def _all_slots(flat: VariablesOptimizer) -> list[Any]:
 
 
 def _clear(flat: VariablesOptimizer, fills: Sequence[Any]) -> None:
-    """Fill each optimizer slot with its initial value from `fills`."""
+    """Fill each slot of the local optimizer with its initial value from `fills`."""
     import numpy as np
 
     for variable, fill in zip(_all_slots(flat), fills, strict=True):

@@ -1,6 +1,6 @@
-"""SGD with momentum for flat weights: the arithmetic of Keras, in cache-sized numpy chunks.
+"""SGD with momentum for flat weights, computed as in Keras, in cache-sized numpy chunks.
 
-A step of this SGD takes a third of the time of Keras's SGD step on the same buffers. Each dense
+A step of `MomentumSGD` takes a third of the time of a step of Keras's SGD. For `MomentumSGD`, each
 update is one optimizer step.
 
 Source: Keras's SGD: v = momentum v - rate g, theta = theta + v, each operation rounded to float32.
@@ -29,7 +29,7 @@ class MomentumSGD:
 
     Attributes:
         velocity: [n] float32, the velocity (momentum slot) of SGD.
-        num_steps: Number of optimizer steps so far, dense and sparse.
+        num_steps: Number of optimizer steps so far, with dense and sparse updates.
     """
 
     def __init__(self, momentum: float, theta: Float32) -> None:
@@ -66,11 +66,11 @@ class MomentumSGD:
         """Do nothing: the caller gives the weights to every call of `step`."""
 
     def changing(self) -> Sequence[Any]:
-        """Return the velocity array, which an optimizer step changes in place."""
+        """Return the velocity (momentum slot), which an optimizer step changes in place."""
         return (self.velocity,)
 
     def save(self, keep: Keep = copied) -> State:
-        """Return the optimizer slots as the variable values of Keras's SGD, in Keras's order."""
+        """Return the slots of SGD with momentum, numbered in the order of Keras's SGD."""
         return {
             "0": np.int64(self.num_steps),
             "1": self._rate,

@@ -1,15 +1,16 @@
 """Server optimizers for changes of weights: DiLoCo's Nesterov step and FedOpt's three optimizers.
 
-A worker pushes the change of weights w - b, with w its weights after a round of local steps and b
-the weights at the start of the round. Papers call the negative change of weights, D = b - w, the
-pseudo-gradient; the server subtracts D. Only the function `_pseudo_gradient` changes the sign of
-the workers' update. If workers push gradients instead of changes of weights, the pseudo-gradient D
-is the learning rate times the gradient: one local SGD step.
+For an outer optimizer, a worker pushes the change of weights w - b, with w its weights after a
+round of local steps and b the weights at the start of the round. Papers call the negative change of
+weights, D = b - w, the pseudo-gradient; the server subtracts D. Among the functions of an outer
+optimizer, only `_pseudo_gradient` changes the sign of the workers' update. If workers push
+gradients instead of changes of weights, the pseudo-gradient D is the learning rate times the
+gradient: one local SGD step.
 
 The arithmetic of an outer optimizer is numpy on chunks that fit the processor's cache, and the
-optimizer's state is plain arrays. The new value of a weight depends only on the update, the
-weight's own optimizer slots and the number of steps. So a shard server may have any part of a
-variable, and the optimizer can step parts of a shard server's weights separately.
+optimizer's state is plain arrays. In an outer optimizer the new value of a weight depends only on
+the weight's own value, update and optimizer slots, and on the number of steps. Because an outer
+optimizer steps each weight separately, a shard server may have any part of a variable.
 
 Source: Douillard et al., "DiLoCo", arXiv 2311.08105; Reddi et al., "Adaptive federated
 optimization", arXiv 2003.00295, algorithm 2.
@@ -43,11 +44,12 @@ _PIECE = 1 << 16
 class OuterUpdate(FollowsOuterSchedule, abc.ABC):
     """Base class of server optimizers that step by pseudo-gradients (changes of weights).
 
-    Each slot array of the optimizer has the size of the weights.
+    Each slot array of an outer optimizer has the size of the weights.
 
     Attributes:
-        optimizer: Value of the flag --server_optimizer that selects this class.
-        slot_names: Names of the optimizer's slot arrays; empty for an optimizer without slots.
+        optimizer: Value of the flag --server_optimizer that selects the outer optimizer.
+        slot_names: Names of the outer optimizer's slot arrays (state); empty for an optimizer
+            without slots.
         global_lr: g, the outer rate (factor on workers' changes of weights).
         global_lr_schedule: Schedule of the outer rate (factor on workers' changes of weights), as
             text for `parse_schedule`. Empty means that the outer rate is constant.
@@ -60,7 +62,7 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
     global_lr_schedule: str = ""
 
     def __post_init__(self) -> None:
-        """Raise an error if the outer rate is negative or its schedule is malformed."""
+        """Raise an error if the outer rate (--global_lr) is negative, or its schedule malformed."""
         _check_range("global_lr", self.global_lr, 0.0, float("inf"))
         # `outer_rate` parses `global_lr_schedule`, the schedule of the outer rate, and raises an
         # error if the text is malformed
@@ -68,10 +70,11 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
 
     @property
     def described(self) -> Described:
-        """Raise ConfigurationError, because no Keras class does the same steps.
+        """Raise ConfigurationError, because no Keras optimizer does an outer optimizer's steps.
 
         Raises:
-            ConfigurationError: Raised at every call, because no Keras class does the same steps.
+            ConfigurationError: Raised at every call, because no Keras optimizer does the steps of
+                an outer optimizer.
         """
         raise ConfigurationError(
             f"--server_optimizer={self.optimizer} applies changes of weights from local steps, but "
@@ -81,11 +84,11 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
 
     @property
     def keeps_sparse(self) -> bool:
-        """True without optimizer slots: a sparse update changes only weights in the update."""
+        """True for an optimizer without slots: a sparse update changes only its own weights."""
         return not self.slot_names
 
     def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return the factor f if a step is ``theta -= f * update``; None for other steps."""
+        """Return the factor f if an optimizer step is ``theta -= f * update``, else None."""
         if not self.keeps_sparse:
             return None
         return -rate if kind is Kind.DELTA else rate * self.global_lr
@@ -109,7 +112,7 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Apply an update to `theta` in place; with optimizer slots, all weights may change."""
+        """Apply an update to the weights `theta` in place; with slots, all weights may change."""
         import numpy as np
 
         sign = -1.0 if kind is Kind.DELTA else rate  # `factor` of `_pseudo_gradient`
@@ -136,13 +139,13 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
     def _step(
         self, theta: Float32, pseudo_gradient: Float32, slots: dict[str, Float32], rate: float
     ) -> None:
-        """Do the optimizer's step for one chunk of the weights and of the slots, in place.
+        """Do an optimizer step for one chunk of the weights and of the optimizer slots, in place.
 
         Args:
-            theta: [k] float32, one chunk of the weights.
+            theta: [k] float32, one chunk of the shard server's weights.
             pseudo_gradient: [k] float32, the pseudo-gradient D; a copy that the step may overwrite.
             slots: Name of the optimizer slot -> [k] float32, the slot values of the chunk.
-            rate: Outer rate g times the bias correction from `_correction`.
+            rate: Outer rate g (factor on the step) times the bias correction from `_correction`.
         """
 
     def _start_of(self, slot: str) -> float:
@@ -154,7 +157,7 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         return 1.0
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the optimizer's slot arrays, which a step changes in place."""
+        """Return the outer optimizer's slot arrays, which an optimizer step changes in place."""
         return [value for value in state.values() if value.ndim]
 
     def save(self, state: State, keep: Keep = copied) -> State:
@@ -193,13 +196,13 @@ class Nesterov(OuterUpdate):
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        """Raise an error if a setting of the optimizer is out of range."""
+        """Raise an error if a setting of the outer optimizer is out of range."""
         super().__post_init__()
         _check_share("momentum", self.momentum)
 
     @property
     def slot_names(self) -> Sequence[str]:  # type: ignore[override]
-        """Names of the optimizer slots: the velocity; no slot if the momentum is 0."""
+        """Names of the optimizer slots: the velocity, or no slot if the momentum is 0."""
         return ("velocity",) if self.momentum else ()
 
     def _step(
@@ -219,8 +222,8 @@ class Nesterov(OuterUpdate):
 class _Adaptive(OuterUpdate):
     """FedOpt's step: m <- b1 m + (1 - b1) d; b <- b + g m / (sqrt v + tau), with d = -D.
 
-    m is the first moment, v the second moment, b the weights, D the pseudo-gradient. Each subclass
-    of FedOpt's step updates the second moment v differently.
+    m is the first moment, v the second moment, b the weights, D the pseudo-gradient. Each of
+    FedOpt's three optimizers updates the second moment v differently.
 
     Attributes:
         global_lr: g, the outer rate (factor on FedOpt's step).
@@ -239,7 +242,7 @@ class _Adaptive(OuterUpdate):
     server_v_start: str = "zero"
 
     def __post_init__(self) -> None:
-        """Raise an error if a setting of the optimizer is out of range."""
+        """Raise an error if a setting of the outer optimizer is out of range."""
         super().__post_init__()
         _check_share("server_beta_1", self.server_beta_1)
         _check_range("server_tau", self.server_tau, 1e-12, 1e6)
@@ -302,7 +305,7 @@ class FedAdam(_Adaptive):
     bias_correction: bool = False
 
     def __post_init__(self) -> None:
-        """Raise an error if a setting of the optimizer is out of range."""
+        """Raise an error if a setting of the outer optimizer is out of range."""
         super().__post_init__()
         _check_share("server_beta_2", self.server_beta_2)
 
@@ -334,7 +337,7 @@ class FedYogi(_Adaptive):
     server_beta_2: float = 0.99
 
     def __post_init__(self) -> None:
-        """Raise an error if a setting of the optimizer is out of range."""
+        """Raise an error if a setting of the outer optimizer is out of range."""
         super().__post_init__()
         _check_share("server_beta_2", self.server_beta_2)
 
@@ -360,10 +363,10 @@ SERVER_OPTIMIZERS = tuple(dict.fromkeys((*OPTIMIZERS, *OUTER_OPTIMIZERS)))
 
 
 def _pseudo_gradient(values: Float32, factor: float) -> Float32:
-    """Return the pseudo-gradient D [k] of the workers' merged update.
+    """Return the pseudo-gradient D [k]: the workers' merged update times `factor`.
 
     Args:
-        values: [k] float32, the workers' merged update.
+        values: [k] float32, a chunk of the workers' merged update.
         factor: Factor on `values`: -1 for changes of weights, the learning rate for gradients.
     """
     import numpy as np

@@ -1,10 +1,10 @@
-"""Check a script's learning rate schedule: the PS evaluates the schedule at sampled steps.
+"""Check of a script's learning rate schedule by evaluating the schedule at sampled steps.
 
-Schedule arguments within the bounds of the allow-list can still produce NaN as learning rate. For
+Arguments of a learning rate schedule can be legal and still produce NaN as learning rate. For
 example, `CosineDecayRestarts(first_decay_steps=1e-9, t_mul=-1)` takes the logarithm of a negative
-number. So the parameter server computes the learning rate at sampled steps of the run before it
-accepts a schedule. A schedule may still lack a finite learning rate at a step between two samples;
-the run then ends as diverged.
+number. Before a parameter server accepts a learning rate schedule, it computes the learning rate at
+sampled steps of the run. If a learning rate schedule has no finite rate at a step that was not
+sampled, the run ends as diverged at this step.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ def check_rates(
 ) -> None:
     """Raise an error if a learning rate schedule has no finite rate at one of the sampled steps.
 
-    Zero and negative learning rates are legal, as in Keras. If the length of the run is unknown, an
-    infinite learning rate at a late step is legal too. A learning rate of NaN is always rejected.
+    `check_rates` accepts zero and negative learning rates, as Keras does. If the length of the run
+    is unknown, a schedule may have an infinite learning rate at a late step. `check_rates` rejects
+    every schedule with a learning rate of NaN at a sampled step.
 
     Args:
         schedule: The learning rate schedule, a function of the step.
         described: Class and arguments of the learning rate schedule.
         first: First step of the run at which the schedule is evaluated.
-        most_steps: Largest number of steps of the run; None if the number is unknown.
+        most_steps: Largest number of optimizer steps of the run; None if the number is unknown.
 
     Raises:
         ConfigurationError: A learning rate is not finite. The message contains the schedule, its
@@ -79,10 +80,11 @@ def check_rates(
 def sample_steps(described: Described, first: int, last: int) -> list[int]:
     """Return the steps at which a learning rate schedule is checked, ascending.
 
-    The sampled steps are the first and the last step, some early steps, the powers of two and of
-    ten after the first step, and the neighbors of special steps. A special step of a schedule is an
-    argument of the schedule, or the product, sum or quotient of two arguments. For example,
-    `InverseTimeDecay` with a negative decay rate divides by zero at the quotient of two arguments.
+    The sampled steps are the run's first and last step, some early steps, the powers of two and of
+    ten after the first step, and steps near special steps of the schedule. A special step of a
+    learning rate schedule is an argument of the schedule, or the product, sum or quotient of two
+    arguments. For example, the schedule `InverseTimeDecay` with a negative decay rate divides by
+    zero at the step decay_steps / -decay_rate.
 
     Args:
         described: Class and arguments of the learning rate schedule.
@@ -100,7 +102,7 @@ def sample_steps(described: Described, first: int, last: int) -> list[int]:
 
 
 def _special_steps(arguments: Iterable[Any]) -> Iterator[float]:
-    """Yield absolute values of numeric arguments, and their pairs' products, sums and quotients."""
+    """Yield absolute values of numeric arguments, and products, sums and quotients of two such."""
     numbers: list[float] = []
     for value in arguments:
         values = value if isinstance(value, list) else [value]

@@ -1,7 +1,8 @@
-"""Learning rate schedules: the rate as a function of the consumed fraction of the run's budget.
+"""Learning rate schedules, which depend on the consumed fraction of the training run's budget.
 
-All training methods use the same learning rate schedules. The budget of a run counts training
-examples, not updates, so that runs with different synchronization are comparable.
+The learning rate schedules of --lr_schedule are available in all training methods. Learning rate
+schedules count training examples, not updates, so that runs with different synchronization are
+comparable.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Schedule:
     """Learning rate schedule with drops: the rate is multiplied by a factor at each drop.
 
     Attributes:
-        learning_rate: Learning rate at the start of the run.
+        learning_rate: Learning rate at the start of the training run.
         drops: Pairs (fraction of the run's budget at the drop, factor on the learning rate),
             fractions ascending.
 
@@ -64,7 +65,7 @@ class RateCurve(Schedule):
 
     Attributes:
         shape: Name of the learning rate curve, a key of `CURVES`.
-        warmup: Fraction of the run's budget for warm-up, from 0 to below 1.
+        warmup: Fraction of the run's budget for linear warm-up, from 0 to below 1.
         floor: Final learning rate as a fraction of `learning_rate`, from 0 to below 1.
 
     >>> RateCurve(0.5, shape="linear", warmup=0.5).rate(0.25)
@@ -87,7 +88,7 @@ class RateCurve(Schedule):
 
     @property
     def goes_on_in_rounds(self) -> bool:
-        """True: the learning rate changes continuously with the consumed budget."""
+        """True: the learning rate changes with each consumed example, even during a round."""
         return True
 
     @property
@@ -109,22 +110,23 @@ class Budget:
     examples: int | None = None
 
     def fraction(self, updates: float, samples: int) -> float:
-        """Return the larger consumed fraction (0..1) of the run's limits on updates and examples.
+        """Return the larger of the consumed fractions (0..1) of the limits on updates and examples.
 
-        Without limits on updates and examples, the consumed fraction is 0. With `iter_max` alone,
-        the budget in examples is iter_max times the mean number of examples per update so far, so
-        the consumed fraction of examples equals the consumed fraction of updates.
+        If a run has no limit on updates or examples, the consumed fraction of its budget is 0. If a
+        run has only the limit `iter_max` on updates, its budget in examples is iter_max times the
+        mean number of examples per update so far, so the consumed fractions of examples and of
+        updates are equal.
         """
         by_updates = updates / self.iter_max if self.iter_max else 0.0
         by_examples = samples / self.examples if self.examples else 0.0
         return min(1.0, max(by_updates, by_examples))
 
     def can_reach(self, updates: int) -> bool:
-        """Return True if a run with this budget may apply `updates` updates."""
+        """Return True if the budget lets the training run apply `updates` updates."""
         return updates <= (self.iter_max or MOST_UPDATES)
 
     def end(self, updates: int, samples: int) -> str | None:
-        """Return the reason to end the run, "iter_max" or "epochs"; None if budget remains."""
+        """Return why the run must end, "iter_max" (updates) or "epochs" (examples), or None."""
         if self.iter_max is not None and updates >= self.iter_max:
             return "iter_max"
         if self.examples and samples >= self.examples:
@@ -134,15 +136,16 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class RateInRound:
-    """The learning rate of a worker's local steps within a round.
+    """The learning rate of a worker's local steps within a training round.
 
-    The worker estimates the run's consumed budget at each local step from its own progress.
+    At each local step the worker estimates, from its own progress, which part of the run's budget
+    is consumed.
 
     Attributes:
         schedule: Learning rate schedule of the run.
-        budget: Budget of the run, in updates and examples.
+        budget: Budget of the training run, in updates and training examples.
         nb_workers: Number of workers that do local steps in parallel.
-        longest_round: Number of local steps in a round; 0 if the number is unknown.
+        longest_round: Number of local steps in a training round; 0 if the number is unknown.
     """
 
     schedule: Schedule
@@ -151,14 +154,15 @@ class RateInRound:
     longest_round: int
 
     def rate(self, version: int, samples_of_run: int, steps: int, samples: int) -> float:
-        """Return the learning rate of this worker's next local step.
+        """Return the learning rate of the worker's next local step.
 
         Args:
             version: Number of updates that the run had applied when the round of local steps began.
             samples_of_run: Number of examples that all workers had consumed when the round of local
                 steps began.
-            steps: Number of local steps that this worker has done since the round began.
-            samples: Number of examples that this worker has consumed since the round began.
+            steps: Number of local steps that the worker has done since the round began.
+            samples: Number of examples that the worker has consumed since the round of local steps
+                began.
         """
         updates = version + (steps / self.longest_round if self.longest_round else 0)
         consumed = samples_of_run + self.nb_workers * samples
@@ -167,16 +171,17 @@ class RateInRound:
 
 @functools.lru_cache
 def parse_schedule(learning_rate: float, text: str, flag: str = "lr_schedule") -> Schedule:
-    """Return the schedule of the learning rate, or of the outer rate, from the flags' values.
+    """Return the schedule of the learning rate or of the outer rate that a flag's text describes.
 
     Args:
         learning_rate: Learning rate (or outer rate) at the start of the run.
         text: Value of the schedule flag: drops, for example ``"0.6:0.2,0.8:0.2"``; or a key of
             `CURVES` with parameters, for example ``"cosine:warmup=0.02"``.
-        flag: Name of the learning rate schedule's flag, for error messages.
+        flag: Name of the flag that sets the schedule, for error messages.
 
     Raises:
-        ConfigurationError: The text of the schedule is malformed, or a value is out of range.
+        ConfigurationError: The text of the learning rate schedule is malformed, or a value is out
+            of range.
     """
     shape, _, parameters = text.partition(":")
     if shape.strip() not in CURVES:
@@ -201,12 +206,12 @@ def parse_drops(text: str, flag: str = "lr_schedule") -> tuple[tuple[float, floa
     """Parse drops like ``"0.6:0.2,0.8:0.2"`` into pairs (fraction of the budget, rate factor).
 
     Args:
-        text: Value of the learning rate schedule's flag, with drops.
-        flag: Name of the learning rate schedule's flag, for error messages.
+        text: Value of the learning rate schedule's flag: drops, for example ``"0.6:0.2,0.8:0.2"``.
+        flag: Name of the flag that sets the schedule, for error messages.
 
     Raises:
-        ConfigurationError: The text of the drops is not a list of pairs, the fractions do not
-            ascend within (0, 1), or a factor is not above 0 and finite.
+        ConfigurationError: The text is not a list of pairs, the fractions do not ascend within (0,
+            1), or a factor on the rate is not above 0 and finite.
     """
     try:
         drops = tuple(
@@ -222,7 +227,7 @@ def parse_drops(text: str, flag: str = "lr_schedule") -> tuple[tuple[float, floa
     legal = all(0 < fraction < 1 for fraction in fractions) and fractions == sorted(set(fractions))
     if not legal or not all(0 < factor < float("inf") for _, factor in drops):
         raise ConfigurationError(
-            f"--{flag}={text!r}: expected ascending fractions of the budget between 0 and 1, and "
-            "finite factors above 0."
+            f"--{flag}={text!r}: expected ascending fractions of the run's budget between 0 and "
+            "1, and finite factors above 0."
         )
     return drops

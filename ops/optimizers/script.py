@@ -1,11 +1,11 @@
-"""Server policy for a script's compiled optimizer, which the PS builds from a worker's offer.
+"""Optimizer policies for a script's compiled optimizers, built from a worker's description.
 
 An offer is the description of a script's model and optimizers that a worker sends to the parameter
 server. The learning rate comes from the script's optimizer or its schedule, not from the flag
---learning_rate. Plain SGD and SGD with momentum of a script run the same code as with the flag
---server_optimizer. All other optimizers of a script run as Keras code on variables
-(`thinwire.ops.optimizers.variables`). A script may have several optimizers, for example for a GAN;
-each optimizer steps different variables.
+--learning_rate. If a script's optimizer is SGD, with or without momentum, the code for
+--server_optimizer=sgd or momentum does its steps. All optimizers of a script except SGD run as
+Keras code on variables (`thinwire.ops.optimizers.variables`). A script may have several optimizers,
+for example for a GAN; each optimizer steps different variables.
 
 Source: design, section 11.
 """
@@ -45,7 +45,7 @@ _ONLY_KERAS = (
 
 
 class GradientsOnly(ServerUpdate):
-    """Base of policies for a script's optimizers, to which workers push only gradients."""
+    """Base class of policies for a script's optimizers, for which workers push only gradients."""
 
     optimizer = SCRIPT
 
@@ -54,7 +54,7 @@ class GradientsOnly(ServerUpdate):
         return False
 
     def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return None, because no shortcut replaces the step of the script's optimizer."""
+        """Return None, because the step of a script's optimizer is not ``theta -= f * update``."""
         return None
 
     def outer_rate(self, fraction: float) -> float:
@@ -64,7 +64,7 @@ class GradientsOnly(ServerUpdate):
 
 @dataclasses.dataclass(frozen=True)
 class AwaitedUpdate(GradientsOnly, RunsOwnRate):
-    """Placeholder for a script's optimizer until a worker describes its optimizer to the PS."""
+    """Placeholder for a script's optimizer until a worker describes the optimizer to the PS."""
 
     awaits_offer = True
 
@@ -117,13 +117,13 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
 
 @dataclasses.dataclass(frozen=True)
 class ScriptUpdate(GradientsOnly):
-    """Policy for a script with one compiled optimizer, whose steps the PS does for all workers.
+    """Policy for a script with one compiled optimizer, with which the PS steps for all workers.
 
     Attributes:
         offer: The worker's description of the script's optimizer.
         rules: Exceptions of the optimizer for some variables, for example variables without weight
             decay.
-        initial: Optimizer slots of this shard server from steps that the script did before the run,
+        initial: Optimizer slots of the shard server from steps that the script did before the run,
             numbered by variable slice. Empty for a new optimizer.
     """
 
@@ -138,12 +138,12 @@ class ScriptUpdate(GradientsOnly):
 
     @property
     def keeps_sparse(self) -> bool:
-        """True for plain SGD: a sparse update changes only weights for which it has a value."""
+        """True for SGD without momentum: a sparse update changes only weights that it contains."""
         return self._is_flat and not self.described.config.get("momentum")
 
     @property
     def needs_whole_variables(self) -> bool:
-        """True if a variable must not be divided among several shard servers."""
+        """True if no variable may be divided among several shard servers."""
         return not is_elementwise(self.described) or bool(self.rules.constraints)
 
     @property
@@ -153,12 +153,12 @@ class ScriptUpdate(GradientsOnly):
 
     @property
     def needs_dense(self) -> bool:
-        """True if the optimizer would divide by zero when workers push sparse gradients."""
+        """True if the script's optimizer would divide by zero with sparse gradients."""
         return self.described.name in allow_list.DENSE_ONLY
 
     @property
     def _is_flat(self) -> bool:
-        """True if the optimizer is an SGD for which Thinwire's step equals Keras's step."""
+        """True if the optimizer is an SGD whose steps Thinwire computes without Keras."""
         config = self.described.config
         plain = self.described.name == "SGD" and not any(config.get(name) for name in _ONLY_KERAS)
         return plain and not self.rules.constraints
@@ -203,8 +203,8 @@ class ScriptUpdate(GradientsOnly):
         """Evaluate the optimizer's learning rate schedule at sampled steps that the run may reach.
 
         Args:
-            firsts: List of one number of the script's mini-batches. A schedule that counts
-                mini-batches starts at this number in this run.
+            firsts: List of one number of mini-batches, at which a learning rate schedule that
+                counts mini-batches starts in the run.
             most_updates: Largest number of updates of the run; None means no limit.
             most_batches: Largest number of the script's mini-batches in the run; None means no
                 limit.
@@ -223,12 +223,12 @@ class ScriptUpdate(GradientsOnly):
         check_rates(build_schedule(described), described, start, most)
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Return a copy of this policy whose one optimizer starts with the given slots."""
+        """Return a copy of the policy whose optimizer starts with the given optimizer slots."""
         (initial,) = slots
         return dataclasses.replace(self, initial=tuple(initial))
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
-        """Return the rate that the script set; else the schedule's rate; else the constant rate."""
+        """Return the learning rate that the script set, or else the rate of its optimizer."""
         if state["set_rate"] is not None:
             return float(state["set_rate"])
         if "schedule" in state:
@@ -240,7 +240,7 @@ class ScriptUpdate(GradientsOnly):
         return int(state["steps"]) if self.offer.clock == "steps" else batches
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Set the learning rate of all later steps; the rate replaces the script's schedule."""
+        """Set the learning rate of all later steps, in place of the script's schedule."""
         state["set_rate"] = rate
         return state
 
@@ -280,12 +280,12 @@ class ScriptUpdate(GradientsOnly):
         return [slots]
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the optimizer slot arrays that a step changes and `save` gives to `keep`."""
+        """Return the optimizer slot arrays that a step changes, and `save` passes to `keep`."""
         inner = state["inner"].get("optimizer")
         return () if inner is None else inner.changing()
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return copies of the optimizer's slots, step count, and rate that the script has set."""
+        """Return copies of the optimizer's slots, step count, and rate that the script set."""
         inner = state["inner"].get("optimizer")
         return {
             "steps": state["steps"],
@@ -294,7 +294,7 @@ class ScriptUpdate(GradientsOnly):
         }
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Continue from weights `theta` [n] that other code has set; keep the optimizer's slots."""
+        """Step from weights `theta` [n] that other code has set; do not change optimizer slots."""
         if "optimizer" in state["inner"]:
             state["inner"]["optimizer"].set_weights(theta)
 
@@ -307,13 +307,13 @@ class ScriptUpdate(GradientsOnly):
 
 
 class _SteppedEntries:
-    """Those weights of a shard server that one of a script's several optimizers steps.
+    """The weights of a shard server that one of a script's several optimizers steps.
 
     Attributes:
-        update: Policy of the optimizer that steps the weights.
+        update: Policy of the script's optimizer that steps the weights.
         positions: [k] int64, ascending indices of the optimizer's weights among the shard server's
             weights.
-        theta: [k] float32, copy of the optimizer's weights for its step.
+        theta: [k] float32, copy of the weights that the optimizer steps.
         state: State of the optimizer, from `ScriptUpdate.init`.
     """
 
@@ -337,7 +337,7 @@ class _SteppedEntries:
         np.take(theta, self.positions, out=self.theta)
 
     def own(self, update: Update) -> Update:
-        """Return the part of an update for the optimizer's weights, with indices in `positions`."""
+        """Return an update's part for the optimizer's weights; its indices count `positions`."""
         import numpy as np
 
         if update.indices is None:
@@ -363,7 +363,7 @@ class ScriptUpdates(GradientsOnly):
 
     @property
     def num_optimizers(self) -> int:
-        """Number of the script's optimizers."""
+        """Number of optimizers that the script has compiled."""
         return len(self.updates)
 
     @property
@@ -373,28 +373,28 @@ class ScriptUpdates(GradientsOnly):
 
     @property
     def needs_whole_variables(self) -> bool:
-        """True if a variable must not be divided among several shard servers."""
+        """True if no variable may be divided among several shard servers."""
         return any(update.needs_whole_variables for update in self.updates)
 
     @property
     def needs_one_shard(self) -> bool:
-        """True if one of the optimizers clips gradients by the norm over all its variables."""
+        """True if one of a script's optimizers clips gradients by the norm over its variables."""
         return any(update.needs_one_shard for update in self.updates)
 
     @property
     def needs_dense(self) -> bool:
-        """True if one of the optimizers would divide by zero when workers push sparse gradients."""
+        """True if one of a script's optimizers would divide by zero with sparse gradients."""
         return any(update.needs_dense for update in self.updates)
 
     def check_rates(
         self, firsts: Sequence[int], most_updates: int | None, most_batches: int | None
     ) -> None:
-        """Check each optimizer's learning rate schedule; `firsts` has one number per optimizer."""
+        """Check each optimizer's learning rate schedule from its number in `firsts` on."""
         for update, first in zip(self.updates, firsts, strict=True):
             update.check_rates([first], most_updates, most_batches)
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Return a copy of this policy with optimizers that start with the given slots."""
+        """Return a copy of the policy whose optimizers start with the given optimizer slots."""
         pairs = zip(self.updates, slots, strict=True)
         moved = tuple(update.starting_at([initial]) for update, initial in pairs)
         return dataclasses.replace(self, updates=moved)
@@ -414,7 +414,7 @@ class ScriptUpdates(GradientsOnly):
         return float(part.update.rate(scheduled, batches, part.state))
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return the step at which the schedule of optimizer `number` is evaluated."""
+        """Return the argument (batches or steps) of the schedule of optimizer `number`."""
         part = state["parts"][number]
         return int(part.update.schedule_count(batches, part.state))
 
@@ -448,17 +448,17 @@ class ScriptUpdates(GradientsOnly):
         return [part.update.slots(part.state)[0] for part in state["parts"]]
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the slot arrays of optimizer `number` that a step changes in place."""
+        """Return the slot arrays of optimizer `number` that an optimizer step changes in place."""
         part: _SteppedEntries = state["parts"][number]
         return part.update.changing(part.state)
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return copies of the slots, the step count and the set rate of each optimizer."""
+        """Return copies of each optimizer's slots, step count and rate set by the script."""
         parts = enumerate(state["parts"])
         return {str(number): part.update.save(part.state, keep) for number, part in parts}
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Continue from weights `theta` [n] that other code has set; keep the optimizers' slots."""
+        """Step from weights `theta` [n] that other code has set; do not change optimizer slots."""
         for part in state["parts"]:
             part.read(theta)
             part.update.set_weights(part.theta, part.state)
@@ -472,7 +472,7 @@ class ScriptUpdates(GradientsOnly):
 
 
 class _RateAtStep:
-    """A Keras schedule that caches the newest step's rate; the rate is NaN if Keras raises."""
+    """A Keras learning rate schedule that caches its last result; NaN if Keras raises an error."""
 
     def __init__(self, schedule: Any) -> None:
         self._schedule = schedule
@@ -482,17 +482,17 @@ class _RateAtStep:
         self._has_failed = False
 
     def __call__(self, step: int) -> float:
-        """Return the learning rate at a step; NaN if the schedule raises an exception."""
+        """Return the schedule's learning rate at a step; NaN if Keras raises an exception."""
         known, rate = self._newest
         if step != known:
             rate = rate_at(self._schedule, step)
             if not math.isfinite(rate) and not self._has_failed:
                 self._has_failed = True
                 _log.error(
-                    "the script's schedule %s gives a learning rate of %s at step %d; expected a "
-                    "finite rate. No update can be applied with this rate: the run ends as "
-                    "diverged and keeps the weights of the last update. Correct the arguments of "
-                    "the schedule.",
+                    "the script's learning-rate schedule %s gives a rate of %s at step %d; "
+                    "expected a finite rate. No update can be applied with this rate: the run "
+                    "ends as diverged and keeps the weights of the last update. Correct the "
+                    "arguments of the schedule.",
                     *(type(self._schedule).__name__, rate, step),
                 )
             self._newest = (step, rate)

@@ -1,9 +1,9 @@
 """Server optimizers that flags select: a Keras optimizer applies each merged update.
 
-Plain SGD runs in the apply kernels: the result equals Keras's SGD, and a sparse update changes only
-the weights for which it has a value. SGD with momentum runs in `ops/optimizers/momentum_sgd`, with
-the same result as Keras's SGD. All server optimizers except SGD run as Keras code
-(`ops/optimizers/variables`).
+SGD without momentum runs in the kernels that apply updates: the result equals Keras's SGD, and a
+sparse update changes only the weights for which it has a value. SGD with momentum runs in
+`ops/optimizers/momentum_sgd`, with the same result as Keras's SGD. All server optimizers except SGD
+run as Keras code (`ops/optimizers/variables`).
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ OPTIMIZERS = {
 
 
 class RunsOwnRate(ServerUpdate):
-    """Base of optimizers from flags, whose learning rate comes from the run's schedule.
+    """Base class of optimizers set by flags, whose learning rate follows the run's schedule.
 
-    A script can neither set the learning rate of an optimizer from flags nor get its slots.
+    A script can neither set the learning rate of an optimizer that flags select, nor get the
+    optimizer's slots.
     """
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Raise ValueError: an optimizer from flags cannot start with slots of a script."""
+        """Raise ValueError: an optimizer set by flags cannot start with a script's slots."""
         raise ValueError(
             f"the PS received the slots of {len(slots)} optimizers; expected none, because flags "
             "define its optimizer"
         )
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
-        """Return the learning rate of the run's schedule."""
+        """Return `scheduled`, the learning rate of the run's schedule."""
         return scheduled
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return `batches`, because workers, not this policy, evaluate a script's schedule."""
+        """Return `batches`, because a script's learning rate schedule is evaluated on workers."""
         return batches
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
@@ -61,12 +62,12 @@ class RunsOwnRate(ServerUpdate):
         return state
 
     def slots(self, state: State) -> list[list[Slot]]:
-        """Return an empty list, because an optimizer from flags is not a script's optimizer."""
+        """Return an empty list, because an optimizer set by flags is not a script's optimizer."""
         return []
 
 
 class FollowsOuterSchedule(RunsOwnRate):
-    """Base of optimizers that apply workers' changes of weights at an outer rate.
+    """Base class of optimizers that apply workers' changes of weights at an outer rate.
 
     Attributes:
         global_lr: The outer rate: the factor on a worker's change of weights.
@@ -83,18 +84,19 @@ class FollowsOuterSchedule(RunsOwnRate):
         return parse_schedule(self.global_lr, text, "global_lr_schedule").rate(fraction)
 
     def adds(self, kind: Kind) -> bool:
-        """Return True if the optimizer adds such an update to the weights, times the outer rate."""
+        """Return True if the optimizer only adds updates, times the outer rate, to the weights."""
         return kind is Kind.DELTA and self.keeps_sparse
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerUpdate(FollowsOuterSchedule):
-    """A Keras optimizer on the parameter server.
+    """Policy by which the parameter server steps with a Keras optimizer that a flag selects.
 
-    The Keras optimizer treats a change of weights as a negative gradient.
+    To a Keras optimizer on the parameter server, a worker's change of weights is a negative
+    gradient.
 
     Attributes:
-        optimizer: A value of the flag --server_optimizer other than "script".
+        optimizer: Value of the flag --server_optimizer, but not "script", for example "adam".
         momentum: Momentum coefficient of "sgd" and "momentum"; 0 for any other optimizer.
         weight_decay: Decoupled weight decay of the optimizer, as in Keras. 0 means the optimizer's
             default.
@@ -110,7 +112,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
     global_lr_schedule: str = ""
 
     def __post_init__(self) -> None:
-        """Raise an error if optimizer settings are out of range or cannot be combined."""
+        """Raise an error if settings of the optimizer are out of range or cannot be combined."""
         if self.optimizer not in OPTIMIZERS:
             raise ConfigurationError(
                 f"--server_optimizer={self.optimizer!r}: expected one of {', '.join(OPTIMIZERS)}."
@@ -136,7 +138,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
 
     @property
     def described(self) -> Described:
-        """Class and arguments of the Keras optimizer; each step assigns the learning rate."""
+        """Class and arguments of the Keras optimizer, whose learning rate is set at each step."""
         options: dict[str, Any] = {"learning_rate": 0.0}
         if self.weight_decay:
             options["weight_decay"] = self.weight_decay
@@ -146,17 +148,17 @@ class OptimizerUpdate(FollowsOuterSchedule):
 
     @property
     def keeps_sparse(self) -> bool:
-        """True for plain SGD: a sparse update changes only weights for which it has a value."""
+        """True for SGD without momentum: a sparse update changes only weights that it contains."""
         return self._is_sgd and not self.momentum and not self.weight_decay
 
     @property
     def needs_whole_variables(self) -> bool:
-        """True if a variable must not be divided among several shard servers."""
+        """True if no variable may be divided among several shard servers."""
         return OPTIMIZERS[self.optimizer] not in allow_list.ELEMENTWISE
 
     @property
     def needs_dense(self) -> bool:
-        """True if the optimizer would divide by zero when workers push sparse gradients."""
+        """True if the server's optimizer would divide by zero with sparse gradients."""
         return OPTIMIZERS[self.optimizer] in allow_list.DENSE_ONLY
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
@@ -172,7 +174,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
         return {"optimizer": VariablesOptimizer(self.described, theta, spec)}
 
     def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return the factor f if a step is ``theta -= f * update``; None for other steps."""
+        """Return the factor f if an optimizer step is ``theta -= f * update``, else None."""
         if not self.keeps_sparse:
             return None
         return -rate if kind is Kind.DELTA else rate
@@ -196,7 +198,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
         return update.indices, state
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the optimizer slot arrays that a step changes and `save` gives to `keep`."""
+        """Return the optimizer slot arrays that a step changes, and `save` passes to `keep`."""
         arrays: Sequence[Any] = state["optimizer"].changing() if "optimizer" in state else ()
         return arrays
 
@@ -206,7 +208,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
         return saved
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Continue from weights `theta` [n] that other code has set; keep the optimizer's slots."""
+        """Step from weights `theta` [n] that other code has set; do not change optimizer slots."""
         if "optimizer" in state:
             state["optimizer"].set_weights(theta)
 

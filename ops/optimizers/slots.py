@@ -1,9 +1,9 @@
 """Optimizer slots (momentum etc.): conversion between a script's optimizer and shard servers.
 
 The key of an optimizer slot is its role (such as "momentum") and the number of its variable or
-variable slice. The position in Keras' list of variables is not a key of an optimizer slot, because
-the position depends on how a shard server groups its variables. On the wire, a JSON document
-describes the arrays of optimizer slots, and the arrays follow in the document's order.
+variable slice. The position of an optimizer slot in Keras' list of variables is not its key,
+because the position depends on how a shard server groups its variables. In a message, a JSON
+document describes the arrays of optimizer slots, and the arrays follow in the document's order.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Slot:
             optimizer slot belongs. None for a slot of the whole optimizer, for example the step
             count.
         role: Role of the optimizer slot, for example "momentum"; unique within a variable slice.
-        values: Array of the variable slice's shape, or of a shape that follows from it.
+        values: Values of the optimizer slot: an array of the variable slice's shape, or of a shape
+            derived from it.
     """
 
     slice: int | None
@@ -61,7 +62,7 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True)
 class SlotPlace:
-    """Key and shape of an optimizer slot, without its values.
+    """Key and shape of an optimizer slot, without the slot's values.
 
     Attributes:
         slice: Number of the variable slice or variable to which the optimizer slot belongs; None
@@ -102,11 +103,11 @@ def roles_of(optimizer: Any) -> list[tuple[int | None, str]]:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerState:
-    """The state of one of a script's optimizers on one shard server.
+    """The state of one of a script's optimizers on a shard server.
 
     Attributes:
-        slots: The optimizer's slots. The slice number of an optimizer slot counts the shard
-            server's slices of the optimizer's variables.
+        slots: The optimizer's slots. The slice number of a slot counts the shard server's slices of
+            the optimizer's variables.
         rate: Current learning rate of the optimizer.
     """
 
@@ -150,7 +151,8 @@ def decode(document: str, payload: memoryview) -> list[OptimizerState]:
             for number, role, shape, dtype in row["arrays"]:
                 if dtype not in _DTYPES:
                     raise ValueError(
-                        f"a received slot has dtype {dtype!r:.50}; expected {', '.join(_DTYPES)}"
+                        f"a received optimizer slot has dtype {dtype!r:.50}; expected "
+                        f"{', '.join(_DTYPES)}"
                     )
                 count = math.prod(int(size) for size in shape)
                 stop = start + count * np.dtype(dtype).itemsize
@@ -226,7 +228,7 @@ class OwnSlots:
 
     @property
     def are_initial(self) -> bool:
-        """True if all optimizer slots have the values of a new optimizer, which did no step."""
+        """True if all slots have the values of a new optimizer, which has done no step."""
         return all(
             bool((variable.numpy() == self._initial[key]).all())
             for key, variable in self._by_key.items()
@@ -245,13 +247,13 @@ class OwnSlots:
         parts: Sequence[Sequence[Slot]],
         rate: float | None = None,
     ) -> None:
-        """Overwrite the optimizer's slots with the slots from the shard servers.
+        """Overwrite the slots of the script's optimizer with the slots from the shard servers.
 
         Args:
             layouts: The layout (slices of variables) of every shard server.
             parts: The optimizer slots of every shard server, numbered by slice of its layout.
-            rate: The learning rate to set. None leaves the learning rate, for example a schedule,
-                unchanged.
+            rate: The learning rate to set in the script's optimizer. None leaves its learning rate,
+                for example a schedule, unchanged.
 
         Raises:
             ValueError: Slots of the optimizer are missing in `parts`, or have wrong shapes.
@@ -275,7 +277,7 @@ class OwnSlots:
                     values[piece.start : piece.stop] = slot.values
         if missing := [key for key in self._by_key if key not in whole]:
             raise ValueError(
-                f"the PS shards sent no slot {missing[0][1]} of variable {missing[0][0]}"
+                f"the PS shards sent no optimizer slot {missing[0][1]} of variable {missing[0][0]}"
             )
         for key, variable in self._by_key.items():
             variable.assign(np.reshape(whole[key], variable.shape))
@@ -284,7 +286,7 @@ class OwnSlots:
 
 
 def whole_slots(theta: Float32, layout: ShardLayout, statistics: Float32 | None) -> list[Slot]:
-    """Return copies of a shard's weights, one array per slice, and of its averaged statistics.
+    """Return copies of a shard's weights, one array per slice, and of its averaged statistics [m].
 
     Args:
         theta: [n] float32, the shard server's weights.
@@ -305,7 +307,7 @@ def whole_slots(theta: Float32, layout: ShardLayout, statistics: Float32 | None)
 def whole_values(
     spec: ModelSpec, layouts: Sequence[ShardLayout], parts: Sequence[Sequence[Slot]]
 ) -> tuple[Float32, Float32]:
-    """Join all shards' weights [num_parameters] and averaged statistics [m] to whole arrays.
+    """Join the weights and averaged statistics of all shards to arrays [num_parameters] and [m].
 
     Args:
         spec: Paths and shapes of all shared variables of the whole model.
@@ -313,7 +315,7 @@ def whole_values(
         parts: The weights and statistics of every shard server, from `whole_slots`.
 
     Raises:
-        ValueError: Weights are missing in `parts`, or a part has the wrong size.
+        ValueError: Weights are missing in `parts`, or an array in `parts` has the wrong size.
     """
     import numpy as np
 
@@ -364,7 +366,7 @@ def planned(offer: OptimizerOffer, spec: ModelSpec) -> list[SlotPlace]:
 def _initial_slots(
     offer: OptimizerOffer, spec: ModelSpec
 ) -> list[tuple[tuple[int | None, str], float]]:
-    """Return ((variable number, role), initial value) of each optimizer slot, in Keras' order."""
+    """Return ((variable number, role), initial value) of each slot in a Keras optimizer's order."""
     import keras
 
     from thinwire.ops.optimizers.described import build_optimizer
@@ -386,7 +388,7 @@ def _initial_slots(
 
 
 def _shape(role: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return an optimizer slot's shape: the variable's shape, except for Adafactor's factors."""
+    """Return an optimizer slot's shape: its variable's shape, or less for Adafactor's factors."""
     if not role.startswith("factor"):
         return shape
     if len(shape) < 2:
@@ -434,7 +436,7 @@ def slot_places(offer: Offer, layout: ShardLayout) -> list[list[SlotPlace]]:
 
 
 def num_values(places: Sequence[SlotPlace]) -> int:
-    """Return the total number of values in optimizer slots with these shapes."""
+    """Return the total number of values in optimizer slots of the given shapes."""
     return sum(math.prod(place.shape) for place in places)
 
 
@@ -484,7 +486,7 @@ def velocity_slots(state: State, tensors: Sequence[TensorSpec]) -> list[Slot]:
     """Return the velocity of a MomentumSGD as Keras' momentum slots, one per variable slice.
 
     Args:
-        state: Optimizer slots from `MomentumSGD.save`.
+        state: Optimizer slots of SGD with momentum, from `MomentumSGD.save`.
         tensors: Shapes of the shard server's variable slices, in the order of the flat weights.
     """
     slots, start, velocity = [], 0, state["2"]

@@ -1,11 +1,11 @@
-"""A Keras optimizer that steps a shard server's variables, with per-variable rules and shapes.
+"""A Keras optimizer that steps a shard server's variables, with settings for single variables.
 
-The weights of a shard server are one flat buffer. The optimizer's Keras variables contain copies of
-the shard server's weights, and each step writes the new weights back to the flat buffer. In an
-elementwise optimizer, the step of a weight depends only on that weight's gradient and optimizer
-slots. So one flat variable contains all weights with equal rules, which takes a third of the time
-of separate variables, and XLA fuses the passes over many weights. An optimizer that is not
-elementwise steps whole variables in their shapes.
+The weights of a shard server are stored in one flat array. The optimizer's Keras variables contain
+copies of the shard server's weights, and each step writes the new weights back to the flat buffer.
+In an elementwise optimizer, the step of a weight depends only on that weight's gradient and
+optimizer slots. For an elementwise optimizer, one flat Keras variable contains all weights with
+equal rules (weight decay, constraints), which takes a third of the time of separate variables. An
+optimizer that is not elementwise steps whole variables in their shapes.
 
 Source: design, section 11.
 """
@@ -41,14 +41,13 @@ FEWEST_FOR_XLA = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class VariableRules:
-    """Exceptions in an optimizer's treatment of variables, by variable path.
+    """Exceptions in an optimizer's treatment of single variables, by variable path.
 
     Attributes:
         without_decay: Paths of variables without weight decay.
         by_adamw: Paths of variables that the optimizer Muon steps with AdamW.
         constraints: Path of a variable -> Keras constraint, for variables with a constraint.
-        unused: Paths of variables without a gradient. Neither steps nor weight decay change the
-            unused variables.
+        unused: Paths of variables without a gradient, which neither steps nor weight decay change.
     """
 
     without_decay: tuple[str, ...] = ()
@@ -89,7 +88,8 @@ class VariablesOptimizer:
             theta: [n] float32, the shard server's weights.
             spec: Path and shape of each variable slice of the shard server; a slice that is a part
                 of a variable is flat. None means that all weights are one flat slice.
-            rules: Exceptions of the optimizer for some variables, by path.
+            rules: Exceptions of the optimizer for some variables (no weight decay and others), by
+                path.
 
         Raises:
             ConfigurationError: The optimizer or a constraint is not on the allow-list.
@@ -128,9 +128,9 @@ class VariablesOptimizer:
     def _traced(self) -> Callable[[Any], Any]:
         """Return the optimizer's step as one compiled TensorFlow graph.
 
-        The argument of the step's graph is a gradient [n] in the order of the groups of variable
-        slices. The graph of the step returns the new weights [n] in a list of one tensor, or an
-        empty list if XLA may compile the step.
+        The argument of the graph for an optimizer step is a gradient [n] in the order of the groups
+        of variable slices. The graph for an optimizer step returns the new weights [n] in a list of
+        one tensor, or an empty list if XLA may compile the graph.
         """
         import tensorflow as tf
 
@@ -173,7 +173,7 @@ class VariablesOptimizer:
             theta: [n] float32, the shard server's weights; may be a
                 `thinwire.ops.kernels.device.DeviceArray`.
             update: A dense gradient [n] or a sparse update. A dense gradient may be a DeviceArray.
-            rate: Learning rate of the step.
+            rate: Learning rate of the optimizer step.
             negate: True if `update` is a change of weights, which has the sign of a negative
                 gradient.
         """
@@ -214,7 +214,7 @@ class VariablesOptimizer:
         return DeviceArray(tf.concat([by_slice[number] for number in range(len(by_slice))], 0))
 
     def _by_group(self, flat: Float32) -> Float32:
-        """Return `flat` [n] in the order of the groups of slices; valid until the next call."""
+        """Return `flat` [n] in the order of the slices' groups; the next call overwrites it."""
         if self._grouped is None:
             return flat
         start = 0
@@ -225,7 +225,7 @@ class VariablesOptimizer:
         return self._grouped
 
     def _places(self, group: _Group) -> list[tuple[slice, slice]]:
-        """Return the range in the shard's weights and in the group, for each slice of a group."""
+        """Return the range in the shard's weights, and in the group, of each slice of a group."""
         offsets, places, start = self._spec.offsets, [], 0
         if len(group.slices) == len(self._spec.tensors):
             return [(slice(0, group.size), slice(0, group.size))]
@@ -236,7 +236,7 @@ class VariablesOptimizer:
         return places
 
     def set_weights(self, theta: Float32) -> None:
-        """Continue from the weights `theta` [n]; keep the optimizer's slots."""
+        """Step from the weights `theta` [n]; do not change the optimizer's slots."""
         offsets = self._spec.offsets
         for group, variable in zip(self._groups, self.variables, strict=True):
             parts = [theta[offsets[number] : offsets[number + 1]] for number in group.slices]
@@ -264,10 +264,10 @@ class VariablesOptimizer:
         return slots
 
     def load(self, slots: Sequence[Slot]) -> None:
-        """Overwrite the optimizer's slots, except the step count, by slots from the method `slots`.
+        """Overwrite the optimizer's slots, except its step count, by the result of `slots`.
 
         Raises:
-            KeyError: An optimizer slot is missing in `slots`.
+            KeyError: A slot of the optimizer is missing in the argument `slots`.
         """
         import numpy as np
 
@@ -312,7 +312,7 @@ class _Group:
     constraint: Described | None
 
     def cut(self, values: Any, role: str, tensors: Sequence[TensorSpec]) -> list[Slot]:
-        """Cut an optimizer slot of the group's variable into one slot per variable slice."""
+        """Cut an optimizer slot of the group's Keras variable into one slot per variable slice."""
         if values.shape != self.shape or len(self.slices) == 1:
             return [Slot(number, role, values) for number in self.slices]
         slots, start, flat = [], 0, values.reshape(-1)
@@ -329,9 +329,10 @@ def _groups(
 ) -> list[_Group]:
     """Group a shard server's variable slices; each group is stepped as one Keras variable.
 
-    For an elementwise optimizer, variable slices with equal rules form a group. For an optimizer
-    that is not elementwise, each variable slice is a group. A variable slice with a Keras
-    constraint is always a group of one, because the constraint needs the slice's shape.
+    For an elementwise optimizer, variable slices with equal rules (weight decay and others) form a
+    group. For an optimizer that is not elementwise, each variable slice is a group. A variable
+    slice with a Keras constraint is always a group of one, because the constraint needs the slice's
+    shape.
     """
     together = is_elementwise(described)
     slices_by_key: dict[Any, list[int]] = {}
@@ -369,7 +370,7 @@ def _joined(parts: Sequence[Any], shape: tuple[int, ...]) -> Any:
 
 
 def _as_tensor(values: Any) -> Any:
-    """Return a TensorFlow tensor [n] with the values of a buffer [n].
+    """Return a TensorFlow tensor [n] with the values of a memory buffer [n].
 
     The tensor shares the buffer's memory if the buffer's address is a multiple of 64 bytes and the
     buffer is writeable. The caller must not change the buffer while the tensor with its values is

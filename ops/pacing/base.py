@@ -1,8 +1,8 @@
-"""Interface of pacers, which decide after a local step whether to push or to step again.
+"""Interface of pacers, which decide after a local step if a worker pushes or steps again.
 
-A pacer does not read the clock; callers pass times as numbers. Each worker has a pacer and calls it
-after every local step. A pacer that queries a state server also runs in shard server 0, which
-stores the pacer's records of the workers.
+A pacer does not read the clock; callers pass times as numbers. Each worker has a pacer, and calls
+the pacer after every local step. A pacer that queries a state server also runs in shard server 0,
+which stores the pacer's records of the workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Pacer(Policy, Protocol):
 
     @property
     def queries(self) -> bool:
-        """True if workers query the state server before each local step after a round's first."""
+        """True if workers query the state server before each step but the first after a push."""
 
     @property
     def waits_for_answer(self) -> bool:
@@ -31,11 +31,11 @@ class Pacer(Policy, Protocol):
 
     @property
     def longest_round(self) -> int:
-        """Largest number of local steps that a worker takes in a round; 0 means no limit."""
+        """Largest number of local steps that a worker takes between two pushes; 0: no limit."""
 
     @property
     def local_epochs(self) -> int:
-        """Number of passes over a worker's examples in a round; 0 if rounds have no full passes."""
+        """Passes over a worker's examples between two pushes; 0 if a push may follow any step."""
 
     def push_now(self, local_steps: int) -> bool:
         """Return True if the worker must push after `local_steps` steps since the last exchange."""
@@ -43,7 +43,7 @@ class Pacer(Policy, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PaceReport:
-    """A worker's report to the state server, sent with a query or at a round's start."""
+    """A worker's report to the state server, sent with a query or at the start of a local round."""
 
     worker: int
     local_steps: int  # number of local steps in this round so far; 0 at the round's start
@@ -56,19 +56,19 @@ class PaceReport:
 
 @runtime_checkable
 class QueryingPacer(Pacer, Protocol):
-    """A pacer in which workers query a state server (shard 0) whether they must push.
+    """A pacer with which workers query a state server (shard 0) whether they must push.
 
     The argument `state` of a pacer's methods holds the state server's records of the workers. The
-    state server's records of the workers are not saved; after a restart they are rebuilt from the
+    state server does not save its records of the workers; after a restart it rebuilds them from the
     workers' reports.
     """
 
     @property
     def summary_name(self) -> str:
-        """Name of the pacer's block in the run's summary.json."""
+        """Key of the pacer's results in the run's summary.json."""
 
     def init(self) -> State:
-        """Return the state server's empty records, for a cluster without workers."""
+        """Return the state server's initial records, which contain no worker."""
 
     def record(self, report: PaceReport, state: State) -> State:
         """Record a worker's report; return the state server's new records."""
@@ -79,21 +79,22 @@ class QueryingPacer(Pacer, Protocol):
         """Return True if the querying worker must push now, and the state server's new records.
 
         Args:
-            worker: Number of the querying worker; its report is already recorded.
-            members: Live workers of the querying worker's group, ascending. While the worker waits
-                to become live, the list is empty or lacks this worker.
-            now: Current time, by the clock of `PaceReport.finished_at`, in seconds.
+            worker: Number of the querying worker, whose report is already recorded.
+            members: Ids of the live workers (workers for which rounds wait) of the querying
+                worker's group, ascending. While the querying worker waits to become live, `members`
+                is empty or lacks its id.
+            now: Current time in seconds, by the same clock as `PaceReport.finished_at`.
             state: The state server's records of the workers.
         """
 
     def pushed(self, worker: int, state: State) -> State:
-        """Record that a worker has pushed, with or without an answer to its query."""
+        """Record that a worker has pushed, whether its query was answered or not."""
 
     def released(self, workers: Sequence[int], state: State) -> State:
-        """Begin a new round for `workers`, whose records then wait for the round's first report."""
+        """Begin a new round of local steps for `workers`, who have not reported in it yet."""
 
     def left(self, worker: int, state: State) -> State:
         """Delete the state server's records of a worker that left the run."""
 
     def summary(self, state: State) -> State:
-        """Return the content of the pacer's block in the run's summary."""
+        """Return the pacer's results for the run's summary.json."""

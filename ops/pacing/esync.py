@@ -1,9 +1,9 @@
 """ESync's pacer: fast workers take extra local steps while the slowest worker finishes one step.
 
-With ESync, a worker queries the state server before every local step except the first one of a
-round. The state server's records of the workers are stored in shard server 0. In ESync's reports,
-points in time come from shard 0's clock, durations from the worker's clock. The pacer ESync never
-compares points in time from two clocks.
+With ESync, a worker queries the state server before every local step except the first step of a
+round. ESync's state server, which records the workers' step times, runs in shard server 0. In the
+workers' reports to ESync, points in time come from shard 0's clock, durations from the worker's
+clock. The pacer ESync never compares points in time from two clocks.
 
 Source: Li, Zhou et al., "ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous Data
 Centers", IEEE TSC 15(4); docs/methods/esync.md.
@@ -47,17 +47,17 @@ _QUERY_TIMES_KEPT = 100
 
 @dataclasses.dataclass(frozen=True)
 class Esync:
-    """ESync's pacer: push when the group's slowest live worker is about to finish its step.
+    """ESync's pacer: push when the slowest live worker of the group is about to finish its step.
 
     Attributes:
-        summary_name: Name of the pacer's block in the run's summary.json.
-        eps: Margin of ESync: time by which workers push before the slowest worker's expected step
-            end, in seconds, or "auto".
-        query: Mode of queries to the state server. "blocking": wait for the answer before each
-            local step. "delayed": continue to train until the answer arrives.
+        summary_name: Key of ESync's results in the run's summary.json.
+        eps: Margin of ESync in seconds, or "auto": workers push this much earlier than the slowest
+            worker is expected to finish its step.
+        query: Mode of a worker's queries to the state server. "blocking": the worker waits for the
+            answer before each local step. "delayed": the worker trains until the answer arrives.
         smoothing: Smoothing of measured step times: "ema:A" (moving average, weight A of the newest
             time), "max:M" (maximum of the last M times), or "none".
-        max_local_steps: Largest number of local steps that a worker takes in a round; 0 means no
+        max_local_steps: Largest number of local steps that a worker takes between two pushes; 0: no
             limit.
     """
 
@@ -70,7 +70,7 @@ class Esync:
     max_local_steps: int = 0
 
     def __post_init__(self) -> None:
-        """Raise an error if settings of the pacer are malformed or out of range."""
+        """Raise an error if settings of the pacer ESync are malformed or out of range."""
         if self.eps != "auto" and not _is_positive_number(self.eps):
             raise ConfigurationError(
                 f"--esync_eps={self.eps}: expected auto or a number of seconds above 0."
@@ -86,7 +86,7 @@ class Esync:
 
     @property
     def kind(self) -> Kind:
-        """Kind of the pushed updates: changes of weights, even after a single local step."""
+        """Kind of the pushed updates: changes of weights, even for rounds of one local step."""
         return Kind.DELTA
 
     @property
@@ -96,17 +96,17 @@ class Esync:
 
     @property
     def longest_round(self) -> int:
-        """Largest number of local steps that a worker takes in a round; 0 means no limit."""
+        """Largest number of local steps that a worker takes between two pushes; 0: no limit."""
         return self.max_local_steps
 
     def push_now(self, local_steps: int) -> bool:
-        """Return True if the worker has reached `max_local_steps`, so that it needs no query."""
+        """Return True if the worker has done `max_local_steps` and pushes without a query."""
         return 0 < self.max_local_steps <= local_steps
 
     # -- the state server's half ------------------------------------------------------------
 
     def init(self) -> State:
-        """Return empty records of the workers; after a restart, reports rebuild the records."""
+        """Return empty records; after a restart, the workers' reports rebuild the records."""
         return {"records": {}, "query_seconds": []}
 
     def record(self, report: PaceReport, state: State) -> State:
@@ -131,16 +131,17 @@ class Esync:
         """Return True if the querying worker must push now, and the state server's new records.
 
         A worker that is not yet live (a member of its group) continues to train, because no round
-        waits for the worker's push. A worker that is not yet live (no round waits for its push)
-        exists after a restart of the shard server, before the worker's group has begun. A worker
-        that is not yet live becomes live at the start deadline at the latest, and it queries again
-        after its next step.
+        waits for the worker's push. After a restart of the shard server, a worker is not live (no
+        round waits for its push) until the worker's group has begun a round. A worker that is not
+        yet live becomes live at the start deadline at the latest, and it queries again after its
+        next step.
 
         Args:
-            worker: Number of the querying worker; its report is already recorded.
-            members: Live workers of the querying worker's group, ascending. While the worker waits
-                to become live, the list is empty or lacks this worker.
-            now: Current time, by the clock of `PaceReport.finished_at`, in seconds.
+            worker: Number of the querying worker, whose report is already recorded.
+            members: Ids of the live workers (workers for which rounds wait) of the querying
+                worker's group, ascending. While the querying worker waits to become live, `members`
+                is empty or lacks its id.
+            now: Current time in seconds, by the same clock as `PaceReport.finished_at`.
             state: The state server's records of the workers.
         """
         record = state["records"][worker]
@@ -151,12 +152,12 @@ class Esync:
         return bool(record["ready"]), state
 
     def pushed(self, worker: int, state: State) -> State:
-        """Record a worker's push; a worker without a connection pushes without an answer."""
+        """Record a worker's push; without a connection to shard 0, it pushes without an answer."""
         _record_of(worker, state).update(begun=True, ready=True)
         return state
 
     def released(self, workers: Sequence[int], state: State) -> State:
-        """Begin a new round for `workers`, whose records then wait for the round's first report."""
+        """Begin a new round of local steps for `workers`, who have not reported in it yet."""
         for worker in workers:
             if worker in state["records"]:
                 state["records"][worker].update(begun=False, ready=False, local_steps=0)
@@ -168,7 +169,7 @@ class Esync:
         return state
 
     def summary(self, state: State) -> State:
-        """Return the pacer's block of the run's summary: margin, query times, step times."""
+        """Return ESync's results for summary.json: margin, query times and step times."""
         known = {w: self._step_seconds(r) for w, r in state["records"].items() if r["times"]}
         return {
             "eps_seconds": self.margin(known.values(), state) if known else None,
@@ -239,14 +240,14 @@ class Esync:
 
 
 def _record_of(worker: int, state: State) -> State:
-    """Return a worker's record in `state` (not a copy); create a missing record."""
+    """Return a worker's record in `state` (not a copy); create the record if it is missing."""
     fresh = {"times": [], "begun": False, "ready": False, "local_steps": 0, "finished_at": 0.0}
     record: State = state["records"].setdefault(worker, fresh | {"stuck": False})
     return record
 
 
 def _parse_smoothing(text: str) -> tuple[str, float]:
-    """Parse a smoothing of step times: ("ema", weight of the newest) or ("max", count)."""
+    """Parse a smoothing of step times: ("ema", weight of the newest) or ("max", how many times)."""
     if text == "none":
         return "ema", 1.0
     match = re.fullmatch(r"(?:ema:(0?\.\d+|1(?:\.0)?)|max:([1-9]|[12]\d|3[01]))", text)

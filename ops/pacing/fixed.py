@@ -1,4 +1,4 @@
-"""Pacers (policies when a worker pushes) that push after a fixed number of local steps."""
+"""Pacers with which workers push after a fixed number of local steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Every:
 
     @property
     def longest_round(self) -> int:
-        """Largest number of local steps in a round: 1, because every step is pushed."""
+        """Number of local steps between two pushes: 1, because every step is pushed."""
         return 1
 
     def push_now(self, local_steps: int) -> bool:
@@ -35,15 +35,15 @@ class Every:
 class Fixed:
     """Pacer that pushes the change of weights after a fixed number of local steps or epochs.
 
-    With one local step per round (H = 1) the worker pushes the gradient itself, so that the pacer
-    `fixed` equals the pacer `every`.
+    With one local step per round, the worker pushes the gradient itself, so that the pacer `fixed`
+    equals the pacer `every`.
 
     Attributes:
-        local_steps: Number H of local steps that a worker takes in a round.
-        local_epochs: Number of passes over the worker's examples in a round, instead of H local
-            steps. 0 means that a round has H local steps.
-        pass_steps: Number of mini-batches in one pass over the worker's examples, which `of_part`
-            sets. 0 means that the number is unknown, and that the training loop must end the round.
+        local_steps: Number of local steps that a worker takes between two pushes.
+        local_epochs: Number of passes over the worker's examples between two pushes. 0 means that
+            `local_steps` determines when the worker pushes.
+        pass_steps: Number of mini-batches in one pass over the worker's examples. 0 means that the
+            number is unknown, and that the training loop must end the round of local steps.
     """
 
     queries: ClassVar[bool] = False
@@ -53,7 +53,7 @@ class Fixed:
     pass_steps: int = dataclasses.field(default=0, metadata=OWN)
 
     def __post_init__(self) -> None:
-        """Raise an error for fewer than one local step, or negative numbers of passes."""
+        """Raise an error for fewer than one local step per round, or negative numbers of epochs."""
         if self.local_steps < 1:
             raise ConfigurationError(
                 f"--local_steps={self.local_steps}: expected 1 or more local steps per push."
@@ -65,7 +65,7 @@ class Fixed:
             )
 
     def of_part(self, num_examples: int, batch_size: int) -> Fixed:
-        """Return the pacer for a worker with `num_examples` examples, `batch_size` in a batch."""
+        """Return the pacer for a worker with `num_examples` examples in batches of `batch_size`."""
         return dataclasses.replace(self, pass_steps=-(-num_examples // batch_size))
 
     @property
@@ -76,7 +76,7 @@ class Fixed:
 
     @property
     def longest_round(self) -> int:
-        """Number of local steps in a round; 0 if rounds are passes over a worker's examples."""
+        """Number of local steps between two pushes; 0 if `local_epochs` determines the number."""
         return 0 if self.local_epochs else self.local_steps
 
     def push_now(self, local_steps: int) -> bool:

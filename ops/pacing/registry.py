@@ -1,4 +1,4 @@
-"""The class of the pacer (policy when a worker pushes) for each value of the flag --pacer."""
+"""Registry of pacers, which decide when workers push, by value of the flag --pacer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Privacy guarantee (epsilon, delta) of a run's releases, computed by Google's dp-accounting.
+"""Privacy guarantee (epsilon, delta) of a run's noisy means, computed with Google's dp-accounting.
 
 The library dp-accounting is an optional dependency, imported when an epsilon is first computed.
 """
@@ -33,14 +33,15 @@ def check_installed() -> None:
 
 @functools.lru_cache(maxsize=64)
 def epsilon(noise: float, rounds: int, delta: float) -> float:
-    """Return the epsilon after `rounds` rounds, if every worker participated in every round.
+    """Return epsilon after `rounds` training rounds in which every worker participated.
 
     The privacy accountant uses Renyi differential privacy; its computing time does not grow with
-    the number of rounds. Two data sets are neighbors if they differ in one worker, and that worker
-    sends only zeros with one of the data sets.
+    the number of training rounds. The privacy guarantee holds for neighboring data sets: they
+    differ in one worker, which sends only zeros with one of the two data sets.
 
     Args:
-        noise: Noise multiplier (standard deviation of the sum's noise / clip), above 0.
+        noise: Noise multiplier: standard deviation of the noise in the sum of updates, divided by
+            --dp_clip; above 0.
         rounds: Number of noisy means that the parameter server has released so far, one per round.
         delta: The delta of the privacy guarantee, above 0 and below 1.
     """
@@ -56,7 +57,7 @@ def epsilon(noise: float, rounds: int, delta: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyLedger:
-    """The privacy accountant of one run: computes the guarantee for the run's summary.
+    """The privacy accountant of one run: computes epsilon for the run's summary.
 
     Attributes:
         privacy: Privacy policy of the run's training method.
@@ -67,9 +68,10 @@ class PrivacyLedger:
     delta: float
 
     def block(self, rounds: int) -> dict[str, dict[str, Any]]:
-        """Return the summary's privacy block after `rounds` releases; {} without clipping.
+        """Return epsilon and settings for the summary after `rounds` rounds; {} without --dp_clip.
 
-        The privacy block's ``epsilon`` is None without noise: clipping alone guarantees no privacy.
+        In the privacy results, ``epsilon`` is None without noise, because clipping alone guarantees
+        no privacy.
         """
         if not isinstance(self.privacy, CentralPrivacy):
             return {}
@@ -80,7 +82,7 @@ class PrivacyLedger:
 
 
 def in_words(policies: Mapping[str, Any]) -> str:
-    """Describe the privacy block of a run's status or summary in one line; "" if none."""
+    """Describe the privacy results in a run's status or summary in one line; "" without results."""
     block = policies.get(BLOCK)
     if not isinstance(block, dict):
         return ""

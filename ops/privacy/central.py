@@ -1,4 +1,4 @@
-"""Privacy policies of a method: none, or clipped updates with Gaussian noise on the mean."""
+"""Privacy policies: none, or clipped updates of workers and Gaussian noise on their mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinwire.ops.types import ConfigurationError, Policy, State, Update
 
 
 class Privacy(Policy, Protocol):
-    """The policy that bounds each worker's update and hides the update in the released mean."""
+    """Policy that bounds each worker's update, and adds noise to the mean of the updates."""
 
     @property
     def clip(self) -> float:
@@ -21,63 +21,65 @@ class Privacy(Policy, Protocol):
 
     @property
     def adds_noise(self) -> bool:
-        """True if the privacy policy adds noise to each released mean."""
+        """True if the privacy policy adds noise to each mean of the workers' updates."""
 
     def around(self, codec: Codec) -> Codec:
-        """Return the codec wrapped so that each packet's L2 norm is at most the bound `clip`."""
+        """Return the gradient codec, wrapped so that each packet's L2 norm is at most `clip`."""
 
     def init(self, secret: bytes) -> State:
-        """Return the policy's state on a shard server: the key of its noise generator.
+        """Return the policy's state on a shard server: the secret key of its random noise.
 
         Args:
-            secret: Secret random bytes of the shard server.
+            secret: Secret random bytes of the shard server, the key of its noise.
         """
 
     def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
-        """Return the update that the shard may apply to its weights and release to workers.
+        """Return the update, with the policy's noise, that the shard applies to its weights.
 
         Args:
-            mean: Mean of the round's updates, in the shard server's coordinates.
-            count: Number of updates in the mean.
+            mean: Mean of the workers' updates of the round, with positions in the shard server's
+                weights.
+            count: Number of workers' updates in the mean.
             size: Number of weights of the shard server.
             version: Version of the shard server's weights before the round.
-            state: The privacy policy's state on this shard server, from `init`.
+            state: The privacy policy's state on the shard server, from `init`.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class NoPrivacy:
-    """No privacy: each release is the mean of the updates, without clipping and noise."""
+    """Policy without privacy: it neither clips workers' updates nor adds noise to their mean."""
 
     clip: ClassVar[float] = 0.0
     adds_noise: ClassVar[bool] = False
 
     def around(self, codec: Codec) -> Codec:
-        """Return the codec unchanged, because the policy clips no updates."""
+        """Return the gradient codec unchanged, because the policy clips no updates."""
         return codec
 
     def init(self, secret: bytes) -> State:
-        """Return an empty state, because the policy draws no noise."""
+        """Return an empty state, because the policy without privacy draws no noise."""
         return {}
 
     def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
-        """Return the mean of the round's updates unchanged."""
+        """Return the mean of the workers' updates unchanged, without noise."""
         return mean
 
 
 @dataclasses.dataclass(frozen=True)
 class CentralPrivacy:
-    """Clip each worker's weight change in a round to a norm; add Gaussian noise to the mean.
+    """Clip each worker's weight change to an L2 norm; add Gaussian noise to the mean change.
 
-    The released update is ``mean D + N(0, (noise * clip / n)^2)`` per entry, with the clipped
-    weight changes D_k of n workers. If one of n workers sent zeros instead of its update, the mean
-    would differ by at most ``clip / n``. So each release of a noisy mean is a Gaussian mechanism
-    with noise multiplier `noise`, for every number n of workers.
+    Each entry of the released update is ``mean D + N(0, (noise * clip / n)^2)``, with N normally
+    distributed noise and mean D the mean of the clipped weight changes of n workers. If one of n
+    workers sent zeros instead of its clipped update, the L2 norm of the mean's change would be at
+    most ``clip / n``. Each release of a noisy mean of workers' updates is a Gaussian mechanism with
+    noise multiplier `noise`, for every number of workers.
 
     Attributes:
         clip: Largest L2 norm of a worker's weight change over the whole model; above 0.
-        noise: Noise multiplier: standard deviation of the sum's noise, divided by `clip`. 0 means
-            no noise.
+        noise: Noise multiplier: standard deviation of the noise in the sum of updates, divided by
+            `clip`. 0 means no noise.
 
     Source: McMahan et al., "Learning differentially private recurrent language models", ICLR 2018,
     algorithm 1 (DP-FedAvg) with flat clipping and equal weights.
@@ -87,7 +89,7 @@ class CentralPrivacy:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise an error if clip is not above 0, or noise is negative or infinite."""
+        """Raise an error if `clip` is not above 0, or the noise multiplier negative or infinite."""
         if not 0 < self.clip < math.inf:
             raise ConfigurationError(
                 f"--dp_clip={self.clip}: expected a finite L2 norm above 0 (the flag's value 0 "
@@ -100,21 +102,21 @@ class CentralPrivacy:
 
     @property
     def adds_noise(self) -> bool:
-        """True if the privacy policy adds noise to each released mean."""
+        """True if the privacy policy adds noise to each mean of the workers' updates."""
         return self.noise > 0
 
     def around(self, codec: Codec) -> Codec:
-        """Return the codec with clipped input, and with packets of at most L2 norm `clip`."""
+        """Return the gradient codec with clipped input, and packets of L2 norm at most `clip`."""
         return BoundedContribution(Clip(codec, self.clip), self.clip)
 
     def init(self, secret: bytes) -> State:
-        """Return the secret key of the shard server's noise generator."""
+        """Return the secret key from which the shard server's noise is drawn."""
         import numpy as np
 
         return {"key": np.frombuffer(secret, np.uint8).copy()}
 
     def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
-        """Return the mean of `count` updates plus noise in every entry of the shard."""
+        """Return the mean of `count` workers' updates, plus noise in each of the `size` entries."""
         if not self.adds_noise:
             return mean
         from thinwire.ops.privacy.noise import noised

@@ -1,4 +1,4 @@
-"""Bound on the norm of one worker's update in a round: the sensitivity of the round's sum."""
+"""Bound on the L2 norm of a worker's update: the sensitivity of the sum of all updates."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ class BoundedContribution(CodecWrapper):
     """Codec wrapper that bounds the L2 norm of each decoded packet, over all tensors.
 
     The wrapper `BoundedContribution` must be the outermost one, so that the norm bound holds for
-    the packets that the worker sends. Inner codecs may exceed the norm bound: they round values up,
-    and error feedback adds the residual of earlier rounds. The excess of an update over the norm
-    bound is dropped. If error feedback stored the excess over the norm bound, the residual would
+    the packets that the worker sends. Packets of the wrapped codecs may exceed the norm bound,
+    because these codecs round values up, and error feedback adds values that earlier rounds did not
+    send. `BoundedContribution` drops the excess of an update over the norm bound. If error feedback
+    stored the excess of updates over the norm bound, the residual (the values not sent yet) would
     grow from round to round.
 
     Attributes:
-        inner: The wrapped gradient codec.
+        inner: The gradient codec whose packets the wrapper bounds.
         norm: Largest L2 norm of a decoded packet; above 0.
     """
 
@@ -42,7 +43,7 @@ class BoundedContribution(CodecWrapper):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet, scaled down if it decodes to more than `norm`.
+        """Return the wrapped codec's packet, scaled down if its decoded L2 norm exceeds `norm`.
 
         Raises:
             NonFiniteUpdate: A gradient tensor holds NaN or infinity.

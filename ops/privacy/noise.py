@@ -12,19 +12,21 @@ from thinwire.ops.types import Update, where_of
 
 
 def noised(mean: Update, size: int, deviation: float, version: int, key: bytes) -> Update:
-    """Return a dense update: a round's mean plus Gaussian noise in every entry.
+    """Return the mean of workers' updates plus Gaussian noise in every entry.
 
-    The seed of the noise generator is a keyed hash of the version, the deviation and the mean. So a
-    replay of the same training round draws the same noise, bit for bit. A training round that is
-    repeated after a crash with other updates draws different noise. If two releases with different
-    updates had the same noise, their difference would show the updates without noise.
+    The seed of the random noise is a keyed hash of the weights' version, the standard deviation and
+    the mean of the updates. A replay of a training round with the same updates draws the same
+    noise, bit for bit. A training round that is repeated after a crash with other updates draws
+    different noise. If two released means of different updates had the same noise, their difference
+    would reveal differences of updates without noise.
 
     Args:
-        mean: Mean of the round's updates, in the shard server's coordinates.
+        mean: Mean of the workers' updates of the round, with positions in the shard server's
+            weights.
         size: Number of weights of the shard server.
         deviation: Standard deviation of the noise in each entry of the mean.
         version: Version of the shard server's weights before the round.
-        key: Secret random bytes of the shard server.
+        key: Secret random bytes of the shard server, the key of its noise.
     """
     values = np.zeros(size, np.float32)
     values[where_of(mean.indices)] += mean.values

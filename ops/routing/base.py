@@ -1,10 +1,11 @@
-"""Router interface: a router chooses which gradient blocks are sent over gRPC and which in UDP.
+"""Interface of routers, which choose for gradient blocks whether they are sent over gRPC or UDP.
 
 `Router` is the interface of routers, and `Routed` is a router's result for the gradient of one
-shard server. Worker and shard server share three more types: `UnreliableBlocks` are sent in UDP
+shard server. Worker and shard server share three data types: `UnreliableBlocks` are sent in UDP
 datagrams, a `Manifest` announces these datagrams over gRPC, and `LostEntries` lists gradient
 entries that did not arrive. `Transport` has the UDP settings that may differ between nodes, because
-these settings do not change the training method. This module imports neither numpy nor TensorFlow.
+these settings do not change the training method. The module `thinwire.ops.routing.base` imports
+neither numpy nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 class ValueEncoding(enum.IntEnum):
     """Encoding of the gradient values in a UDP datagram: the low four bits of the encoding byte.
 
-    Encoding codes 1 to 3 stand for quantized values: an integer level stands for the value ``low +
-    (level + 0.5) * scale``, or for ``low`` if scale is 0. Encoding codes 4 to 6 stand for the value
-    dtypes of gradient codecs: the value is ``data * scale``, with low = 0.
+    In a UDP datagram, encoding codes 1 to 3 stand for quantized values: an integer level stands for
+    the value ``low + (level + 0.5) * scale``, or for ``low`` if scale is 0. In a UDP datagram,
+    encoding codes 4 to 6 stand for dtypes of gradient codecs: the value is ``data * scale``.
     """
 
     FLOAT32 = 0
@@ -51,7 +52,7 @@ SPARSE = 0x10
 
 @dataclasses.dataclass(frozen=True)
 class RouteContext:
-    """Inputs of a router other than the gradient: step, loss, seed and worker id.
+    """Inputs of a router other than the gradient: training step, loss, random seed and worker id.
 
     A router does not read the clock or global variables.
     """
@@ -90,7 +91,7 @@ class UnreliableBlocks:
 
 @dataclasses.dataclass(frozen=True)
 class Routed:
-    """Gradient for one shard server, divided into blocks for gRPC and blocks for UDP."""
+    """A gradient for one shard server, divided into blocks for gRPC and blocks for UDP."""
 
     reliable: tuple[Block, ...]  # gradient blocks sent over gRPC, ordered by variable slice
     # gradient blocks sent in UDP datagrams, ordered by variable slice
@@ -118,7 +119,7 @@ class AnnouncedDatagrams:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """Announcement over gRPC of the UDP datagrams for the same variable slices."""
+    """Announcement, in a gRPC message, of UDP datagrams for the message's variable slices."""
 
     # sequence numbers of each channel that has datagrams, ordered by channel
     channels: tuple[AnnouncedDatagrams, ...]
@@ -135,8 +136,8 @@ class Manifest:
 class LostEntries:
     """Gradient entries of one variable slice that were sent in UDP datagrams and did not arrive.
 
-    Exactly one of the fields `ranges` (dense gradient) and `positions` (sparse gradient) is not
-    None.
+    In `LostEntries`, exactly one of the fields `ranges` (dense gradient) and `positions` (sparse
+    gradient) is not None.
     """
 
     slot: int  # number of the variable slice in the shard server's layout (ShardLayout)
@@ -152,7 +153,7 @@ class ReassemblyRules(Protocol):
     def dgt_channels(self) -> int:
         """Number C of UDP datagram channels (priority classes).
 
-        The channel number C does not count the gRPC stream.
+        The number C of UDP channels does not count the gRPC stream.
         """
 
     @property
@@ -165,11 +166,11 @@ class ReassemblyRules(Protocol):
 
     @property
     def dgt_wait_ms(self) -> float:
-        """Longest wait for missing UDP datagrams after the gRPC part has arrived, in ms."""
+        """Longest wait for missing UDP datagrams after the gRPC messages have arrived, in ms."""
 
     @property
     def dgt_max_late(self) -> int:
-        """Largest delay of a late UDP datagram that a shard server still uses, in steps."""
+        """Largest delay, in training steps, of a late UDP datagram whose values are used."""
 
     @property
     def dgt_late_decay(self) -> float:
@@ -184,9 +185,10 @@ class Router(Policy, Protocol):
     """A router chooses for each gradient block of a push whether it is sent in a UDP datagram.
 
     A router is a frozen dataclass of hyper-parameters. The state of a router consists of plain
-    arrays and numbers that the caller owns. In each exchange (push and pull) the caller calls
-    `begin` once, then `cut` for every shard server. After the exchange the caller calls
-    `undelivered` for every shard server, with the gradient entries that were lost.
+    arrays and numbers that the caller owns. In each exchange (push and pull) the caller calls a
+    router's method `begin` once, then `cut` for every shard server. After each exchange (push and
+    pull) the caller calls a router's method `undelivered` for every shard server, with the gradient
+    entries that were lost.
     """
 
     @property
@@ -201,16 +203,16 @@ class Router(Policy, Protocol):
     def channels(self) -> int:
         """Number of UDP datagram channels (priority classes).
 
-        The number of channels does not count the gRPC stream.
+        The number of UDP channels does not count the gRPC stream.
         """
 
     @property
     def max_late(self) -> int:
-        """Number of steps after which a worker drops UDP datagrams that it has not sent yet."""
+        """Number of training steps after which a worker drops its unsent UDP datagrams."""
 
     @property
     def needs_datagrams_first(self) -> bool:
-        """True if the shard server drops UDP datagrams that arrive after the gRPC part."""
+        """True if the shard server drops UDP datagrams that arrive after a push's gRPC messages."""
 
     @property
     def marks_slots(self) -> bool:
@@ -226,7 +228,7 @@ class Router(Policy, Protocol):
 
     @property
     def takes_device_arrays(self) -> bool:
-        """True if the router accepts dense gradients in device (GPU) memory."""
+        """True if the router accepts dense gradients in the memory of a device (GPU)."""
 
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:
         """Return the initial state of the router, before a worker pushes its first gradient."""
@@ -237,14 +239,14 @@ class Router(Policy, Protocol):
     def cut(
         self, shard: int, blocks: tuple[Block, ...], state: State, context: RouteContext
     ) -> tuple[Routed, State]:
-        """Divide a shard server's gradient between gRPC and UDP; return division and state.
+        """Divide a shard server's gradient between gRPC and UDP; return the result and the state.
 
         Args:
             shard: Number of the shard server that receives the gradient.
             blocks: Gradient for the shard server, ordered by variable slice; `cut` does not change
                 the blocks.
-            state: Router state that `begin` returned.
-            context: Step, loss, seed and worker of the pushed gradient.
+            state: State of the router, as `begin` returned it.
+            context: Training step, loss, random seed and worker of the pushed gradient.
         """
 
     def undelivered(self, shard: int, lost: Sequence[LostEntries] | None, state: State) -> State:
@@ -252,16 +254,16 @@ class Router(Policy, Protocol):
 
         Args:
             shard: Number of the shard server that received the gradient.
-            lost: Gradient entries that did not arrive. None: the shard server refused the gradient
-                and used no value.
-            state: The router's state after sending the gradient.
+            lost: Gradient entries that did not arrive. None: the shard server refused the gradient,
+                and used no value of it.
+            state: The router's state after the worker has sent the gradient.
         """
 
     def check(self, codec: Codec) -> list[str]:
-        """Return warnings about router settings that have no effect with the given gradient codec.
+        """Return warnings about router settings without an effect on the codec's gradients.
 
         Raises:
-            ConfigurationError: The router cannot send the gradient codec's values with these
+            ConfigurationError: The router cannot send the gradient codec's values with the given
                 settings.
         """
 
@@ -281,25 +283,26 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Transport:
-    """Settings of sending gradients over UDP that may differ between nodes.
+    """Settings of the UDP transport of gradients that may differ between nodes.
 
     Attributes:
         dgt_mtu: Largest UDP payload of a datagram, in bytes.
         dgt_transport: Transport of the datagrams. udp: datagrams are sent over UDP. grpc: datagrams
             are sent on the gRPC stream, after the reliable part of the gradient.
-        dgt_dscp: Priority marks (DSCP) in IP headers. cs: class selectors, with TOS byte 32 (C - i)
-            on channel i of C. compact: no class above CS5. off: no marks.
+        dgt_dscp: Priority marks (DSCP) in IP headers of datagrams. cs: class selectors, with TOS
+            byte 32 (C - i) on channel i of C. compact: no class above CS5. off: no marks.
         dgt_pace_mbps: Rate limit of a worker's UDP datagrams, in Mbit/s; 0: no limit.
         dgt_drop_rate: Fraction of the arriving UDP datagrams that a shard server drops on purpose,
             for tests.
         dgt_drop_seed: Random seed by which a shard server chooses the UDP datagrams to drop in
             tests.
         dgt_info: True if workers and shard servers log a line about UDP datagrams for each step.
-        dgt_fallback_steps: Number of consecutive steps with a fill ratio below `dgt_fallback_fill`
-            after which a worker sends all gradients over gRPC; 0: never.
+        dgt_fallback_steps: Number of consecutive steps in which a smaller fraction of UDP datagrams
+            than `dgt_fallback_fill` arrives, after which a worker sends all gradients over gRPC; 0:
+            never.
         dgt_fallback_fill: Least fraction of announced UDP datagrams that must arrive for UDP to
-            count as working. The default is small: a firewall lets no datagram through, while DGT
-            is meant for crowded links that let a tenth of the datagrams through.
+            count as working. The default is small, because a firewall lets no datagram through, but
+            crowded links, for which DGT is meant, let a tenth of the datagrams through.
     """
 
     dgt_mtu: int = 1472
@@ -313,7 +316,7 @@ class Transport:
     dgt_fallback_fill: float = 0.01
 
     def __post_init__(self) -> None:
-        """Raise an error if a datagram setting is out of range."""
+        """Raise an error if a setting of UDP datagrams is out of range."""
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high or not math.isfinite(value):

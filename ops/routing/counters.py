@@ -1,12 +1,12 @@
 """Counters of UDP datagrams for the reports of workers and shard servers.
 
-Every datagram counter is a total since the start, so the counters of several processes can be
-added.
+Every counter of UDP datagrams is a total since the process started, so the counters of several
+processes can be added.
 
 `SentCounts` counts the gradient blocks and UDP datagrams that a worker has sent.
 `ReassemblyCounters` counts the UDP datagrams that a shard server has received in one worker's
-session. The field names of counter classes are also keys of reports and files. Single UDP datagrams
-are never logged, only counted.
+session. The field names of the classes of UDP datagram counters are also keys in reports and files.
+Single UDP datagrams are never logged, only counted.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class SummableCounts:
         return type(self)(*(_sum(getattr(self, name), getattr(other, name)) for name in names))
 
     def minus(self: _Counts, other: _Counts) -> _Counts:
-        """Return the field-wise increase of these counters since the earlier counters `other`."""
+        """Return the field-wise increase of the counters since their earlier values `other`."""
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
         return type(self)(*(_sum(getattr(self, name), getattr(other, name), -1) for name in names))
 
 
 def total(counts: Iterable[_Counts], start: _Counts) -> _Counts:
-    """Return the field-wise sum of the counters `counts` and `start`, which are not changed."""
+    """Return the field-wise sum of `start` and all items of `counts`, which are not changed."""
     for summand in counts:
         start = start.plus(summand)
     return start
@@ -69,7 +69,7 @@ class SentCounts(SummableCounts):
     fallen_back: int = 0
 
     def after(self, before: SentCounts | None) -> SentCounts:
-        """Return these counters plus `before`, the counters of the worker's earlier processes."""
+        """Return the counters plus `before`, the counters of the worker's earlier processes."""
         if before is None:
             return self
         return dataclasses.replace(before.plus(self), fallen_back=self.fallen_back)
@@ -110,20 +110,21 @@ class ReassemblyCounters(SummableCounts):
         dropped: Number of received UDP datagrams that were not used, by reason.
         num_datagrams: Number of authentic UDP datagrams that fit the shard's variables, including
             duplicates and late datagrams.
-        num_bytes: Number of bytes of the datagrams in `num_datagrams`, with header and tag, without
-            UDP and IP headers.
+        num_bytes: Number of bytes of the datagrams that `num_datagrams` counts, with datagram
+            header and tag, without UDP and IP headers.
         num_announced: Number of UDP datagrams that the worker announced over gRPC for closed steps
             (steps whose wait is over).
         num_arrived: Number of announced UDP datagrams that arrived before the end of the wait.
-        num_late: Number of new UDP datagrams that arrived after the end of the wait for their step
-            or tensor, including the dropped ones.
-        num_closed: Number of pushed gradients for which the shard server does not wait for
-            datagrams any more.
+        num_late: Number of UDP datagrams that arrived, for the first time, after the end of the
+            wait for their step or tensor, including dropped datagrams.
+        num_closed: Number of pushed gradients for which the shard server has ended the wait for UDP
+            datagrams.
         num_incomplete: Number of gRPC messages that announced UDP datagrams of which some were
             still missing at the end of the wait.
         num_late_used: Number of late UDP datagrams whose gradient values were added to a later
             step.
-        sum_of_ages: Sum of the delays of the late datagrams in `num_late_used`, in steps.
+        sum_of_ages: Sum of the delays, in training steps, of the late datagrams that
+            `num_late_used` counts.
         blocks: Number of gradient blocks in closed steps (steps whose wait is over), as the worker
             announced them over gRPC.
         blocks_skipped: Number of all-zero gradient blocks in closed steps (steps whose wait is
@@ -160,18 +161,18 @@ class ReassemblyCounters(SummableCounts):
 
     @classmethod
     def zero(cls, channels: int) -> ReassemblyCounters:
-        """Return zero counters for a new session with `channels` UDP datagram channels."""
+        """Return counters of 0 for a new session with `channels` UDP datagram channels."""
         first, second, third, fourth, fifth = ([0] * (channels + 1) for _ in range(5))
         return cls(dict.fromkeys(REASONS, 0), first, second, third, fourth, fifth)
 
     @property
     def num_new(self) -> int:
-        """Number of authentic UDP datagrams that arrived for the first time."""
+        """Number of authentic UDP datagrams that arrived, without repeated datagrams."""
         return sum(self.num_datagrams) - sum(self.dropped[reason] for reason in _REPLAYED)
 
 
 def rows_of(block: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the dicts in the list block[name] of a report; ignore items of other types."""
+    """Return the dicts in the list block[name] of a worker's or server's report."""
     rows = block.get(name)
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 

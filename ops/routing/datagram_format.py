@@ -1,11 +1,11 @@
-"""Format of a UDP datagram: a 64-byte header, gradient values of one variable slice, a 16-byte tag.
+"""Format of UDP datagrams: 64-byte header, gradient values of one variable slice, 16-byte tag.
 
-All numbers in a UDP datagram are little-endian. A slot is a slice of a variable on a shard server.
-Each datagram header has the position of the values in the variable slice, so a shard server can
-place every datagram without earlier datagrams, which may be lost, repeated or reordered. The
-authentication tag of a datagram is keyed BLAKE2b-128 (RFC 7693) over header and payload. The
-authentication tag of a datagram cannot be forged without the session's key, and it detects damage
-as a checksum does.
+All numbers in a UDP datagram are little-endian. In the datagram format, a slot is a slice of a
+variable on a shard server. Each datagram header has the position of the values in the variable
+slice, so a shard server can use a datagram without earlier datagrams, which may be lost, repeated
+or reordered. The authentication tag of a datagram is keyed BLAKE2b-128 (RFC 7693) over header and
+payload. The authentication tag of a datagram cannot be forged without the session's key, and it
+detects damage as a checksum does.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ GAP_DTYPE = np.dtype("<u2")
 
 @dataclasses.dataclass(frozen=True)
 class DatagramSession:
-    """UDP session of one worker with one shard server, from the registration of the worker."""
+    """UDP session of a worker with a shard server, which the server creates at registration."""
 
     id: int  # session id, 64 random bits
     # 32-byte random key for the authentication tags of datagrams
@@ -97,8 +97,8 @@ class DatagramSession:
             )
         if len(self.key) != KEY_BYTES:
             raise ValueError(
-                f"the key of the datagram session has {len(self.key)} bytes; expected {KEY_BYTES} "
-                "bytes"
+                f"the signing key of the datagram session has {len(self.key)} bytes; expected "
+                f"{KEY_BYTES} bytes"
             )
 
 
@@ -110,7 +110,7 @@ def value_bytes(encoding: ValueEncoding, count: int) -> int:
 
 
 def payload_bytes(encoding: ValueEncoding, sparse: bool, count: int) -> int:
-    """Return the payload size in bytes of a datagram with `count` values, with gaps if sparse."""
+    """Return the payload size in bytes of a datagram with `count` values, and gaps if sparse."""
     return value_bytes(encoding, count) + (GAP_DTYPE.itemsize * count if sparse else 0)
 
 
@@ -157,7 +157,7 @@ def sign(data: memoryview, size: int, key: bytes) -> None:
 def authentic(
     data: memoryview, size: int, starts: Sequence[int], tags: NDArray[np.uint8], key: bytes
 ) -> NDArray[np.bool_]:
-    """Return which datagrams have a correct authentication tag, in a time independent of the tags.
+    """Return which datagrams have a correct authentication tag, in a time that no tag affects.
 
     Args:
         data: Consecutive received datagrams of `size` bytes.

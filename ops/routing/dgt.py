@@ -1,7 +1,7 @@
 """Router DGT: send important gradient blocks over gRPC, all other blocks in prioritized datagrams.
 
-A gradient block is important if its values are large on average over the steps. The module `dgt`
-has the router DGT and its state; `dgt_choices` has the settings, and `dgt_partition` the functions
+A gradient block is important if its values are large on average over the training steps. The module
+`dgt` has the router DGT, `dgt_choices` has DGT's settings, and `dgt_partition` has DGT's functions
 on arrays.
 
 Source: Zhou et al., "DGT: a contribution-aware differential gradient transmission mechanism for
@@ -24,7 +24,7 @@ from thinwire.ops.types import FEW_BITS, Block, ConfigurationError, ShardLayout,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dgt(DgtChoices):
-    """Router that sends a tensor's most important blocks (fraction k) and last block by gRPC."""
+    """Router that sends a fraction k of a tensor's blocks, the most important ones, over gRPC."""
 
     def __post_init__(self) -> None:
         """Raise an error if settings of the router DGT are out of range or exclude each other."""
@@ -38,30 +38,31 @@ class Dgt(DgtChoices):
 
     @property
     def uses_datagrams(self) -> bool:
-        """True if shard servers reassemble gradients, even if workers drop all UDP blocks."""
+        """True if shard servers reassemble gradients, even if workers drop all blocks for UDP."""
         return self.divides
 
     @property
     def reassembly_rules(self) -> ReassemblyRules:
-        """Settings by which shard servers reassemble gradients: this router itself."""
+        """Settings by which shard servers reassemble gradients: the router object itself."""
         return self
 
     @property
     def channels(self) -> int:
         """Number C of UDP datagram channels (priority classes).
 
-        Even without UDP datagrams, the channel number C sets the DSCP mark of the gRPC stream.
+        Even if no UDP datagrams are sent, the number C of channels determines the priority mark
+        (DSCP) of the gRPC stream.
         """
         return self.dgt_channels
 
     @property
     def max_late(self) -> int:
-        """Number of steps after which a worker drops UDP datagrams that it has not sent yet."""
+        """Number of training steps after which a worker drops its unsent UDP datagrams."""
         return self.dgt_max_late if self.dgt_reception == "diff" else 0
 
     @property
     def needs_datagrams_first(self) -> bool:
-        """True if the shard server drops UDP datagrams that arrive after the gRPC part."""
+        """True if the shard server drops UDP datagrams that arrive after a push's gRPC messages."""
         return self.dgt_reception == "drop" and not self.dgt_wait_ms
 
     @property
@@ -76,20 +77,20 @@ class Dgt(DgtChoices):
 
     @property
     def joins_slots(self) -> bool:
-        """False: a gradient block never spans two variable slices."""
+        """False: with DGT, a gradient block never spans two variable slices."""
         return False
 
     @property
     def takes_device_arrays(self) -> bool:
-        """True if dense gradient values may be in device (GPU) memory.
+        """True if dense gradient values may be in the memory of a device (GPU).
 
-        Only the gradient values to send are copied from device to host memory.
+        DGT copies only the gradient values to send from device to host memory.
         """
         return self.divides
 
     @property
     def keeps(self) -> bool:
-        """True if lost values and rounding errors are added to the next pushed gradient."""
+        """True if the worker adds lost values and rounding errors to its next pushed gradient."""
         return self.divides and (self.dgt_error_feedback or self.dgt_low_bits < 32)
 
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:
@@ -123,11 +124,12 @@ class Dgt(DgtChoices):
         return shard
 
     def begin(self, state: State, context: RouteContext) -> State:
-        """Return the state with k, the fraction of gradient blocks that this push sends over gRPC.
+        """Return the state with k, the fraction of gradient blocks that a push sends over gRPC.
 
         The fraction of gradient blocks sent over gRPC is ``k = max(k_min, k0 L / L_first)``, at
-        most 1, with the loss L and the first loss L_first. k does not change if the loss is missing
-        or not finite, or if the first loss is below 0.
+        most 1, with the loss L, the first loss L_first and the settings k0 = `dgt_k` and k_min =
+        `dgt_k_min`. The fraction k does not change if the loss is missing or not finite, or if the
+        first loss is below 0.
         """
         loss = context.loss
         if not self.dgt_adaptive_k or loss is None or not math.isfinite(loss):
@@ -147,9 +149,9 @@ class Dgt(DgtChoices):
     ) -> tuple[Routed, State]:
         """Divide a shard server's gradient by contribution; `Router.cut` describes the arguments.
 
-        If all gradient blocks are sent over gRPC, the result has the unchanged objects of `blocks`.
-        A sparse gradient of a variable slice is divided by ranges of positions. A low-rank gradient
-        of a variable slice is sent whole over gRPC.
+        If all gradient blocks are sent over gRPC, the result of `cut` has the unchanged objects of
+        `blocks`. `cut` divides a sparse gradient of a variable slice by ranges of positions. DGT
+        sends a low-rank gradient of a variable slice whole over gRPC.
         """
         from thinwire.ops.routing import dgt_partition
 
@@ -161,12 +163,12 @@ class Dgt(DgtChoices):
         return partition.cut(blocks), state
 
     def undelivered(self, shard: int, lost: Sequence[LostEntries] | None, state: State) -> State:
-        """Settle the residuals of the last push; `Router.undelivered` describes the arguments.
+        """Update the residuals (values to send later) after a push's arrived datagrams are known.
 
-        `undelivered` must be called once for every push: the residuals keep the pushed values until
-        this call. With `dgt_error_feedback`, gradient values lost in UDP datagrams are added to the
-        next push. Without `dgt_error_feedback`, gradient values lost in UDP datagrams are
-        discarded.
+        `undelivered` must be called once for every push, because the residuals store the pushed
+        values until the call. With `dgt_error_feedback`, gradient values lost in UDP datagrams are
+        added to the next push. Without `dgt_error_feedback`, gradient values lost in UDP datagrams
+        are discarded.
         """
         if not self.keeps:
             return state
@@ -180,16 +182,17 @@ class Dgt(DgtChoices):
         return state
 
     def check(self, codec: Codec) -> list[str]:
-        """Return warnings about settings of DGT that have no effect with the given gradient codec.
+        """Return warnings about settings of DGT without an effect on the codec's gradients.
 
         Raises:
-            ConfigurationError: Datagrams cannot send the codec's values, or a setting of DGT would
-                change values that the codec has already coded in fewer bits.
+            ConfigurationError: UDP datagrams cannot send the gradient codec's values, or a setting
+                of DGT would change values that the codec has already coded in fewer bits.
         """
         if codec.value_dtype in FEW_BITS:
             raise ConfigurationError(
-                f"--value_dtype={codec.value_dtype} with --router=dgt: datagrams cannot carry "
-                "the scales of chunks. Set --router=reliable, or another --value_dtype."
+                f"--value_dtype={codec.value_dtype} with --router=dgt: datagrams cannot carry the "
+                "scale factors of chunks of values. Set --router=reliable, or another "
+                "--value_dtype."
             )
         for name, applies in (
             (f"dgt_low_bits={self.dgt_low_bits}", self.dgt_low_bits < 32),

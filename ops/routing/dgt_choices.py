@@ -24,8 +24,8 @@ class DgtChoices:
     """Settings of the router DGT, with one field per --dgt_... flag of the training method.
 
     Attributes:
-        dgt_channels: Number C of UDP datagram channels, 0 to 7; 0: all gradient blocks are sent
-            over gRPC.
+        dgt_channels: Number of UDP datagram channels (priority classes), 0 to 7; 0: all gradient
+            blocks are sent over gRPC.
         dgt_k: Fraction k of gradient blocks that are sent over gRPC; with `dgt_adaptive_k` the
             fraction at the first loss.
         dgt_k_min: Smallest fraction k of gradient blocks that are sent over gRPC with
@@ -34,7 +34,7 @@ class DgtChoices:
             training loss.
         dgt_enable_block: True if gradient tensors are cut into blocks. False: each tensor is one
             block, and as the last block of a tensor is always sent over gRPC, there are no
-            datagrams. The original code of DGT has this switch.
+            datagrams. The published code of DGT has this setting.
         dgt_block_size: Size of a gradient block, in bytes of float32 entries.
         dgt_alpha: Weight of past gradients in the moving average of a gradient block's
             contribution, 0 to 1.
@@ -43,24 +43,25 @@ class DgtChoices:
         dgt_send_drop: True if the worker drops all gradient blocks not sent over gRPC, as a control
             experiment.
         dgt_random: Random importance ranks of gradient blocks, as a control experiment. 0: ranks by
-            contribution. 1: new random ranks in each step. fixed: the same random ranks in each
-            step.
+            contribution (mean magnitude). 1: new random ranks in each training step. fixed: the
+            same random ranks in all training steps.
         dgt_clear_zero: True if all-zero gradient blocks are not sent.
         dgt_low_bits: Bits of a gradient value in UDP datagrams. Below 32, the rounding errors are
             added to the next gradient.
         dgt_wait_ms: Longest wait of a shard server for announced UDP datagrams after the gRPC part
             of the gradient has arrived, in milliseconds.
-        dgt_max_late: Largest delay of a late UDP datagram that a shard server still uses, in steps.
-        dgt_late_decay: Factor on the gradient values of a late UDP datagram for each step of its
-            delay.
+        dgt_max_late: Largest delay, in training steps, of a late UDP datagram whose values a shard
+            server uses.
+        dgt_late_decay: Factor on the gradient values of a late UDP datagram, applied once for each
+            training step of delay.
         dgt_error_feedback: True if gradient values that did not arrive are added to the next
             gradient.
         dgt_marker: gRPC message after which a shard server's wait for datagrams begins: the last
             message of the whole step, or the message of each tensor.
         dgt_loss_ema: Weight of past losses in the smoothed loss that k (the fraction of gradient
             blocks sent over gRPC) follows; 0: only the latest loss.
-        dgt_scope: Gradient blocks that are ranked together. tensor: the blocks of each tensor.
-            model: all blocks of a shard server.
+        dgt_scope: Gradient blocks that are ranked together by importance. tensor: the blocks of
+            each tensor. model: all blocks of a shard server.
     """
 
     dgt_channels: int = 3

@@ -1,15 +1,15 @@
 """Divide a shard server's gradient for DGT into blocks sent over gRPC and blocks sent over UDP.
 
-Dense gradient values may be in device memory. Dense gradients in device memory are scored, ranked
-and coded on the device. Only the gradient values to send, and a few bytes for each gradient block,
-are copied from the device to the host.
+Dense gradient values for the router DGT may be in device (GPU) memory. The router DGT scores, ranks
+and codes blocks of dense gradients in device (GPU) memory on the device. The router DGT copies from
+device to host only the gradient values to send, and a few bytes for each gradient block.
 
-A slot is a slice of a variable on the shard server. `Partition` works in four passes over the
-variable slices and never loops over gradient blocks in Python. `Partition` scores the gradient
-blocks of every variable slice by contribution, ranks the blocks, maps ranks to channels, and cuts
-each slice into a part for gRPC and a part for datagrams, which --dgt_low_bits codes in few bits.
-The last gradient block of a variable slice is called its end: the end is always sent over gRPC, and
-is never ranked.
+In the router DGT, a slot is a slice of a variable on the shard server. `Partition` works in four
+passes over the variable slices and never loops over gradient blocks in Python. `Partition` scores
+the gradient blocks of every variable slice by contribution, ranks the blocks, maps ranks to
+channels, and cuts each slice into a part for gRPC and a part for datagrams, which --dgt_low_bits
+codes in few bits. The last gradient block of a variable slice is called the slice's end: it is
+always sent over gRPC, and is never ranked.
 
 Source: ranking and channel map of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021;
 docs/methods/dgt.md.
@@ -64,7 +64,7 @@ def _no_numbers() -> Any:
 
 @dataclasses.dataclass
 class ScoredBlock:
-    """Gradient of one variable slice, divided into scored blocks; ranking sets two fields."""
+    """Gradient of one variable slice, divided into blocks with scores (mean contributions)."""
 
     block: Block
     entries: int  # number E of entries of a gradient block
@@ -103,8 +103,9 @@ class Partition:
     Args:
         choices: Settings of the router DGT.
         shard: Number of the shard server that receives the gradient.
-        state: The shard server's entry of the router's state; `Partition` changes it in place.
-        context: Step, loss, seed and worker of the pushed gradient.
+        state: The shard server's entry in the state of the router DGT; `Partition` changes the
+            entry in place.
+        context: Training step, loss, random seed and worker of the pushed gradient.
         k: Fraction of gradient blocks to send over gRPC.
     """
 
@@ -120,7 +121,7 @@ class Partition:
         self._kept: State | None = state.get("kept")
 
     def cut(self, blocks: tuple[Block, ...]) -> Routed:
-        """Divide the shard server's gradient; `blocks` has one item per variable slice."""
+        """Divide the shard server's gradient, with one item of `blocks` per variable slice."""
         if self._kept is not None:
             residuals.begin_push(self._kept)
             owed = residuals.owed_blocks(self._kept, blocks)
@@ -143,7 +144,7 @@ class Partition:
         return self._routed(ranked, unranked)
 
     def _decay(self, present: set[int]) -> None:
-        """Decay the mean contributions in variable slices that the push does not contain."""
+        """Decay the mean contributions of blocks in variable slices that a push does not have."""
         for slot, averages in enumerate(self._averages):
             if slot not in present:
                 self._averages[slot] = averages * np.float32(self._choices.dgt_alpha)
@@ -264,10 +265,10 @@ class Partition:
 
 
 def _reliable(slot: ScoredBlock, kernels: Kernels) -> Block:
-    """Return the part of the variable slice sent over gRPC, without a copy if it is whole.
+    """Return a variable slice's part for gRPC; not copied if the whole slice is sent over gRPC.
 
-    All-zero gradient blocks are left out for every k, so that the counters agree with the bytes
-    sent.
+    The part sent over gRPC leaves out all-zero gradient blocks, so that the counters of blocks
+    agree with the sent bytes.
     """
     block, stays = slot.block, slot.is_sent.copy()
     stays[slot.numbers] = False
@@ -293,7 +294,7 @@ def _some(block: Block, chosen: NDArray[np.bool_]) -> CodedValues:
 
 
 def _as_coded(slot: ScoredBlock, kernels: Kernels) -> tuple[ValueEncoding, NDArray[Any], Float32]:
-    """Return encoding, data and scales of values that datagrams send as the codec coded them."""
+    """Return encoding, data and scales of values that the gradient codec coded for datagrams."""
     values = slot.block.values
     encoding = CODEC_ENCODINGS[values.dtype]
     if is_on_device(values.data):
@@ -311,10 +312,10 @@ def _as_coded(slot: ScoredBlock, kernels: Kernels) -> tuple[ValueEncoding, NDArr
 
 
 def num_first(num_blocks: int, k: float) -> int:
-    """Return how many of n gradient blocks are sent over gRPC for the fraction k: k n, rounded.
+    """Return how many of n gradient blocks are sent over gRPC for a fraction k: k n, rounded.
 
-    Halves are rounded up, so 2.5 blocks become 3. The product k n is a float32, as in the original
-    code: the rounding of the product can change R by a whole block.
+    `num_first` rounds halves up, so 2.5 gradient blocks become 3. The product k n is a float32, as
+    in the original code: the rounding of the product can change R by a whole block.
 
     >>> num_first(5, 0.5), num_first(90, 0.35)
     (3, 32)
@@ -325,20 +326,21 @@ def num_first(num_blocks: int, k: float) -> int:
 def channels_by_rank(
     num_ranked: int, num_ends: int, k: float, num_channels: int, num_forced: int = 0
 ) -> NDArray[np.uint8]:
-    """Return the channel of each rank, best rank first: 0 is gRPC, numbers from 1 on are datagrams.
+    """Return the channel for each importance rank, best first: 0 is gRPC, 1 and more are for UDP.
 
-    With ``n = num_ranked + num_ends`` gradient blocks and ``R = floor(k n + 0.5)``, the block of
-    rank j is sent on channel 0 (gRPC) if j < R, else on channel ``1 + floor((j - R) C / (n - 1 -
-    R))``. The formula for the channel of a rank holds for num_ends = 1. Every additional last block
-    of a tensor is sent over gRPC too, and reduces the number of ranks sent over gRPC by one.
+    With ``n = num_ranked + num_ends`` gradient blocks, C UDP channels and ``R = floor(k n + 0.5)``,
+    the block of rank j is sent on channel 0 (gRPC) if j < R, else on channel
+    ``1 + floor((j - R) C / (n - 1 - R))``. The formula for the channel of a gradient block's rank
+    holds for num_ends = 1. Every additional last block of a tensor is sent over gRPC too, and
+    reduces the number of ranks sent over gRPC by one.
 
     Args:
-        num_ranked: Number of gradient blocks that have a rank.
+        num_ranked: Number of gradient blocks that have an importance rank.
         num_ends: Number of last blocks of tensors, which are always sent over gRPC; at least 1.
         k: Fraction of gradient blocks to send over gRPC.
         num_channels: Number C of UDP datagram channels, at least 1.
-        num_forced: Number of the most important gradient blocks that are sent over gRPC for every
-            k.
+        num_forced: Number of gradient blocks, the most important ones, that are sent over gRPC even
+            if the fraction k is small.
 
     >>> "".join(map(str, channels_by_rank(10, 1, 0.0, 3)))
     '1111222333'
@@ -352,7 +354,7 @@ def channels_by_rank(
 
 
 def at_random(seed: tuple[int, ...], is_first: NDArray[np.bool_]) -> Int64:
-    """Return [m] int64 block positions in random order; blocks with `is_first` set come first."""
+    """Return [m] int64 block positions in random order, but blocks with `is_first` come first."""
     order = np.random.default_rng(seed).permutation(is_first.size)
     return order[np.argsort(~is_first[order], kind="stable")]
 

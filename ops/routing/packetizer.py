@@ -1,11 +1,11 @@
-"""Worker's side of sending gradients over UDP: write a router's blocks into signed datagrams.
+"""Worker's side of sending gradients over UDP: write gradient blocks into signed datagrams.
 
 A `Packetizer` divides the gradient values of each variable slice into datagrams, numbers the
 datagrams by channel and writes them to buffers that one system call can send. Each UDP datagram
 fits the MTU (largest packet) of the network path. A datagram of a dense gradient has values of one
-block only; a datagram of a sparse gradient may have entries of several blocks of one channel. A
-lost datagram loses only the gradient values in it, and `SealedStep.lost` returns the positions of
-lost values.
+block only; a datagram of a sparse gradient may have entries of several blocks of one channel. If a
+UDP datagram is lost, only the gradient values in the datagram are lost; `SealedStep.lost` returns
+their positions.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Sent:
 
 @dataclasses.dataclass(frozen=True)
 class SealedStep:
-    """UDP datagrams of one step for one shard server, complete except for authentication tags."""
+    """UDP datagrams of one pushed gradient for one shard server, complete except for their tags."""
 
     # unsigned datagrams ordered by channel, then by sequence number
     batches: tuple[SealedBatch, ...]
@@ -123,7 +123,8 @@ class Packetizer:
     """Writes one worker's UDP datagrams for one shard server, numbered by channel.
 
     Attributes:
-        mtu: Largest size of a datagram, in bytes, which the caller may lower between two steps.
+        mtu: Largest size of a UDP datagram, in bytes, which the caller may lower between two
+            training steps.
     """
 
     def __init__(self, session: DatagramSession, mtu: int, channels: int) -> None:
@@ -154,7 +155,7 @@ class Packetizer:
         """Return the UDP datagrams of one pushed gradient; each gradient value is copied once.
 
         Args:
-            step: Number of the step whose gradient is pushed.
+            step: Number of the training step whose gradient is pushed.
             parts: Gradient blocks to send in datagrams, ordered by variable slice.
         """
         batches: list[SealedBatch] = []
@@ -209,7 +210,7 @@ class Packetizer:
 
 
 def _joined(by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]) -> tuple[AnnouncedDatagrams, ...]:
-    """Return the sequence numbers of all datagrams, joined to one range per channel."""
+    """Return the range of the datagrams' sequence numbers for each channel."""
     channels: dict[int, AnnouncedDatagrams] = {}
     for announced in (part for slot in by_slot.values() for part in slot):
         so_far = channels.get(announced.channel)
@@ -220,7 +221,7 @@ def _joined(by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]) -> tuple[Announc
 
 
 def _by_channel(fragments: SlotFragments) -> Iterator[tuple[int, Int64]]:
-    """Yield each channel with the indices of its datagrams in `fragments`, most important first."""
+    """Yield each channel with the indices of its datagrams; the most important channel is first."""
     edges = np.searchsorted(fragments.channels, np.arange(1, form.MOST_CHANNELS + 2))
     for channel in range(1, form.MOST_CHANNELS + 1):
         if edges[channel - 1] < edges[channel]:
@@ -228,7 +229,7 @@ def _by_channel(fragments: SlotFragments) -> Iterator[tuple[int, Int64]]:
 
 
 def _equal_chunks(fragments: SlotFragments, rows: Int64, part: UnreliableBlocks) -> Iterator[Int64]:
-    """Yield indices of equally long datagrams for one system call, roughly by importance."""
+    """Yield indices of equally long datagrams to send in one system call, roughly by importance."""
     counts = fragments.counts[rows]
     chunks = []
     for count in np.unique(counts).tolist():
@@ -242,7 +243,7 @@ def _equal_chunks(fragments: SlotFragments, rows: Int64, part: UnreliableBlocks)
 def _written(
     part: UnreliableBlocks, fragments: SlotFragments, chunks: list[Int64], headers: NDArray[Any]
 ) -> list[SealedBatch]:
-    """Return one batch of datagrams per chunk of indices, with headers, gaps and values written."""
+    """Return one batch of datagrams for each chunk of indices: headers, gaps and values."""
     batches = []
     first = 0
     for chunk in chunks:
@@ -289,7 +290,7 @@ def _rows(source: NDArray[Any], starts: Int64, count: int) -> NDArray[Any]:
 class SlotFragments:
     """Division of one variable slice's gradient into datagrams, most important values first.
 
-    A datagram has consecutive values of the array `source`.
+    Each datagram of the division has consecutive values of the array `source`.
     """
 
     # contiguous gradient values, in the dtype of the wire (UINT4: unpacked)
@@ -302,7 +303,7 @@ class SlotFragments:
 
 
 def fragment(part: UnreliableBlocks, limit_bytes: int) -> SlotFragments:
-    """Divide a slice's blocks into datagrams with payloads of at most `limit_bytes`."""
+    """Divide a variable slice's gradient blocks into datagrams of at most `limit_bytes` payload."""
     if part.indices is None:
         starts = part.blocks * part.block_entries
         lengths = np.minimum(part.block_entries, part.size - starts)
@@ -313,9 +314,9 @@ def fragment(part: UnreliableBlocks, limit_bytes: int) -> SlotFragments:
 def _fragment_sparse(part: UnreliableBlocks, indices: Int64, limit_bytes: int) -> SlotFragments:
     """Divide a sparse gradient's blocks into datagrams, with ascending positions in each channel.
 
-    A datagram of a sparse gradient has one scale, one low end, and uint16 gaps between positions.
-    So a sequence of entries for a datagram ends before an entry with a different scale or low end,
-    or with a gap above the uint16 limit.
+    A datagram of a sparse gradient has one scale and one lowest value for all its quantized values,
+    and uint16 gaps between positions. A datagram of a sparse gradient ends before an entry with a
+    different scale or low end, or with a gap above the uint16 limit.
     """
     channel_of_block = np.zeros(len(part.scales), np.uint8)
     channel_of_block[part.blocks] = part.channels
@@ -344,7 +345,7 @@ def _fragments(
     lengths: Int64,
     channels: NDArray[np.uint8],
 ) -> SlotFragments:
-    """Divide each sequence of values into full datagrams and one shorter datagram for the rest."""
+    """Divide each sequence of values into full datagrams and, at its end, a shorter datagram."""
     full = form.most_values(part.encoding, positions is not None, limit_bytes)
     parts = -(-lengths // full)
     run = np.repeat(np.arange(len(starts)), parts)

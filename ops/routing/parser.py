@@ -1,8 +1,9 @@
 """Parse and check received datagrams, so that a shard server can use their values unchecked.
 
-The parser checks every field of all datagrams in a receive buffer in one pass. The parser checks
-session, then tag, then contents, so that datagrams from unknown senders cost the least time. A
-received datagram that fails a check is counted and dropped; no check raises an exception.
+The datagram parser checks every field of all UDP datagrams in a receive buffer in one pass. The
+datagram parser checks a datagram's session, then its authentication tag, then its contents, so that
+datagrams from unknown senders cost the least time. A received datagram that fails a check is
+counted and dropped; no check raises an exception.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _ALIKE = [_KIND, _STEP, _COUNT]
 
 @dataclasses.dataclass(frozen=True)
 class ParsedDatagrams:
-    """Checked datagrams that have the same channel, step, encoding and number of values."""
+    """Checked datagrams that have equal channel, step, encoding and number of values."""
 
     channel: int
     step: int  # number of the step whose gradient is pushed, modulo 2**32
@@ -48,11 +49,11 @@ class ParsedDatagrams:
     positions: Int64 | None
 
     def __len__(self) -> int:
-        """Return the number m of datagrams in this object."""
+        """Return the number of parsed datagrams."""
         return len(self.slots)
 
     def select(self, chosen: NDArray[np.bool_]) -> ParsedDatagrams:
-        """Return the datagrams for which `chosen` is True."""
+        """Return those parsed datagrams for which `chosen` [m] is True."""
         return dataclasses.replace(
             self,
             slots=self.slots[chosen],
@@ -63,7 +64,7 @@ class ParsedDatagrams:
         )
 
     def by_slot(self) -> Iterator[tuple[int, ParsedDatagrams]]:
-        """Yield each variable slice's number with the datagrams for this slice."""
+        """Yield each variable slice's number with the parsed datagrams for the slice."""
         first = int(self.slots[0])
         if (self.slots == first).all():
             yield first, self
@@ -83,7 +84,7 @@ class DatagramParser:
         channels: int,
         counters: ReassemblyCounters,
     ) -> None:
-        """Prepare the checks of received datagrams.
+        """Prepare the checks of the datagrams received in a session.
 
         Args:
             session: Datagram session to which accepted datagrams belong.
@@ -139,7 +140,7 @@ class DatagramParser:
             words, raw = words[~alike], raw[~alike]
 
     def _ours(self, words: NDArray[np.uint32]) -> NDArray[np.bool_] | None:
-        """Return [m] bool: which datagrams belong to this session; None means all datagrams."""
+        """Return [m] bool: which datagrams belong to the parser's session; None: all of them."""
         matches = (words[:, :5] & self._mask) == self._expected
         if matches.all():
             return None
@@ -154,7 +155,7 @@ class DatagramParser:
         return good
 
     def _drop(self, reason: str, good: NDArray[np.bool_]) -> bool:
-        """Count dropped datagrams, for which `good` is False; return True if there is one."""
+        """Count datagrams with `good` False as dropped; return True if there is at least one."""
         num_bad = len(good) - int(np.count_nonzero(good))
         self._counters.dropped[reason] += num_bad
         return num_bad > 0
@@ -162,7 +163,7 @@ class DatagramParser:
     def _parse_alike(
         self, words: NDArray[np.uint32], raw: NDArray[np.uint8]
     ) -> Iterator[ParsedDatagrams]:
-        """Yield the valid datagrams among authentic datagrams of the same kind, step and length."""
+        """Yield the valid datagrams among authentic datagrams of equal kind, step and length."""
         _, code, channel, flags = int(words[0, _KIND]).to_bytes(4, "little")
         sparse = bool(code & SPARSE)
         encoding = _ENCODINGS.get(code & ~SPARSE)
@@ -198,7 +199,7 @@ class DatagramParser:
         count: int,
         sparse: bool,
     ) -> tuple[NDArray[np.uint32], Float32, Int64 | None] | None:
-        """Return headers, values and sparse positions of valid datagrams; None: all are invalid."""
+        """Return headers, values and sparse positions of valid datagrams; None if none is valid."""
         positions = None
         if sparse:
             positions = _positions(words, raw, count)
@@ -219,7 +220,7 @@ class DatagramParser:
     def _within(
         self, words: NDArray[np.uint32], count: int, size: int, sparse: bool
     ) -> NDArray[np.bool_] | None:
-        """Return [m] bool: which datagrams fit the shard server's slices; None means all."""
+        """Return [m] bool: which datagrams fit the shard server's slices; None: all of them."""
         wide = words[:, _SLOT : _ENTRIES + 1].astype(np.int64)
         slots, _, blocks, num_blocks, offsets, _, entries = wide.T
         known = slots < len(self._sizes)
@@ -241,7 +242,7 @@ class DatagramParser:
 
 
 def _positions(words: NDArray[np.uint32], raw: NDArray[np.uint8], count: int) -> Int64:
-    """Return the positions [m, count] in the variable slice of the values in m sparse datagrams."""
+    """Return positions [m, count] of the values in m sparse datagrams within the variable slice."""
     shape, strides = (len(raw), count), (raw.shape[1], form.GAP_DTYPE.itemsize)
     gaps = np.ndarray(shape, form.GAP_DTYPE, raw, form.HEADER_BYTES, strides)
     positions = np.cumsum(gaps, axis=1, dtype=np.int64)
@@ -250,7 +251,7 @@ def _positions(words: NDArray[np.uint32], raw: NDArray[np.uint8], count: int) ->
 
 
 def _ascend(positions: Int64, words: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Return [m] bool: which rows of positions start at the offset, ascend, and fit the slice."""
+    """Return [m] bool: which rows of positions ascend from their offset on and fit the slice."""
     good: NDArray[np.bool_] = np.logical_and.reduce(np.diff(positions, axis=1) > 0, axis=1)
     good &= positions[:, 0] == words[:, _OFFSET]
     good &= positions[:, -1] < words[:, _ENTRIES]

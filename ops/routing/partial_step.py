@@ -1,11 +1,11 @@
-"""A gradient that a shard server is receiving over UDP and gRPC, and its resulting blocks.
+"""A gradient that a shard server is receiving over UDP and gRPC, and the received blocks.
 
 A `PartialStep` writes the values of UDP datagrams into a buffer as they arrive, and collects the
 gradient blocks that arrive over gRPC. A slot (slice of a variable) is closed when the shard server
-does not wait for its datagrams any more. `finalize_block` makes one gradient block for the closed
-variable slice from the gRPC part, the datagrams that arrived in time, and the late datagrams of
-earlier steps that `LateBlocks` stores for the slice. Gradient entries that did not arrive are set
-to zero.
+has ended the wait for its UDP datagrams. `finalize_block` makes one gradient block for a closed
+variable slice (its wait is over) from the gRPC part, the datagrams that arrived in time, and late
+datagrams of earlier steps in `LateBlocks`. A shard server sets gradient entries that did not arrive
+in UDP datagrams to zero.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MarkedSlots:
 
     @property
     def num_announced(self) -> int:
-        """Number of UDP datagrams that the worker announced in this gRPC message."""
+        """Number of UDP datagrams that the worker announced in the gRPC message."""
         return sum(announced.count for announced in self.manifest.channels)
 
 
@@ -51,8 +51,9 @@ class PartialStep:
     """UDP datagrams and gRPC messages of one pushed gradient that have arrived at a shard server.
 
     Attributes:
-        number: Number of the step whose gradient is pushed, modulo 2**32.
-        step: Full step number of the pushed gradient; None if no gRPC part of it has arrived.
+        number: Number of the training step whose gradient is pushed, modulo 2**32.
+        step: Full number of the training step whose gradient is pushed; None if no gRPC part of the
+            gradient has arrived.
         sequences: Set of the sequence numbers of the UDP datagrams that have arrived.
         ended: True if all gRPC parts of the pushed gradient have arrived.
         groups: Gradient parts that have arrived over gRPC, with their variable slices.
@@ -60,13 +61,14 @@ class PartialStep:
             for a closed slice is late.
         num_placed: Number of datagrams whose gradient values were written into the buffer.
         num_late: Number of late datagrams of earlier steps whose gradient values were added.
-        sum_of_ages: Sum of the delays of the late datagrams in `num_late`, in steps.
-        num_filled: Number of datagram positions in the buffer that only late datagrams of earlier
-            steps filled.
+        sum_of_ages: Sum of the delays, in training steps, of the late datagrams that `num_late`
+            counts.
+        num_filled: Number of places for datagrams in the buffer that only late datagrams of earlier
+            steps have filled.
     """
 
     def __init__(self, number: int, offsets: Sequence[int]) -> None:
-        """Start without datagrams; `offsets` has each slice's start, and the total size."""
+        """Start without datagrams; `offsets` has each variable slice's start and the total size."""
         self.number = number
         self.step: int | None = None
         self.sequences = SequenceSet(offsets[-1])
@@ -93,7 +95,8 @@ class PartialStep:
     def place(self, arrivals: ParsedDatagrams) -> None:
         """Write the gradient values of new datagrams to their positions in the buffer.
 
-        The variable slices of the datagrams must not be closed (their wait must not be over).
+        The shard server must not have ended the wait for the slices of the datagrams given to
+        `place`.
         """
         slots, values = arrivals.slots, arrivals.values
         starts = self._offsets[slots] + arrivals.offsets
@@ -124,7 +127,7 @@ class PartialStep:
     # -- the reliable part ------------------------------------------------------------------
 
     def is_repeated(self, blocks: Sequence[Block]) -> bool:
-        """Return True if the gRPC part with these gradient blocks was added before."""
+        """Return True if the gRPC part with the given gradient blocks was added before."""
         return self.ended or bool(blocks and {block.slot for block in blocks} <= self._marked)
 
     def add_reliable(
@@ -145,8 +148,9 @@ class PartialStep:
         self._check(blocks)
         if len(self.groups) > len(self.closed):
             raise ValueError(
-                f"a worker sent {len(self.groups) + 1} reliable parts of one step; expected at "
-                f"most one part for each of the {len(self.closed)} tensor slots and one more"
+                f"a worker sent {len(self.groups) + 1} messages with reliable entries of one "
+                f"step; expected at most one message for each of the {len(self.closed)} tensor "
+                "slots and one more"
             )
         self.sequences.announce(manifest.channels)
         slots = np.array([block.slot for block in blocks], np.int64)
@@ -158,8 +162,8 @@ class PartialStep:
         slots = [block.slot for block in blocks]
         if len(set(slots)) < len(slots) or not self._marked.isdisjoint(slots):
             raise ValueError(
-                f"a reliable part for tensor slots {slots} arrived after parts for slots "
-                f"{sorted(self._marked)}; expected each slot once"
+                f"a message with reliable entries of tensor slots {slots} arrived after messages "
+                f"for slots {sorted(self._marked)}; expected each slot once"
             )
         for block in blocks:
             if not 0 <= block.slot < len(sizes) or block.size != sizes[block.slot]:
@@ -178,14 +182,14 @@ class PartialStep:
     # -- closing ----------------------------------------------------------------------------
 
     def close(self, group: MarkedSlots, late: LateBlocks) -> int:
-        """End the wait for a gRPC part's slices; return the number of unused late datagrams."""
+        """End the wait for datagrams of a gRPC part's slices; return the number of unused ones."""
         group.closed = True
         unused = sum(self._close_slot(block.slot, block, late) for block in group.blocks)
         group.blocks = ()
         return unused
 
     def close_rest(self, late: LateBlocks) -> None:
-        """Close the variable slices that have datagrams, but no gRPC part of the gradient."""
+        """End the wait for variable slices that have datagrams, but no gRPC part of a gradient."""
         waiting = np.flatnonzero((self._arrived > 0) & ~self.closed).tolist()
         unmarked = (slot for slot in late.slots() if not self.closed[slot])
         for slot in sorted({*waiting, *unmarked}):
@@ -212,7 +216,7 @@ class PartialStep:
         return 0
 
     def _num_filled(self, start: int, block: Block | None, held: LateValues) -> int:
-        """Return the number of datagram positions that only late datagrams have filled."""
+        """Return the number of datagrams' places that only late datagrams have filled."""
         places = np.unique(np.concatenate(held.starts))
         if isinstance(block, RangedBlock):
             places = places[~block.present[places // block.block_entries]]
@@ -222,11 +226,11 @@ class PartialStep:
         return int(np.count_nonzero(~np.isin(places + start, fresh)))
 
     def total(self, count: Callable[[Manifest], int]) -> int:
-        """Return the sum of `count` over the datagram announcements of the pushed gradient."""
+        """Return the sum of `count` over the announcements of the pushed gradient's datagrams."""
         return sum(count(group.manifest) for group in self.groups)
 
     def blocks(self) -> tuple[Block, ...]:
-        """Return the gradient blocks of the closed variable slices, ordered by slice."""
+        """Return the gradient blocks of variable slices whose wait is over, ordered by slice."""
         return tuple(self._results[slot] for slot in sorted(self._results))
 
     def flat(self) -> Float32 | None:
@@ -245,10 +249,11 @@ def _is_dense(block: Block) -> bool:
 
 
 def _check_ranges(block: RangedBlock) -> None:
-    """Check that a partial gradient block has as many values as its ranges have entries.
+    """Check that a gradient block received in part has as many values as its ranges have entries.
 
     Raises:
-        ValueError: The number of ranges or the number of gradient values is wrong.
+        ValueError: The number of ranges or of values of the gradient block is wrong for its
+            variable slice.
     """
     num_ranges = -(-block.size // block.block_entries) if block.block_entries > 0 else -1
     if len(block.present) != num_ranges:
@@ -271,7 +276,7 @@ def _check_ranges(block: RangedBlock) -> None:
 
 @dataclasses.dataclass
 class LateValues:
-    """Gradient values of late datagrams for one variable slice, weighted by their delay."""
+    """Gradient values of late datagrams for a variable slice, with less weight for more delay."""
 
     size: int  # number of entries of the variable slice
     # [size] float32: sum of dense gradients of late datagrams; None before the first one
@@ -286,7 +291,7 @@ class LateValues:
     sum_of_ages: int = 0  # sum of the delays of the late datagrams, in steps
 
     def add(self, part: ParsedDatagrams, age: int, weight: float) -> None:
-        """Add datagrams for this slice that are `age` steps late, with values times `weight`."""
+        """Add datagrams of the slice that are `age` steps late, with values times `weight`."""
         values = part.values if weight == 1 else part.values * np.float32(weight)
         if part.positions is not None:
             self.positions.append(part.positions.ravel())
@@ -308,9 +313,9 @@ class LateValues:
 
 
 class LateBlocks:
-    """Late datagrams of a worker, stored until the next push closes the same variable slice.
+    """Late datagrams of a worker, stored until a later push of their variable slice.
 
-    A datagram is late if it arrives after the shard server has stopped waiting for it.
+    A datagram is late if it arrives after the shard server's wait for datagrams has ended.
 
     Source: the diff-reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021:
     a late block is added to the block of the next iteration. Differences: each datagram counts
@@ -356,11 +361,11 @@ class TimelyValues:
 def finalize_block(
     fresh: TimelyValues, block: Block | None, held: LateValues | None
 ) -> Block | None:
-    """Return one slice's gradient in float32; None for a sparse gradient without arrived values.
+    """Return a slice's gradient in float32; None for a sparse gradient without arrived values.
 
     Args:
-        fresh: Gradient values of datagrams that arrived in time; the result uses their dense
-            buffer.
+        fresh: Gradient values of datagrams that arrived in time; the result uses the memory of
+            `fresh`.
         block: Gradient block that arrived over gRPC: dense, ranges of a dense block, or sparse;
             None if it has not arrived.
         held: Gradient values of late datagrams; None if the variable slice has none.
@@ -392,7 +397,7 @@ def _dense(
 
 
 def _place_ranges(target: Float32, block: RangedBlock) -> None:
-    """Write the gradient block's ranges into `target` [size]; the last range may be shorter."""
+    """Write the received ranges of a gradient block into `target` [size]."""
     values = dequantise(block.values)
     length, num_whole = block.block_entries, block.size // block.block_entries
     whole = block.present[:num_whole]
@@ -424,7 +429,7 @@ def _sparse(fresh: TimelyValues, block: Block | None, held: LateValues | None) -
 
 
 def _merged(parts: list[tuple[Int64, Float32]]) -> tuple[Int64, Float32]:
-    """Return the unique ascending positions of all parts; values at equal positions are summed."""
+    """Return the unique ascending positions of all given parts, and the summed values."""
     if len(parts) == 1:
         indices, values = parts[0]
     else:

@@ -2,9 +2,9 @@
 
 A shard server has one `Reassembler` for each worker's datagram session. The reassembler parses and
 authenticates UDP datagrams, adds the values of each datagram to its step (one pushed gradient), and
-closes steps in order. A step is closed when all announced UDP datagrams have arrived, or when the
-wait for them is over. The reassembler does not read the clock, uses no sockets and must have one
-caller at a time.
+closes steps in order. The reassembler closes a step (one pushed gradient) when all announced UDP
+datagrams have arrived, or when the wait for them is over. The reassembler does not read the clock,
+uses no sockets and must have one caller at a time.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Reassembler:
     A step (one pushed gradient) opens with its first UDP datagram or its first gRPC message. At
     most two steps of a worker are open (being received) at the same time. A step is closed when all
     its gRPC messages have arrived and no announced UDP datagram is missing, or when the wait is
-    over. Step numbers ascend, and may have gaps: the reassembler forgets a step that was begun and
-    never ended.
+    over. The step numbers of a worker's pushed gradients ascend, and may have gaps, because the
+    reassembler forgets a step that has begun and never ended.
 
     Source: the diff-reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021.
     Differences: datagrams are authenticated and count once; late datagrams count only up to an
@@ -82,7 +82,8 @@ class Reassembler:
         Args:
             session: Id, key and worker of the datagram session.
             sizes: Number of entries of each variable slice of the shard server.
-            rules: The router's settings for reassembling gradients.
+            rules: The router's settings for reassembling gradients from datagrams and gRPC
+                messages.
         """
         self.counters = ReassemblyCounters.zero(rules.dgt_channels)
         block_entries = max(1, rules.dgt_block_size // _ENTRY_BYTES)
@@ -109,7 +110,8 @@ class Reassembler:
         """Process the datagrams that one receive call returned; invalid bytes raise no exception.
 
         Args:
-            datagrams: Consecutive datagrams; the caller may overwrite the buffer after the call.
+            datagrams: Buffer of consecutive datagrams, which the caller may overwrite after the
+                call.
             size: Size of each datagram, in bytes; the last datagram may be shorter.
             now: Current time by the caller's clock, in seconds.
         """
@@ -136,7 +138,7 @@ class Reassembler:
             step.place(fresh)
 
     def _new(self, arrivals: ParsedDatagrams, sequences: SequenceSet, mark: int) -> ParsedDatagrams:
-        """Return the datagrams that have not arrived before; count duplicates as dropped."""
+        """Return the datagrams that arrived for the first time; count duplicates as dropped."""
         if not len(arrivals):
             return arrivals
         new, num_outside = sequences.add(arrivals.channel, arrivals.sequences, mark)
@@ -159,8 +161,8 @@ class Reassembler:
     ) -> None:
         """Count late datagrams once, and store them until a later push closes their slices.
 
-        With --dgt_reception=drop, late UDP datagrams are not stored. If `sequences` is None, all
-        late datagrams are dropped: their step was never closed, or is forgotten.
+        With --dgt_reception=drop, late UDP datagrams are not stored. If `sequences` is None, the
+        reassembler drops all late datagrams, because their step was never closed, or is forgotten.
         """
         if sequences is None or age > self._rules.dgt_max_late:
             reason = "too_old" if age > self._rules.dgt_max_late else "abandoned"
@@ -180,26 +182,26 @@ class Reassembler:
     ) -> None:
         """Add a gRPC part of a pushed gradient, for all variable slices or for one tensor.
 
-        A repeated gRPC part of a gradient is ignored. The reassembler forgets older steps whose
-        gRPC parts are incomplete.
+        The reassembler ignores a repeated gRPC part of a gradient. The reassembler forgets older
+        steps whose gRPC parts are incomplete.
 
         Args:
-            step: Full number of the step whose gradient is pushed.
+            step: Full number of the training step whose gradient is pushed.
             blocks: Gradient blocks that arrived over gRPC; a variable slice may be in only one gRPC
                 part of a step.
             manifest: Announcement of the UDP datagrams for the variable slices in `blocks`.
             now: Current time by the caller's clock, in seconds.
 
         Raises:
-            ValueError: The step is closed, or blocks and manifest do not fit the shard's variables
-                or the step's earlier gRPC parts.
+            ValueError: The step is closed (its wait is over), or blocks and manifest do not fit the
+                shard's variables or the step's earlier gRPC parts.
         """
         self._advance(now)
         number = step % _MODULUS
         if self._closed is not None and ahead(number, self._closed) <= 0:
             raise ValueError(
-                f"a reliable part arrived for step {step}, which is already closed; expected a "
-                "later step"
+                f"reliably sent entries arrived for step {step}, which is already closed; "
+                "expected a later step"
             )
         for announced in manifest.channels:
             if not 1 <= announced.channel <= self._rules.dgt_channels:
@@ -216,15 +218,17 @@ class Reassembler:
         self._advance(now)
 
     def end_step(self, step: int, now: float) -> None:
-        """Mark a step as ended: all gRPC parts of its gradient have been added.
+        """Mark a step as ended, because all gRPC parts of its gradient have been added.
 
         Raises:
-            ValueError: No gRPC part of the step was added, or the announced sequence numbers have
-                gaps.
+            ValueError: No gRPC part of the step was added, or the announced sequence numbers of
+                datagrams have gaps.
         """
         partial = self._window.find(step % _MODULUS)
         if partial is None or partial.step is None:
-            raise ValueError(f"step {step} ends, but none of its reliable parts has arrived")
+            raise ValueError(
+                f"a worker's step {step} ends, but none of its reliably sent entries have arrived"
+            )
         if not partial.ended:
             partial.sequences.finish()
             partial.ended = True
@@ -241,7 +245,7 @@ class Reassembler:
     # -- closing ----------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return the time in seconds when `close` is due, perhaps past; None if no step waits."""
+        """Return the time in seconds when `close` must be called; None if no step waits."""
         step = self._window.first
         if step is None or not step.groups:
             return None
@@ -253,7 +257,7 @@ class Reassembler:
         )
 
     def _advance(self, now: float) -> None:
-        """Close slices of the oldest step that are complete, or have waited long enough."""
+        """Close slices of the oldest step that are complete, or whose wait is over."""
         step = self._window.first
         if step is None:
             return
@@ -266,7 +270,7 @@ class Reassembler:
                 self.counters.dropped["whole"] += step.close(group, self._late)
 
     def close(self, now: float) -> ReassembledStep | None:
-        """Return the next gradient if complete or its wait is over; call until it returns None."""
+        """Return the next gradient that is complete or has waited long enough, or None."""
         self._advance(now)
         step = self._window.first
         if step is None or not step.ended or not all(group.closed for group in step.groups):
@@ -282,12 +286,12 @@ class Reassembler:
         return self._newest
 
     def find_closed(self, step: int) -> ReassembledStep | None:
-        """Return the newest closed step a second time; None if its number is not `step`."""
+        """Return the newest closed step again; None if its step number is not `step`."""
         newest = self._newest
         return newest if newest is not None and newest.step == step else None
 
     def _assembled(self, step: PartialStep) -> ReassembledStep:
-        """Return the reassembled gradient of a closed step, and add the step to the counters."""
+        """Return the reassembled gradient of a step whose wait is over, and count the step."""
         announced, in_time = step.sequences.announced(), step.sequences.in_time()
         for channel in announced:
             self.counters.num_announced[channel] += announced[channel]
@@ -333,17 +337,17 @@ class Reassembler:
 
 
 def _share(part: float, whole: int) -> float:
-    """Return the fraction part / whole, limited to the range 0 to 1; 1 if `whole` is 0."""
+    """Return the quotient part / whole, limited to the range 0 to 1; 1 if `whole` is 0."""
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 1.0
 
 
 class StepWindow:
     """A worker's open steps (pushed gradients that are not complete): at most two.
 
-    The numbers of steps that are being received are modulo 2**32. A worker is at most one pushed
-    gradient ahead of the shard server's replies: it begins step n only after the reply to step n -
-    2. If no gRPC message of a step has arrived when datagrams of the second newer step arrive, the
-    gRPC message will therefore never arrive.
+    In UDP datagrams, the numbers of training steps are modulo 2**32. A worker is at most one pushed
+    gradient ahead of the shard server's replies, because it begins training step n only after the
+    reply to step n - 2. If datagrams of step n + 2 arrive, and no gRPC message of the worker's step
+    n has arrived, then no gRPC message of step n will arrive.
     """
 
     def __init__(self, offsets: Sequence[int], counters: ReassemblyCounters) -> None:
@@ -354,15 +358,15 @@ class StepWindow:
 
     @property
     def first(self) -> PartialStep | None:
-        """The oldest step being received, the only one that may be closed, or None."""
+        """The oldest step being received, or None; no other step may be closed."""
         return self._open[0] if self._open else None
 
     def find(self, number: int) -> PartialStep | None:
-        """Return the step being received with this number, or None."""
+        """Return the step being received with the given number, or None."""
         return next((step for step in self._open if step.number == number), None)
 
     def step_for(self, number: int) -> PartialStep | str:
-        """Return the step to which received datagrams belong, and open the step if necessary.
+        """Return the step (pushed gradient) of received datagrams; begin the step if it is new.
 
         Args:
             number: Step number of the datagrams, newer than every closed step.
@@ -406,7 +410,7 @@ class StepWindow:
         return step
 
     def forget_before(self, step: PartialStep) -> None:
-        """Forget the steps before `step` whose gRPC parts never became complete."""
+        """Forget the steps before `step` of which some gRPC parts never arrived."""
         for older in self._open[: self._open.index(step)]:
             if not older.ended:
                 self._forget(older)

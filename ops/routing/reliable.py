@@ -26,11 +26,11 @@ class Reliable:
     takes_device_arrays: ClassVar[bool] = False
 
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:
-        """Return an empty state, because this router needs no state."""
+        """Return an empty state, because a router that only uses gRPC needs no state."""
         return {}
 
     def begin(self, state: State, context: RouteContext) -> State:
-        """Return the router's state unchanged."""
+        """Return the router's state unchanged, because it does not depend on the gradient."""
         return state
 
     def cut(

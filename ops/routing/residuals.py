@@ -1,12 +1,12 @@
-"""Residuals of a router: rounding errors and lost values, which are added to the next gradient.
+"""Residuals of a router: rounding errors and lost values, to add to the worker's next gradient.
 
 One shard server's residuals are lists with one item per variable slice: ``residual`` [size]
 float32; ``holds``, True if the residual is not all zeros; ``owed`` [m] int64, lost positions that
 the next sparse gradient must include; ``before``, the values that undo the last push; ``sent``, the
 values sent in datagrams by the last push, until the shard server reports which datagrams arrived.
-The whole residual of a variable slice is added to a dense gradient. To a sparse gradient only the
-residual at the gradient's positions and at owed positions (lost earlier) is added, so rounding
-errors alone never make a sparse gradient denser.
+The router adds the whole residual of a variable slice to a dense gradient. To a sparse gradient
+only the residual at the gradient's positions and at owed positions (lost earlier) is added, so
+rounding errors alone never make a sparse gradient denser.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def zeros(sizes: list[int]) -> State:
 
 
 def begin_push(kept: State) -> None:
-    """Forget the data that undo the previous push: `undo` cannot restore its residuals any more."""
+    """Forget the data with which `undo` restores the residuals from before the previous push."""
     for name in ("before", "sent"):
         kept[name] = [None] * len(kept["holds"])
 
 
 def owed_blocks(kept: State, blocks: tuple[Block, ...]) -> list[Block]:
-    """Return an empty sparse block for each slice with owed positions that `blocks` does not have.
+    """Return an empty sparse block for each slice that `blocks` lacks and that has owed positions.
 
     Owed positions are positions with lost gradient values, which the next push must include.
     """
@@ -59,7 +59,7 @@ def owed_blocks(kept: State, blocks: tuple[Block, ...]) -> list[Block]:
 
 
 def compensate(kept: State, block: Block) -> Block:
-    """Return the sum of the gradient block and its residual, and zero the residual."""
+    """Return the sum of a gradient block and its residual, and set the used residual to zero."""
     slot = block.slot
     residual = kept["residual"][slot]
     if not kept["holds"][slot]:
@@ -106,14 +106,15 @@ def _united(indices: Int64, values: Float32, owed: Int64) -> tuple[Int64, Float3
 
 
 def store_errors(kept: State, block: Block, entries: Int64 | None, errors: Float32) -> None:
-    """Store the rounding errors of quantized gradient values: value minus sent value.
+    """Store the rounding errors of quantized gradient values (value minus sent value) as residuals.
 
     Args:
-        kept: The shard server's residuals.
+        kept: The worker's residuals for one shard server.
         block: Gradient block that `compensate` returned.
         entries: Indices of the sparse gradient's values that have rounding errors; None for a dense
             gradient.
-        errors: Rounding errors of the gradient values. The residuals own the array after this call.
+        errors: Rounding errors of the gradient values. The caller must not use the array after the
+            call.
     """
     slot = block.slot
     if entries is None or block.indices is None:
@@ -129,7 +130,7 @@ def store_errors(kept: State, block: Block, entries: Int64 | None, errors: Float
 
 
 def remember_sent(kept: State, parts: tuple[UnreliableBlocks, ...]) -> None:
-    """Keep the gradient values sent in datagrams until `settle` gets the lost entries."""
+    """Store the gradient values sent in datagrams until `settle` learns which values were lost."""
     for part in parts:
         names = ("block_entries", "indices", "data", "scales", "lows")
         kept["sent"][part.slot] = {name: getattr(part, name) for name in names}
@@ -137,7 +138,7 @@ def remember_sent(kept: State, parts: tuple[UnreliableBlocks, ...]) -> None:
 
 
 def settle(kept: State, lost: tuple[LostEntries, ...]) -> None:
-    """Add the lost gradient values of the last push to the residuals; forget the arrived ones."""
+    """Add the lost gradient values of the last push to the residuals; forget the arrived values."""
     for missed in lost:
         sent, slot = kept["sent"][missed.slot], missed.slot
         at = positions_of(missed)

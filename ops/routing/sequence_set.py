@@ -1,4 +1,4 @@
-"""Set of the UDP datagrams of a pushed gradient that have arrived, one byte per sequence number."""
+"""Set of the arrived UDP datagrams of a pushed gradient, with one byte per sequence number."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def ahead(number: int, base: int) -> int:
 class SequenceSet:
     """Sequence numbers of the UDP datagrams that have arrived for one gradient, by channel.
 
-    Before `finish` is called, a channel accepts sequence numbers up to `limit` away from its first
-    arrived datagram. After `finish` is called, the set accepts only announced sequence numbers.
+    Before `finish` is called, a SequenceSet accepts datagrams whose sequence number differs by at
+    most `limit` from the channel's first arrived datagram. After `finish` is called, a SequenceSet
+    accepts only announced sequence numbers of UDP datagrams.
     """
 
     def __init__(self, limit: int) -> None:
@@ -44,7 +45,7 @@ class SequenceSet:
         self._finished = False
 
     def announce(self, ranges: tuple[AnnouncedDatagrams, ...]) -> None:
-        """Add announced ranges of sequence numbers; a channel's ranges may come in any order.
+        """Add announced ranges of datagrams' sequence numbers; a channel's ranges have any order.
 
         Raises:
             ValueError: A range has more datagrams than the shard has gradient entries.
@@ -62,7 +63,7 @@ class SequenceSet:
             )
 
     def finish(self) -> None:
-        """Accept only announced sequence numbers of datagrams after this call.
+        """Accept only announced sequence numbers of datagrams from now on.
 
         Raises:
             ValueError: The ranges of a channel do not join to one range, or have more datagrams
@@ -121,7 +122,7 @@ class SequenceSet:
         return new, len(numbers) - num_inside
 
     def _cut(self, channel: int, first: int, count: int) -> NDArray[np.uint8]:
-        """Return the marks of `count` sequence numbers from `first` on; 0: not arrived."""
+        """Return the arrival marks of `count` sequence numbers from `first` on; 0: not arrived."""
         exact = np.zeros(count, np.uint8)
         seen = self._seen.get(channel)
         if seen is not None:
@@ -154,7 +155,7 @@ class SequenceSet:
 
 
 def _new(places: Int64, seen: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return [m] bool: True for indices not marked in `seen` and not repeated in `places`."""
+    """Return [m] bool: True for `places` that are not marked in `seen` and not repeated."""
     new: NDArray[np.bool_] = seen[places] == 0
     if len(places) > 1 and not (np.diff(places) > 0).all():
         _, firsts = np.unique(places, return_index=True)

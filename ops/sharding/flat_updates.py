@@ -1,4 +1,4 @@
-"""Conversion between blocks of a shard's variable slices and updates of its flat weights."""
+"""Conversion between blocks of variable slices and updates of a shard server's flat weights."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MOST_JOINED = 1 << 20
 
 
 def joined(blocks: Sequence[Block], layout: ShardLayout) -> tuple[Block, ...]:
-    """Join neighboring sparse blocks with the same dtype and scale into blocks that span slices.
+    """Join neighboring sparse blocks of equal dtype and scale to blocks that span several slices.
 
-    Each block has a fixed cost of tenths of a millisecond to describe, encode and decode. So an
-    update in fewer blocks takes less time to code and decode.
+    Each block of an update costs some tenths of a millisecond to describe, encode and decode. An
+    update that consists of fewer blocks takes less time to encode and decode.
 
     Args:
-        blocks: At most one block per variable slice, ordered by slice.
+        blocks: Blocks of an update, at most one per variable slice, ordered by slice.
         layout: Layout of the shard server: its slices of variables.
     """
     runs: list[list[Block]] = []
@@ -114,10 +114,11 @@ def _cut(block: Block, edges: Sequence[int]) -> list[Block]:
 
 
 def blocks_of(update: Update, layout: ShardLayout) -> list[Block]:
-    """Return the blocks of an update whose positions are in the shard server's flat weights.
+    """Return an update of a shard server's flat weights as blocks of variable slices.
 
-    A sparse update of moderate size becomes one block that spans all variable slices, and an empty
-    sparse update no block. A dense or large update becomes one block per variable slice.
+    A sparse update that is not large becomes one block that spans all variable slices; an empty
+    sparse update becomes no block. A dense or large sparse update becomes one block per variable
+    slice.
     """
     values = CodedValues("float32", update.values)
     whole = Block(0, layout.size, update.indices, values, slots=len(layout.slices))
@@ -132,9 +133,9 @@ def flatten(blocks: Sequence[Block], layout: ShardLayout, kernels: Kernels) -> U
     The joined update is dense if dense blocks cover all weights of the shard server.
 
     Args:
-        blocks: Blocks ordered by variable slice; at most one block per slice.
+        blocks: Blocks of an update, ordered by variable slice; at most one block per slice.
         layout: Layout of the shard server: its slices of variables.
-        kernels: Kernels (array functions) that decode the values.
+        kernels: Kernels (array functions) that decode the values of blocks.
     """
     if not blocks:
         return Update(_NO_ENTRIES, np.empty(0, np.float32))

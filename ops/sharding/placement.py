@@ -1,4 +1,4 @@
-"""Placement policies, which divide a model among shard servers evenly or by server speed.
+"""Placement policies, which divide a model among shard servers evenly or by the servers' speeds.
 
 Every node computes the placement (division of the model among shard servers) without communication,
 from the model, the number of shard servers and the placement's settings. The settings of the
@@ -35,7 +35,7 @@ class Placement(Policy, Protocol):
 
     @property
     def name(self) -> str:
-        """Value of the flag --placement that selects this policy."""
+        """Value of the flag --placement that selects the placement policy."""
 
     def place(self, spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
         """Return one layout (list of variable slices) per shard server.
@@ -43,7 +43,8 @@ class Placement(Policy, Protocol):
         Args:
             spec: Paths, shapes and dtypes of the model's variables.
             num_shards: Number of shard servers, 1 or more.
-            cuts: True if the policy may cut a variable, so that a shard server holds a part of it.
+            cuts: True if the policy may cut a variable, so that a shard server holds only a part of
+                the variable.
 
         Raises:
             ConfigurationError: A shard server would have no weights.
@@ -63,16 +64,16 @@ class ByHash:
 
 @dataclasses.dataclass(frozen=True)
 class BySpeed:
-    """Placement that gives each shard a block of layers in forward order, fast shards first.
+    """Placement that gives each shard a range of the model in layer order, fast shards first.
 
     The gradients of the first layers come last out of the backward pass, and their weights are
-    needed first in the next forward pass. The sizes of the layer blocks follow the shard servers'
-    speeds: the largest value of size / speed is minimal. Among cuts with the same largest value of
-    size / speed, the sum of size^2 / speed is minimal. The placement by speed cuts only tensors of
-    more than 1,000,000 entries.
+    needed first in the next forward pass. The placement by speed gives larger parts of the model to
+    faster shard servers, so that the largest value of size / speed is minimal. Among divisions of
+    the model with equal largest value of size / speed, the placement selects the one with the least
+    sum of size^2 / speed. The placement by speed cuts only tensors of more than 1,000,000 entries.
 
     Attributes:
-        ps_speeds: Speed of each shard server, in any unit, in order from fast to slow. Empty means
+        ps_speeds: Speed of each shard server, in any common unit, from fast to slow. Empty means
             equal speeds.
 
     Source: Jiang et al. (CCGrid 2019): servers fast to slow hold lower to higher layers.
@@ -99,8 +100,8 @@ class BySpeed:
         """Return one layout (list of variable slices) per shard server.
 
         Raises:
-            ConfigurationError: The numbers of speeds and of shard servers differ, or the model has
-                fewer pieces than there are shard servers.
+            ConfigurationError: The numbers of speeds and of shard servers differ, or the model
+                cannot be cut into enough parts for all shard servers.
         """
         speeds = self.speeds(num_shards)
         points = _cut_points(spec, cuts)
@@ -113,7 +114,7 @@ class BySpeed:
         return tuple(_layout(spec, start, stop) for start, stop in itertools.pairwise(edges))
 
     def speeds(self, num_shards: int) -> tuple[float, ...]:
-        """Return the speed of every shard server.
+        """Return the speed of every shard server (equal speeds if none are set).
 
         Raises:
             ConfigurationError: The numbers of speeds and of shard servers differ.
@@ -127,9 +128,10 @@ class BySpeed:
 
 
 def best_cuts(points: Sequence[int], speeds: Sequence[float]) -> list[int]:
-    """Cut a line (the flat model) into one non-empty block per speed.
+    """Cut a line (the flat model) into one non-empty block per shard server, by speed.
 
-    The cuts depend only on the arguments, so that every node computes the same cuts.
+    The positions of the cuts depend only on the arguments of `best_cuts`, so that every node
+    computes the same cuts.
 
     Args:
         points: [P + 1] ascending positions of the possible cuts, with both ends of the line.
@@ -156,10 +158,11 @@ def _cheapest(
     cost: Callable[[NDArray[np.float64], float], NDArray[np.float64]],
     join: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
 ) -> tuple[float, list[int]]:
-    """Return the minimal cost of all blocks, joined by `join`, and the cuts with this cost.
+    """Return the minimal cost of a division into blocks (costs joined by `join`), and its cuts.
 
-    The search for cuts is dynamic programming, with f_j(p) the minimal cost of j blocks up to point
-    p: ``f_j(p) = min over q < p of join(f_(j-1)(q), cost(points[p] - points[q], speed_j))``.
+    The search for cuts is dynamic programming, with f_j(p) the minimal cost of j blocks of the line
+    up to point p:
+    ``f_j(p) = min over q < p of join(f_(j-1)(q), cost(points[p] - points[q], speed_j))``.
     """
     import numpy as np
 
@@ -208,7 +211,7 @@ def _layout(spec: ModelSpec, start: int, stop: int) -> ShardLayout:
 
 
 def describe_shard(spec: ModelSpec, layout: ShardLayout) -> str:
-    """Describe a shard server in one line: number of tensors and weights, first and last slice."""
+    """Describe a shard server's weights in one line: their number, and first and last slice."""
 
     def name(piece: Slice) -> str:
         tensor = spec.tensors[piece.tensor]

@@ -1,8 +1,9 @@
-"""Division of a model, and of a packet with its update, among the shard servers.
+"""Division of a model, and of a worker's packet (coded update), among the shard servers.
 
 A placement policy decides which shard server holds which slices of the tensors. The module `split`
-cuts a packet (coded update) by the index ranges of variable slices. A codec has already selected
-entries from whole tensors, so the number of shard servers never changes which entries are sent.
+cuts a packet (coded update) by the index ranges of variable slices. The gradient codec selects
+entries from whole tensors before `split_packet`, so the number of shard servers does not affect
+which entries are sent.
 """
 
 from __future__ import annotations
@@ -33,22 +34,24 @@ MAX_SLICE_ENTRIES = 1_000_000
 def place_tensors(spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
     """Spread tensors over shards: large ones in equal slices, others to the least loaded shard.
 
-    The placement of tensors is deterministic, so every node computes the same placement without
-    communication. The largest tensors and slices are placed first, which keeps the shard servers'
-    sizes even. Among tensors of equal size and among equally loaded shard servers, the placement
-    prefers the lower number.
+    The placement of tensors by `place_tensors` is deterministic, so every node computes the same
+    placement without communication. The largest tensors and slices are placed first, which keeps
+    the shard servers' sizes even. Among tensors of equal size, the tensor with the lowest number is
+    placed first; among equally loaded shard servers, the server with the lowest number gets the
+    tensor.
 
     Args:
         spec: Paths, shapes and dtypes of the model's variables.
         num_shards: Number of shard servers, 1 or more.
-        cuts: True if a variable may be cut, so that a shard server holds a part of it.
+        cuts: True if a variable may be cut, so that a shard server holds only a part of the
+            variable.
 
     Returns:
         One layout per shard, with its slices in tensor order.
 
     Raises:
         ConfigurationError: There are more shard servers than tensors and slices, so that a shard
-            server would be empty.
+            server would have no weights.
     """
     parts = num_shards if cuts else 1
     pieces = [piece for number in range(len(spec.tensors)) for piece in _cut(spec, number, parts)]
@@ -78,7 +81,7 @@ def _cut(spec: ModelSpec, number: int, parts: int) -> list[Slice]:
 
 
 def shard_positions(spec: ModelSpec, layout: ShardLayout) -> list[slice]:
-    """Return the range in the flat model of each variable slice of a shard server."""
+    """Return, for each variable slice of a shard server, the slice's range in the flat model."""
     starts = spec.offsets
     return [
         slice(starts[piece.tensor] + piece.start, starts[piece.tensor] + piece.stop)
@@ -100,7 +103,7 @@ def shard_spec(spec: ModelSpec, layout: ShardLayout) -> ModelSpec:
 
 
 def part_of_spec(spec: ModelSpec, numbers: Sequence[int]) -> ModelSpec:
-    """Return the specification of the part of a model with only the variables `numbers`."""
+    """Return the specification of a model that has only the variables `numbers` of a model."""
     return ModelSpec(tuple(spec.tensors[number] for number in numbers))
 
 
@@ -122,9 +125,9 @@ def part_of_layout(layout: ShardLayout, numbers: Sequence[int]) -> tuple[ShardLa
 
 
 def split_packet(packet: Packet, layouts: tuple[ShardLayout, ...]) -> list[tuple[Block, ...]]:
-    """Cut a packet into one tuple of blocks per shard; a block's `slot` is its slice number.
+    """Cut a packet into a tuple of blocks per shard server; a block's `slot` is its slice number.
 
-    If a variable slice contains no entry of a sparse block, the shard server gets no block for this
+    If a variable slice contains no entry of a sparse block, the shard server gets no block for the
     slice.
     """
     by_tensor = {block.slot: block for block in packet.blocks}

@@ -1,9 +1,10 @@
 """W_global: registry of the model variables that are shared through the parameter server.
 
 User code adds variables to the registry W_global inside ``build_model()``. If the registry W_global
-is empty, every trainable variable is shared. A variable's key is ``variable.path``, which is equal
-on every node that builds the same model. The module `w_global` does not import TensorFlow.
-`w_global` reads TensorFlow's compat.v1 collection only if other code has loaded TensorFlow.
+is empty, workers share every trainable variable of the model. A variable's key is
+``variable.path``, which is equal on every node that builds the same model. The module `w_global`
+does not import TensorFlow. `w_global` reads the graph collection W_global of TensorFlow's compat.v1
+only if other code has loaded TensorFlow.
 
 Source: the collection W_global of AdaComp's published code. Differences: shared variables may have
 any shape; the original requires one-dimensional variables.
@@ -52,16 +53,16 @@ class SharedVariables:
         self._variables.append(variable)
 
     def extend(self, variables: Iterable[keras.Variable]) -> None:
-        """Share several variables, in the given order; raises the same errors as ``add``."""
+        """Share several variables, in the given order; raise the errors that ``add`` raises."""
         for variable in variables:
             self.add(variable)
 
     def freeze(self) -> None:
-        """Make ``add`` and ``extend`` reject variables until ``clear`` is called."""
+        """Make the registry reject further variables until ``clear`` is called."""
         self._frozen = True
 
     def clear(self) -> None:
-        """Empty the registry, and the compat.v1 collection W_global, before a new model."""
+        """Empty the registry of shared variables, and the compat.v1 collection W_global."""
         self._variables.clear()
         self._frozen = False
         if (graph := _graph()) is not None:
@@ -85,7 +86,7 @@ def shared_variables(
     """Return the variables to share, in W_global order, and freeze the registry.
 
     Args:
-        model: The model that was built last, with its variables created.
+        model: The Keras model that was built last, with its variables created.
         stepped: The variables that a training step passes to the optimizer; None if unknown.
         numbers_paths: True if variables may have equal paths, to which `model_spec` appends
             numbers.
@@ -96,8 +97,8 @@ def shared_variables(
         variables in `stepped`.
 
     Raises:
-        ConfigurationError: There is no variable to share; or a variable is listed twice, does not
-            belong to the model, is not trainable, or is not float32.
+        ConfigurationError: There is no variable to share; or a shared variable is listed twice,
+            does not belong to the model, is not trainable, or is not float32.
     """
     trainable = list(model.trainable_variables)
     listed = [*W_global, *_graph_collection(model)]
@@ -153,7 +154,7 @@ def model_spec(variables: Iterable[keras.Variable], numbers_paths: bool = False)
 
 
 def _unused(path: str, known: Container[str]) -> str:
-    """Return a variable's path, with a number appended if the path is in `known` already."""
+    """Return a variable's path, with a number appended if `known` contains the path already."""
     numbered = (f"{path}_{number}" for number in itertools.count(2))
     return next(name for name in itertools.chain([path], numbered) if name not in known)
 
@@ -194,7 +195,7 @@ def _graph() -> Any:
 
 
 def _graph_collection(model: keras.Model) -> list[keras.Variable]:
-    """Return the Keras variables of the compat.v1 collection W_global."""
+    """Return the Keras variables in TensorFlow's compat.v1 graph collection W_global."""
     graph = _graph()
     items = [] if graph is None else graph.get_collection(NAME)
     return [_keras_variable(item, model) for item in items]

@@ -1,9 +1,9 @@
 """Read, write, compare and propose groups of workers that step together.
 
-All functions of this module are pure (without side effects). `propose_groups` forms groups of
-workers from measured speeds. The module `thinwire.runtime.run.groups_file` writes proposed groups
-of workers to files. The parameter server measures the workers' speeds and decides when groups
-change.
+The functions of `thinwire.ops.sync.groups` are pure (without side effects). `propose_groups` forms
+groups of workers from measured speeds. The module `thinwire.runtime.run.groups_file` writes
+proposed groups of workers to files. The parameter server measures the workers' speeds and decides
+when groups change.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _LEAST_GAIN = 0.10
 
 @dataclasses.dataclass(frozen=True)
 class AutoGroups:
-    """Settings of worker groups that are formed from measured speeds, and change with the speeds.
+    """Settings of worker groups that are formed from measured worker speeds.
 
     Attributes:
-        groups_warmup_updates: Number of weight updates in the warm-up, during which every worker is
-            a group of one.
+        groups_warmup_updates: Number of weight updates during which speeds are measured and every
+            worker is a group of one.
         regroup_interval_seconds: Least time between two changes of the worker groups, in seconds;
             0: groups are formed only once.
     """
@@ -45,7 +45,7 @@ class AutoGroups:
     regroup_interval_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        """Raise an error if the warm-up has no updates, or the interval is negative or infinite."""
+        """Raise an error if the warm-up has no updates, or an interval is negative or infinite."""
         if self.groups_warmup_updates < 1:
             raise ConfigurationError(
                 f"--groups_warmup_updates={self.groups_warmup_updates}: expected 1 or more updates."
@@ -120,7 +120,7 @@ def name_of(group: Sequence[int]) -> str:
 
 
 def uneven(groups: Groups) -> str | None:
-    """Return a warning if one group has far more workers than another group, else None."""
+    """Return a warning if one worker group has far more workers than another group, else None."""
     smallest, largest = min(groups, key=len), max(groups, key=len)
     if len(largest) < _UNEVEN * len(smallest):
         return None
@@ -133,18 +133,18 @@ def uneven(groups: Groups) -> str | None:
 
 
 def propose_groups(speeds: Mapping[int, float], nb_workers: int) -> Groups:
-    """Form groups of workers with similar speed.
+    """Form groups of workers of similar speed, from the workers' measured speeds.
 
     The number of proposed groups follows from the workers' speeds.
 
-    The logarithms of the worker speeds are clustered by optimal one-dimensional k-means. k is the
-    smallest number for which every worker is at most 1.4 times as fast as the slowest worker of its
-    group, so no worker waits for more than 29 % of a round. If all workers have similar speeds, the
-    number of groups is 1.
+    `propose_groups` clusters the logarithms of the worker speeds by optimal one-dimensional
+    k-means, with the smallest k for which every worker is at most 1.4 times as fast as the slowest
+    worker of its group, so no worker waits for more than 29 % of a round. If all workers have
+    similar speeds, `propose_groups` forms one group.
 
     Args:
-        speeds: Worker id -> measured samples per second, above 0. A worker without a speed gets a
-            group of one worker.
+        speeds: Worker id -> measured training examples per second, above 0. A worker without a
+            measured speed gets a group of one worker.
         nb_workers: Number n of workers; the proposed groups contain workers 1..n.
 
     Returns:
@@ -165,8 +165,9 @@ def propose_groups(speeds: Mapping[int, float], nb_workers: int) -> Groups:
 def _clusters(values: Sequence[float], width: float) -> list[int]:
     """Cut ascending values into the fewest k-means clusters that each span at most `width`.
 
-    The clusters are found by dynamic programming: f_k(p) is the least sum of squares of the first p
-    values in k clusters, with ``f_k(p) = min over q < p of f_(k-1)(q) + squares(q, p)``.
+    The search for clusters is dynamic programming: f_k(p) is the least sum of squared deviations of
+    the first p values in k clusters, with
+    ``f_k(p) = min over q < p of f_(k-1)(q) + squares(q, p)``.
 
     Returns:
         [k + 1] indices into `values` at which clusters begin or end, from 0 to len(values).
@@ -197,19 +198,20 @@ def _clusters(values: Sequence[float], width: float) -> list[int]:
 
 
 def throughput(groups: Groups, speeds: Mapping[int, float]) -> float:
-    """Return the samples per second of all groups; the slowest worker sets a group's speed."""
+    """Return the examples per second of all groups; a group is as fast as its slowest worker."""
     known = [[speeds[worker] for worker in group if worker in speeds] for group in groups]
     return sum(len(group) * min(group) for group in known if group)
 
 
 def gain(current: Groups, proposed: Groups, speeds: Mapping[int, float]) -> float:
-    """Predict the gain from replacing `current` groups by `proposed`, as a fraction; 0: no gain.
+    """Predict the gain from replacing `current` worker groups by `proposed`, as a fraction.
 
-    The gain from new groups is the relative change in samples per second. If the new groups lower
-    the samples per second so far that changing back would be worthwhile, the result of `gain` is
-    this (negative) change. If the new groups keep the samples per second nearly equal or raise
-    them, the result of `gain` is at least the gain in freshness: the mean staleness Y over all
-    updates is the number of groups, so fewer groups make updates fresher.
+    The gain from new worker groups is the relative change in training examples per second. If new
+    worker groups lower the training examples per second so far that changing back would be
+    worthwhile, the result of `gain` is the relative change, which is negative. If new worker groups
+    do not lower the training examples per second much, the result of `gain` is at least the gain in
+    freshness: the mean staleness over all updates is the number of groups, so fewer groups make
+    updates fresher.
     """
     before, after = throughput(current, speeds), throughput(proposed, speeds)
     if not before or not after:
@@ -229,12 +231,12 @@ def is_worth_changing(current: Groups, proposed: Groups, speeds: Mapping[int, fl
 
 
 def shares(groups: Groups, speeds: Mapping[int, float]) -> dict[int, float]:
-    """Return worker -> fraction of the training set with which all groups finish together.
+    """Return worker -> fraction of the training set for which all groups finish at the same time.
 
-    The fraction of worker w is ``p_w = s_g / sum over h of n_h s_h``, where s_g is the lowest speed
-    in the worker's group g and n_h is the number of workers of group h. Workers of one group get
-    equal fractions of the training set. A group of workers without a measured speed counts as the
-    slowest group.
+    Worker w in group g gets the fraction ``p_w = s_g / sum over h of n_h s_h`` of the training set,
+    where s_h is the lowest speed of a worker in group h and n_h is the number of workers in group
+    h. Workers of one group get equal fractions of the training set from `shares`. A worker group
+    without a measured speed counts as being as slow as the slowest group.
 
     Source: Jiang et al. (CCGrid 2019) and their published code. Differences: the fractions are not
     rounded, so that no training data are left out.
@@ -250,6 +252,6 @@ def shares(groups: Groups, speeds: Mapping[int, float]) -> dict[int, float]:
 
 
 def format_shares(parts: Mapping[int, float]) -> str:
-    """Format workers' data fractions for --data_sharding_file: one line per worker, by id."""
+    """Format workers' fractions of the training set as text for --data_sharding_file."""
     edges = [math.fsum(list(parts.values())[:count]) for count in range(len(parts))] + [1.0]
     return "".join(f"{start!r} {end!r}\n" for start, end in itertools.pairwise(edges))

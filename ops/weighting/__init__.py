@@ -1,4 +1,4 @@
-"""Weightings of stale updates: full weight, less weight by age or per entry, or compensation.
+"""Weightings of stale updates: full weight, less weight by staleness, or delay compensation.
 
 A `Weighting` scales the workers' updates of a round before the shard server merges the updates. The
 scale of an update depends on the number of updates that the shard server has applied since the

@@ -1,8 +1,9 @@
 """Interface of weighting policies, which scale stale updates.
 
 A weighting policy gets the workers' updates that a shard server merges in one round. With each
-update the weighting policy gets the version of the weights at which the update was computed. The
-weighting policy returns the scaled updates. The state of a weighting policy is plain data.
+worker's update, the weighting policy gets the version of the weights at which the update was
+computed. A weighting policy returns the scaled updates of the workers. The state of a weighting
+policy is plain data that the calling shard server stores.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-    """One worker's update at the moment when the shard server merges it with other updates."""
+    """A worker's update that a shard server merges, with the version at which it was computed."""
 
     worker: int
     update: Update
@@ -63,24 +64,25 @@ class ReleaseContext:
 
 
 class Weighting(Policy, Protocol):
-    """Scales the workers' updates that a shard server merges in one round."""
+    """Policy that scales the workers' updates that a shard server merges in one round."""
 
     @property
     def needs_copies(self) -> bool:
-        """True if the shard server must keep the weights that it last sent to each worker."""
+        """True if the shard server must store the weights that it sent last to each worker."""
 
     def init(self, size: int, version: int = 0) -> State:
         """Return the weighting policy's state before the shard server applies an update.
 
         Args:
             size: Number of weights of the shard server.
-            version: Number of updates that the run has already applied to an earlier model.
+            version: Version of the shard server's first weights: the number of updates that the run
+                has already applied, for example to an earlier model.
         """
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the updates, scaled and without dropped ones, and the policy's new state."""
+        """Return the scaled updates, without dropped ones, and the weighting policy's new state."""
 
 
 def staleness(version: int, computed_at: int) -> int:

@@ -12,12 +12,13 @@ from thinwire.ops.weighting.by_staleness import StatelessWeighting, scaled
 
 @dataclasses.dataclass(frozen=True)
 class BySamples(StatelessWeighting):
-    """Scale each worker's update by its fraction of the training examples of all updates.
+    """Weighting policy that scales each update by its fraction of all updates' training examples.
 
-    A round merges m updates, computed from N training examples in total. In a round of m updates
-    from N examples, an update from n examples is multiplied by ``n * m / N``, so the mean of the
-    updates is the mean over all examples. If all updates have the same number of training examples,
-    all updates stay unchanged.
+    In a round, a shard server merges m updates of workers, which are computed from N training
+    examples in total. In a round of m updates from N examples, an update from n examples is
+    multiplied by ``n * m / N``, so the mean of the updates is the mean over all examples. If all
+    updates of a round are computed from equally many training examples, BySamples does not change
+    them.
     """
 
     def weigh(

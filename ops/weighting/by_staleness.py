@@ -1,4 +1,4 @@
-"""Weightings without state: full weight, or a weight that falls with an update's staleness."""
+"""Weighting policies without state: full weight, or less weight for staler updates."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ class StatelessWeighting:
     needs_copies: ClassVar[bool] = False
 
     def init(self, size: int, version: int = 0) -> State:
-        """Return the empty state; `size` is the shard server's number of weights."""
+        """Return an empty state, because the weighting policy needs no state."""
         return {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Unweighted(StatelessWeighting):
-    """Weighting policy that gives every update its full weight, even if it is stale."""
+    """Weighting policy that gives every update, even a stale one, its full weight."""
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals (received updates) unchanged."""
+        """Return the arrivals (received updates) unchanged, at full weight."""
         return list(arrivals), state
 
 
 @dataclasses.dataclass(frozen=True)
 class Inverse(StatelessWeighting):
-    """Scale updates by 1/Y, with the staleness Y = max(1, current - computed-at version + 1).
+    """Scale updates by 1/Y; staleness Y = max(1, current version - version computed at + 1).
 
     Source: Jiang et al. (CCGrid 2019), Grouping-SGD's weight factor WF.
     Differences: v is the version at which the update was computed, in every mode.

@@ -1,4 +1,4 @@
-"""Delay compensation: correct a stale gradient for the change of the weights since its base."""
+"""Delay compensation: correct a stale gradient for later changes of the weights."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ _EVERYBODY = "all"
 class DcAsgd:
     """Delay compensation: add L g g (theta - base) to a gradient g computed at weights `base`.
 
-    The diagonal of g g^T approximates the Hessian in a first-order step from `base` to theta. In a
-    sparse update, delay compensation changes only the sent entries. An update with unknown base
-    weights is not compensated for delay. The base weights of an update are unknown if the worker
-    has left and returns with an older update.
+    Delay compensation is a first-order step from weights `base` to theta that approximates the
+    Hessian by the diagonal of g g^T, with g the gradient. Delay compensation changes only the sent
+    entries of a sparse update. DcAsgd does not compensate an update if the weights at which it was
+    computed are unknown. The weights at which an update was computed are unknown if its worker has
+    left and returns with an older update.
 
     Attributes:
-        dcasgd_lambda: Strength lambda of the delay compensation; None: the default of
-            `dcasgd_variant`.
+        dcasgd_lambda: Strength lambda of the delay compensation; None: the default strength of the
+            variant.
         dcasgd_variant: Variant of the compensation strength L. ``constant``: L = lambda.
             ``adaptive``: L = lambda / sqrt(m + 1e-7), with m the running mean of g * g per entry
             and worker.
         dcasgd_decay: Decay of the running mean m of squared gradients, from 0 to below 1; None
             means 0.95.
-        dcasgd_backup: Choice of the base weights. ``per_worker``: the weights at which the gradient
-            was computed. ``global_prev``: the weights before the shard server's latest update, for
-            every worker; all workers then share one running mean of squared gradients.
+        dcasgd_backup: Weights `base` from which the delay is compensated. ``per_worker``: the
+            weights at which the gradient was computed. ``global_prev``: the weights before the
+            shard server's latest update, for every worker; all workers then share one running mean
+            of squared gradients.
 
     Source: Zheng et al. (ICML 2017), equations 10 and 14; docs/methods/grouping_sgd.md.
     """
@@ -53,7 +55,7 @@ class DcAsgd:
     dcasgd_backup: str = "per_worker"
 
     def __post_init__(self) -> None:
-        """Raise an error for unknown variants or backups, or numbers out of range."""
+        """Raise an error for an unknown variant or backup, or a number out of range."""
         _check_word("dcasgd_variant", self.dcasgd_variant, tuple(DEFAULT_LAMBDAS))
         _check_word("dcasgd_backup", self.dcasgd_backup, BACKUPS)
         if self.dcasgd_lambda is not None and not 0 <= self.dcasgd_lambda < float("inf"):
@@ -74,7 +76,7 @@ class DcAsgd:
 
     @property
     def strength(self) -> float:
-        """Strength lambda of the compensation: `dcasgd_lambda` or the variant's default."""
+        """Strength lambda of the delay compensation: `dcasgd_lambda`, or the variant's default."""
         strength = self.dcasgd_lambda
         return DEFAULT_LAMBDAS[self.dcasgd_variant] if strength is None else strength
 
@@ -90,18 +92,18 @@ class DcAsgd:
 
     @property
     def needs_copies(self) -> bool:
-        """True if the shard server must keep the weights that it last sent to each worker."""
+        """True if the shard server must store the weights that it sent last to each worker."""
         return self.strength > 0 and not self.shares_backup
 
     def init(self, size: int, version: int = 0) -> State:
-        """Return the state before the first update; its arrays are created at their first use."""
+        """Return the initial state, without arrays, which are created when they are needed."""
         # Worker id as text, or "all" -> running mean of squared gradients, [n] float32.
         return {"mean_squares": {}}
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the updates with compensated gradients, unchanged if lambda is 0."""
+        """Return the updates with delay-compensated gradients, unchanged if lambda is 0."""
         if self.strength == 0:
             return list(arrivals), state
         compensated = [self._compensated(arrival, context, state) for arrival in arrivals]
@@ -123,7 +125,7 @@ class DcAsgd:
         return dataclasses.replace(arrival, update=Update(indices, values))
 
     def _base(self, arrival: Arrival, context: ReleaseContext, state: State) -> Float32 | None:
-        """Return the base weights [n]; None if they are unknown or equal to the current weights."""
+        """Return the weights [n] from which to compensate; None if unknown or still current."""
         if self.shares_backup:
             return state.get("previous")
         if arrival.worker in context.replicas:
@@ -133,7 +135,7 @@ class DcAsgd:
         return context.copies.get(arrival.base_version)
 
     def _strength(self, arrival: Arrival, context: ReleaseContext, state: State) -> float | Float32:
-        """Return L, one number or one per sent entry; update the mean of squared gradients."""
+        """Return the compensation strength; update the mean of squared gradients."""
         if self.dcasgd_variant == "constant":
             return self.strength
         import numpy as np

@@ -1,12 +1,12 @@
-"""Counts of the updates that hit each weight of a shard, to avoid loops over many updates.
+"""Counts of the updates that hit (have a value for) each weight, to avoid loops over updates.
 
 An update hits a weight if it sends a value for the weight. The state of the hit counts is a running
-count per weight, and copies of the counts at some versions of the weights. The copies of the counts
-at some versions of the weights are called marks. The number of hits since a mark (a copy of the
-counts) is a difference of counts, so that only the updates between a worker's base version and the
-next mark are read one by one. The hit counts follow from the history of updates, so snapshots do
-not contain the counts. Short windows of updates (few workers) need no hit counts or marks (copies
-of the counts).
+count of updates per weight, and copies of the counts at some versions of the weights. The copies of
+the hit counts at some versions of the weights are called marks. The number of hits since a mark (a
+copy of the hit counts) is a difference of counts, so only the updates between a worker's version of
+the weights and the next mark are read one by one. The hit counts follow from the history of
+updates, so checkpoints do not contain the counts. Short windows of updates (few workers) need no
+hit counts or marks (copies of the counts).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MARK_INTERVAL = 32
 
 
 def begin(size: int, longest_window: int) -> State:
-    """Return the state for a shard of `size` weights and up to `longest_window` updates."""
+    """Return the hit counts' state for `size` weights and up to `longest_window` updates."""
     # Hit counts wrap around. A difference of counts is still exact if it fits the dtype: a window
     # has at most `longest_window` hits of one weight.
     dtype = np.uint16 if longest_window <= np.iinfo(np.uint16).max else np.uint32
@@ -47,13 +47,13 @@ def begin(size: int, longest_window: int) -> State:
 
 
 def record(touched: HitSet, version: int, first: int, state: State) -> None:
-    """Record which weights the update after `version` hits.
+    """Record which weights an update hits (has a value for).
 
     Args:
         touched: Unique positions that the update hits; None means all positions.
         version: Number of updates that the shard server applied before this update.
         first: Oldest version of the weights from which hits (updates of a weight) may be counted.
-        state: State from `begin`, which `record` changes in place.
+        state: State of the hit counts from `begin`, which `record` changes in place.
     """
     marks = state["marks"]
     while marks and marks[0]["version"] < first:
@@ -86,11 +86,12 @@ def since(
 
     Args:
         base: Version of the weights from which hits are counted, at least `first`.
-        first: Version of the weights before the update of history[0].
+        first: Version of the weights before the first update in `history`.
         history: Positions that each update hit, oldest first; None for an update that hit all
             weights.
         indices: [k] ascending positions of the weights for which to count; None means all weights.
-        kernels: Kernels that count the hits of the updates between `base` and the next mark.
+        kernels: Kernels (array functions) that count the hits of the updates between `base` and the
+            next mark (copy of the counts).
         state: State of the hit counts from `begin`.
 
     Returns:

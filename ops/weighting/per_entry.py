@@ -1,4 +1,4 @@
-"""AdaComp's damping: an entry of an update counts less, the more newer updates have hit it."""
+"""AdaComp's damping: an update entry counts less, the more newer updates changed its weight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_FORGOTTEN = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class PerEntry:
-    """Divides each update entry by the number of updates that hit its weight since the pull.
+    """Divides each update entry by the number of updates that changed its weight since the pull.
 
     AdaComp's learning rate is ``rate(i) = eta / max(1, sigma_i)``, where sigma_i is the number of
     updates s with ``v <= s < T`` that have a value for weight i, v is the version of the weights at
@@ -30,9 +30,10 @@ class PerEntry:
     Attributes:
         window: Largest number of applied updates that the shard server remembers. Older updates are
             forgotten even if a worker still computes at an older version.
-        beyond_window: Treatment of an update that is older than the window. ``count``: sigma (the
-            number of newer updates of a weight) is the number of hits in the window plus the number
-            of forgotten updates, an upper bound. ``reject``: the update is dropped.
+        beyond_window: Treatment of an update that was computed before the oldest remembered update.
+            ``count``: sigma (the number of newer updates of a weight) is the number of remembered
+            updates of the weight plus the number of all forgotten updates, an upper bound.
+            ``reject``: the update is dropped.
 
     Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/methods/adacomp.md.
     """
@@ -42,7 +43,7 @@ class PerEntry:
     needs_copies: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Raise an error if the window is below 1, or `beyond_window` is unknown."""
+        """Raise an error if `window` is below 1, or `beyond_window` is unknown."""
         if self.window < 1:
             raise ConfigurationError(
                 f"--staleness_window={self.window}: expected 1 or more remembered updates."
@@ -67,7 +68,7 @@ class PerEntry:
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the received updates damped, and record which weights the updates hit."""
+        """Return the received updates damped, and record which weights the updates change."""
         damped = [
             self._damped(arrival, context, state)
             for arrival in arrivals

@@ -1,11 +1,11 @@
-"""Coding of blocks as bytes: positions near their entropy, values plain or partly deflated.
+"""Coding of tensor blocks as bytes: positions near their entropy, values plain or deflated.
 
 A block holds entries of one slot (tensor or variable slice). An `IndexChooser` encodes blocks and
 remembers the smallest coding of each slot (tensor or variable slice). The decoding of blocks is
-stateless and trusts no input: it checks lengths, ranges and order before it allocates memory for
-them, and raises `WireError` on any error. A block with only some ranges of its slot (tensor or
-variable slice) is coded as a uint32 (entries per range), then one bit per range, then the values of
-the present ranges.
+stateless and trusts no input: it checks lengths, ranges and order before it allocates memory, and
+raises `WireError` for invalid bytes. A block with only some ranges of its slot (tensor or variable
+slice) is coded as a uint32 (entries per range), then one bit per range, then the values of the
+present ranges.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def num_ranges(size: int, block_entries: int) -> int:
 
 
 def lengths(size: int, block_entries: int) -> Int64:
-    """Return the number of entries in each range of a slice, [n] int64; the last can be shorter."""
+    """Return the number of entries in each of n ranges of a slice, [n] int64."""
     result = np.full(num_ranges(size, block_entries), block_entries)
     if result.size:
         result[-1] = size - (result.size - 1) * block_entries
@@ -59,7 +59,7 @@ def mask(block: RangedBlock) -> NDArray[np.bool_]:
 
 
 def described(block: RangedBlock) -> bytes:
-    """Return the header of a ranged block: entries per range, and a bitmap of its ranges."""
+    """Return the header of a ranged block: entries per range, and a bitmap of present ranges."""
     return (
         _HEADER.pack(block.block_entries) + np.packbits(block.present, bitorder="little").tobytes()
     )
@@ -80,12 +80,14 @@ def decode(slot: int, values: CodedValues, head: memoryview, size: int) -> Range
     """
     if len(head) < _HEADER.size:
         raise WireError(
-            f"the header of a block with ranges has {len(head)} bytes; expected {_HEADER.size} "
-            "bytes and a bitmap"
+            f"the header of a received block with ranges of entries has {len(head)} bytes; "
+            f"expected {_HEADER.size} bytes and a bitmap"
         )
     (block_entries,) = _HEADER.unpack(head[: _HEADER.size])
     if not block_entries:
-        raise WireError("a block has ranges of no entries; expected at least 1 entry per range")
+        raise WireError(
+            "a received block has ranges of no entries; expected at least 1 entry per range"
+        )
     count = num_ranges(size, block_entries)
     bits = np.frombuffer(head, np.uint8, offset=_HEADER.size)
     if bits.size != -(-count // 8):
@@ -121,7 +123,7 @@ _WORTH_A_SEARCH = 0.02
 
 
 class IndexCoding(enum.IntEnum):
-    """How the positions of a block's values are coded; messages contain these numbers."""
+    """How the positions of a block's values are coded; messages contain the enum's numbers."""
 
     DENSE = 0  # a DENSE block sends no positions, because it has all entries of the tensor or slice
     # a BITMAP has one bit per entry of the tensor or slice, 1 at the positions of values
@@ -167,11 +169,11 @@ class WireBlock:
 
 
 class IndexChooser:
-    """Encodes blocks with the smallest coding of each variable slice; regularly tries all codings.
+    """Encodes each variable slice's blocks with their smallest coding; regularly tries all codings.
 
     Attributes:
         interval: Number of blocks of one slot (tensor or variable slice) from one trial of all
-            codings to the next.
+            codings to the next trial.
         state: Plain ints for each slot (tensor or variable slice), or for the slots that a block
             spans: ``"<slot>.coding"`` (an IndexCoding), ``"<slot>.searches"`` (1: deflate searches
             for repeated gaps), ``"<slot>.values"`` (a ValueCoding) and ``"<slot>.blocks"`` (number
@@ -180,14 +182,14 @@ class IndexChooser:
     """
 
     def __init__(self, interval: int = 50, state: dict[str, int] | None = None) -> None:
-        """Start with an empty state, or with a copy of the state of an earlier chooser."""
+        """Start with an empty state, or with a copy of the state of an earlier IndexChooser."""
         self.interval = interval
         self.state = dict(state or {})
 
     def encode(self, block: Block | WireBlock) -> WireBlock:
         """Return the block coded as bytes, without a copy of dense values.
 
-        A `WireBlock`, which is coded already, is returned unchanged.
+        `encode` returns a `WireBlock`, which is coded already, unchanged.
         """
         if isinstance(block, WireBlock):
             return block
@@ -221,10 +223,10 @@ class IndexChooser:
     def _code_values(
         self, name: str, coding: IndexCoding, data: NDArray[Any]
     ) -> tuple[ValueCoding, bytes | memoryview]:
-        """Return the coding and the bytes of a block's values.
+        """Return the coding of a block's values, and the values coded as bytes.
 
-        Call `_code` for the same block first: it counts the block, and a count of 1 marks a trial
-        of all codings.
+        Call `_code` for the block before `_code_values`: it counts the block, and at a count of 1
+        all codings are tried.
         """
         plain = data.data.cast("B") if data.size else memoryview(b"")
         few = data.size < value_codings.LEAST_VALUES or data.itemsize == 1
@@ -260,7 +262,7 @@ class IndexChooser:
 
 
 def _name(block: Block) -> str:
-    """Return the prefix of a block's keys in the state; blocks with one prefix have equal sizes."""
+    """Return the prefix of a block's keys in the state of an IndexChooser."""
     return f"{block.slot}" if block.slots == 1 else f"{block.slot}+{block.slots}"
 
 
@@ -280,10 +282,10 @@ def _factors_as_bytes(block: LowRankBlock) -> WireBlock:
 
 
 def _smallest(indices: Int64, size: int, value_bytes: int) -> tuple[IndexCoding, bool]:
-    """Return the smallest coding of positions, and whether deflate searches for repeated gaps.
+    """Return the smallest coding of given positions, and if deflate searches for repeated gaps.
 
-    The number of bytes of each coding is computed without coding, but deflated bytes must be
-    measured.
+    The number of bytes of each coding of positions is computed without coding, except for deflated
+    gaps, which must be measured.
     """
     searches = False
     sizes = {
@@ -303,7 +305,7 @@ def _smallest(indices: Int64, size: int, value_bytes: int) -> tuple[IndexCoding,
 def _encode_as(
     coding: IndexCoding, indices: Int64, size: int, searches: bool
 ) -> tuple[IndexCoding, int, bytes]:
-    """Code positions; return (coding, best parameter of the coding, coded positions)."""
+    """Code positions in a given coding; return (coding, its best parameter, coded positions)."""
     parameter = 0
     if coding is IndexCoding.RICE:
         parameter, data = index_codings.encode_best_rice(indices)
@@ -331,11 +333,11 @@ def decode_block(
     chunk_first: int = 0,
     slots: int = 1,
 ) -> Block:
-    """Check and decode one received block.
+    """Check and decode one received block (coded values of a tensor or variable slice).
 
     Args:
         slot: Number of the block's first slot (tensor or variable slice).
-        count: Number of values in the block.
+        count: Number of coded values in the received block.
         coding: How the positions of values are coded, an IndexCoding.
         coding_parameter: Number of low bits for the coding RICE, rank for LOW_RANK, 0 for other
             codings.
@@ -343,9 +345,9 @@ def decode_block(
             ranges.
         value_dtype: Dtype of the values, for example float32, int8 or sign (VALUE_DTYPES and
             FEW_BITS in thinwire.ops.types).
-        scale: Factor on the values. 0 means that the sender set no factor: it counts as 1, but is
-            an error for int8.
-        value_bytes: Coded values, little-endian.
+        scale: Factor on the values. 0 means that the sender set no factor: the factor is 1, but for
+            int8 a missing factor is an error.
+        value_bytes: Coded values of the block, little-endian.
         size: Number of entries in the block's slot (tensor or variable slice), or in all slots that
             the block spans.
         value_coding: How the values are coded, a ValueCoding: EXPONENTS only with positions; CODES
@@ -363,8 +365,8 @@ def decode_block(
         `thinwire.ops.kernels.numpy_ops.all_finite` does this.
 
     Raises:
-        WireError: The arguments of `decode_block` contradict each other, or the bytes do not
-            decode.
+        WireError: The arguments of `decode_block` contradict each other, or the received bytes do
+            not decode.
     """
     if slots > 1 and (value_dtype in FEW_BITS or coding not in _OF_SEVERAL):
         raise WireError(
@@ -384,23 +386,27 @@ def decode_block(
         return Block(slot, size, indices, values_of_chunks)
     if value_dtype not in VALUE_DTYPES:
         known = ", ".join((*VALUE_DTYPES, *FEW_BITS))
-        raise WireError(f"the block's value dtype is {value_dtype!r}; expected one of {known}")
+        raise WireError(
+            f"the received block's value dtype is {value_dtype!r}; expected one of {known}"
+        )
     if chunk or chunk_first:
         raise WireError(
-            f"the block has {value_dtype} values in chunks of {chunk} entries; expected no chunks"
+            f"a received block has {value_dtype} values in chunks of {chunk} entries; expected no "
+            "chunks"
         )
     dtype = np.dtype(_NUMPY_DTYPES[value_dtype])
     if value_coding != ValueCoding.PLAIN:
         if value_coding != ValueCoding.EXPONENTS or coding not in _OF_POSITIONS or count > size:
             raise WireError(
-                f"the block has value coding {value_coding} of {count} values, with index coding "
-                f"{coding}, for {size} entries; expected value coding 0, or 1 with positions"
+                f"a received block has value coding {value_coding} of {count} values, with index "
+                f"coding {coding}, for {size} entries; expected value coding 0, or 1 with "
+                "positions"
             )
         value_bytes = value_codings.decode_exponents(value_bytes, count, dtype.itemsize)
     if not 0 <= count <= size or len(value_bytes) != count * dtype.itemsize:
         raise WireError(
-            f"the block has {count} values of {value_dtype} in {len(value_bytes)} bytes for "
-            f"{size} entries, which do not match"
+            f"a received block has {count} values of {value_dtype} in {len(value_bytes)} bytes "
+            f"for {size} entries, which do not match"
         )
     scale = _checked_scale(scale, value_dtype)
     values = np.frombuffer(value_bytes, dtype) if count else np.empty(0, dtype)
@@ -412,8 +418,8 @@ def decode_block(
     if coding == IndexCoding.RANGES:
         if coding_parameter:
             raise WireError(
-                f"the block's index coding {coding} has no parameter, but the block has the "
-                f"parameter {coding_parameter}"
+                f"a received block's index coding {coding} takes no parameter, but the block has "
+                f"the parameter {coding_parameter}"
             )
         return decode(slot, coded, index_bytes, size)
     indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
@@ -423,15 +429,16 @@ def decode_block(
 def _check_few_bits(
     count: int, coding: int, value_dtype: str, value_coding: int, size: int
 ) -> None:
-    """Raise an error for value or index codings that few-bit values cannot have."""
+    """Raise an error for a coding of values or positions that few-bit values cannot have."""
     if value_coding not in _OF_FEW_BITS or coding not in _OF_SEVERAL:
         raise WireError(
-            f"the block has {value_dtype} values with value coding {value_coding} and index "
-            f"coding {coding}; expected value coding 2 or 3, with positions or a dense block"
+            f"a received block has {value_dtype} values with value coding {value_coding} and "
+            f"index coding {coding}; expected value coding 2 or 3, with positions or a dense block"
         )
     if not 0 <= count <= size:
         raise WireError(
-            f"the block has {count} values of {value_dtype} for {size} entries, which do not match"
+            f"a received block has {count} values of {value_dtype} for {size} entries, which do "
+            "not match"
         )
 
 
@@ -440,7 +447,9 @@ def _checked_scale(scale: float, value_dtype: str) -> float:
     if scale == 0 and value_dtype != "int8":
         return 1.0
     if not 0 < scale < math.inf:
-        raise WireError(f"the block has the scale {scale}; expected a finite number above 0")
+        raise WireError(
+            f"a received block has the scale factor {scale}; expected a finite number above 0"
+        )
     return scale
 
 
@@ -457,20 +466,21 @@ def _decode_indices(
         return None
     if coding not in _CODINGS:
         raise WireError(
-            f"the block's index coding {coding} is unknown; expected 0 to {max(_CODINGS)}"
+            f"a received block's index coding {coding} is unknown; expected 0 to {max(_CODINGS)}"
         )
     if not count:
         if len(data):
             raise WireError(
-                f"the block has {len(data)} index bytes for no values; expected no index bytes"
+                f"a received block has {len(data)} index bytes for no values; expected no index "
+                "bytes"
             )
         return np.empty(0, np.int64)
     if coding == IndexCoding.RICE:
         indices = index_codings.decode_rice(data, count, size, parameter)
     elif parameter:
         raise WireError(
-            f"the block's index coding {coding} has no parameter, but the block has the parameter "
-            f"{parameter}"
+            f"a received block's index coding {coding} takes no parameter, but the block has the "
+            f"parameter {parameter}"
         )
     elif coding == IndexCoding.BITMAP:
         indices = index_codings.decode_bitmap(data, count, size)
@@ -480,7 +490,7 @@ def _decode_indices(
         indices = index_codings.decode_uint32(data, count)
     if indices[-1] >= size or (indices[1:] <= indices[:-1]).any():
         raise WireError(
-            "the block's positions are not valid; expected ascending and unique positions below "
-            f"{size}"
+            "the positions of values in a received block are not valid; expected ascending and "
+            f"unique positions below {size}"
         )
     return indices

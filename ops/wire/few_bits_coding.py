@@ -1,9 +1,9 @@
 """Coding of few-bit values as bytes: the scales of each chunk, then the codes of the values.
 
-A scale of few-bit values is sent as the upper two bytes of its float32, little-endian, chunk by
-chunk. Codes of few-bit values are packed from the lowest bit of each byte on; zeros fill the last
-byte. If there are many codes and some codes are more frequent than others, the packed bytes are
-deflated with a Huffman code alone, to near their entropy.
+Each scale of few-bit values is sent as the upper two bytes of a float32, little-endian, in order of
+the chunks. Codes of few-bit values are packed from the lowest bit of each byte on; zeros fill the
+last byte. If a block has many few-bit codes, and some codes are more frequent than others, the
+packed bytes are deflated with a Huffman code alone, to near their entropy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LARGEST_CHUNK = (1 << 32) - 1
 
 
 def encode_codes(coded: ChunkedValues) -> tuple[ValueCoding, bytes]:
-    """Code few-bit values as bytes; return the shorter coding (CODES or DEFLATED_CODES) too."""
+    """Code few-bit values as bytes with the shorter of the codings CODES and DEFLATED_CODES."""
     scales = (coded.scales.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
     packed = _pack(coded.data, FEW_BITS[coded.dtype])
     if coded.data.size >= LEAST_VALUES:
@@ -53,12 +53,13 @@ def checked_edges(
         num_bytes: Number of received bytes of values, which limits the allocated memory.
 
     Raises:
-        WireError: `first` is not in the chunk, or the chunks need more bytes than were received.
+        WireError: `first` is not a position in a chunk, or the chunks need more bytes than were
+            received.
     """
     if not (0 < chunk <= _LARGEST_CHUNK and 0 <= first < chunk):
         raise WireError(
-            f"a block begins at place {first} in chunks of {chunk} entries; expected a place "
-            "below the chunk's length"
+            f"a received block begins at entry {first} of a chunk of {chunk} entries; expected an "
+            "entry below the chunk's length"
         )
     # A dense block gets one edge per chunk. Each chunk has at least one scale of two bytes, so a
     # size with more chunks than the received bytes can hold is rejected before the allocation.
@@ -97,7 +98,7 @@ def decode_codes(
         )
     upper = np.frombuffer(data, "<u2", shape[0] * shape[1])
     if upper.size and int(upper.max()) > _LARGEST_SCALE_BITS:
-        raise WireError("the scale of a block's chunk is negative or not finite")
+        raise WireError("the scale factor of a block's chunk is negative or not finite")
     packed = data[scale_bytes:]
     if coding == ValueCoding.DEFLATED_CODES:
         packed = _inflated(packed, packed_bytes)
@@ -140,7 +141,7 @@ def _pack(codes: NDArray[np.uint8], bits: int) -> bytes:
 
 
 def _unpack(packed: memoryview, count: int, bits: int) -> NDArray[np.uint8]:
-    """Return the codes [count] that `_pack` packed."""
+    """Return the few-bit codes [count] that `_pack` packed."""
     octets = np.frombuffer(packed, np.uint8)
     if bits == 1:
         codes = np.unpackbits(octets, bitorder="little")

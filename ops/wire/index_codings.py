@@ -1,10 +1,10 @@
-"""Coding of ascending positions as bytes near their entropy, with one decoder per encoder.
+"""Coding of ascending positions as bytes near their entropy: encoders and their decoders.
 
 The bits of coded positions are numbered from the lowest bit of each byte; zeros fill the last byte.
-A *gap* is the number of skipped positions: ``index[i] - index[i - 1] - 1``, with -1 before the
-first index. The encoders of positions take an array [k] int64, k > 0, ascending, unique and below
-``size``. The decoders of positions accept hostile bytes: they raise WireError and allocate memory
-only in proportion to the received bytes.
+A *gap* between ascending positions is the number of skipped positions,
+``index[i] - index[i - 1] - 1``, with -1 before the first index. The encoders of positions take an
+array [k] int64, k > 0, ascending, unique and below ``size``. The decoders of positions accept
+hostile bytes: they raise WireError and allocate memory only in proportion to the received bytes.
 
 Source: Rice (1979) for coded gaps.
 """
@@ -36,7 +36,7 @@ _SAMPLED, _SAMPLE_RUN = 4096, 512
 
 
 class WireError(ValueError):
-    """Error: received bytes do not decode; the message names the found and the expected value."""
+    """Error: received bytes do not decode; its message has the found and the expected value."""
 
 
 def encode_bitmap(indices: Int64, size: int) -> bytes:
@@ -70,7 +70,7 @@ def encode_best_rice(indices: Int64) -> tuple[int, bytes]:
 
 
 def _encode_gaps(gaps: Int64, low_bits: int) -> bytes:
-    """Return the Golomb-Rice code of gaps: high parts of all gaps in unary, then all low parts.
+    """Return the Golomb-Rice code of gaps: high parts of all gaps in unary, then low parts of all.
 
     A number in unary code is that many zeros, then a one.
     """
@@ -89,7 +89,8 @@ def decode_rice(data: memoryview, count: int, size: int, low_bits: int) -> Int64
 def encode_deflated_gaps(indices: Int64, searches: bool = True) -> bytes:
     """Code positions as deflated bytes: one byte per gap, then the excess of gaps over 255.
 
-    The excesses of gaps over 255 are stored in four planes, the plane of their lowest bytes first.
+    The excesses of gaps over 255 are stored byte plane by byte plane: first the lowest bytes of all
+    excesses, last their highest bytes.
 
     Args:
         indices: [k] int64, ascending positions to code.
@@ -166,9 +167,9 @@ def decode_uint32(data: memoryview, count: int) -> Int64:
 def best_rice(indices: Int64) -> tuple[int, int]:
     """Return (number of low bits, number of bytes) of the shortest Rice code of positions.
 
-    For geometrically distributed gaps the best number of low bits is log2(mean * ln 2). Clustered
-    positions have a lower best number of low bits, so the search starts at log2(mean * ln 2) and
-    goes down while the bytes shrink.
+    For geometrically distributed gaps the best number of low bits in a Rice code is log2(mean gap *
+    ln 2). Clustered positions have a lower best number of low bits, so `best_rice` starts at
+    log2(mean * ln 2), with the mean gap, and tries lower numbers while the number of bytes falls.
     """
     return _best_rice(_gaps(indices), int(indices[-1]))
 
@@ -205,7 +206,7 @@ def _unary(high: Int64) -> bytes:
 def _high_and_low(
     data: memoryview, count: int, size: int, low_bits: int
 ) -> tuple[Int64, NDArray[Any]]:
-    """Decode the high parts and the low parts of Rice-coded gaps; check the unary code."""
+    """Decode the high and low parts of Rice-coded gaps; check the unary code of high parts."""
     if not 0 <= low_bits <= MAX_LOW_BITS:
         raise WireError(
             f"the index coding of a block has {low_bits} low bits; expected 0 to {MAX_LOW_BITS}"
@@ -250,7 +251,7 @@ def _pack_octets(numbers: NDArray[np.uint8], low_bits: int) -> bytes:
 
 
 def _unpack(data: memoryview, count: int, low_bits: int) -> NDArray[Any]:
-    """Return the numbers that `_pack` packed: read four bytes at each field, shift and mask."""
+    """Return the numbers that `_pack` packed into consecutive fields of bits."""
     if not low_bits:
         return np.zeros(count, np.int64)
     padded = np.zeros(len(data) + 3, np.uint8)

@@ -1,4 +1,4 @@
-"""Functions that multiply out low-rank blocks (products of thin matrices) or cut out slices."""
+"""Functions that multiply out low-rank blocks (products of thin matrices) or cut them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def factors(block: LowRankBlock) -> tuple[Float32, Float32]:
 def part(block: LowRankBlock, slot: int, piece: Slice) -> Block:
     """Cut a slice of a tensor out of the tensor's low-rank block; return the slice's block.
 
-    The block of the slice has the rows of the matrix that the slice touches, and every column. If
-    its factors are not smaller than the slice, the slice's block is multiplied out; a multiplied
-    block and its factors decode to the same bits.
+    The low-rank block of a slice has those rows of the matrix that the slice touches, and all
+    columns. If the factors of a slice's low-rank block are not smaller than the slice, the block is
+    multiplied out, which does not change the decoded bits.
 
     Args:
         block: Low-rank block of a tensor, or of a part of a tensor.

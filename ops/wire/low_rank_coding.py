@@ -1,4 +1,4 @@
-"""Low-rank blocks on the wire: the header of two matrix factors, and the decoder of the product."""
+"""Low-rank blocks as bytes: the header of two matrix factors, and the decoder of the product."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def decode_factors(
     """Return the product of a low-rank block's two factors as a dense float32 block.
 
     The caller checks that the factors have no more values than the slot (tensor or variable slice)
-    has entries. The check of the number of values limits the number of columns, and with it the
-    allocated memory.
+    has entries. By checking the factors' number of values, the caller of `decode_factors` limits
+    the number of columns, and so the allocated memory.
 
     Args:
         slot: Number of the block's slot (tensor or variable slice).
@@ -32,7 +32,7 @@ def decode_factors(
         size: Number of entries in the block's slot (tensor or variable slice).
 
     Raises:
-        WireError: The header contradicts the number of values or of entries.
+        WireError: The header of the factors contradicts the number of values or of entries.
     """
     if len(described) != FACTORS.size:
         raise WireError(

@@ -1,8 +1,9 @@
-"""Lossless coding of floats as bytes: exponents deflated, mantissas and signs plain.
+"""Lossless coding of floats as bytes: exponents are deflated, mantissas and signs are not.
 
-A sparse block holds the largest of many gradient values, so few different exponents occur;
-mantissas look random. Each float is rotated left by one bit, which moves the sign below the
-mantissa. The upper byte of a rotated float then holds only exponent bits.
+A sparse block holds the largest of many gradient values, so the values have few different
+exponents, but their mantissas look random. The coding rotates each float left by one bit, which
+moves the sign below the mantissa. After each float is rotated left by one bit, its upper byte holds
+only exponent bits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ WORTH_WHILE = 0.95  # values are deflated only if they take at most this fractio
 
 
 class ValueCoding(enum.IntEnum):
-    """How a block's values are coded; messages contain these numbers."""
+    """How a block's values are coded; messages contain the enum's numbers."""
 
     PLAIN = 0  # PLAIN sends the values' own bytes
     EXPONENTS = 1  # EXPONENTS sends floats with deflated exponents
@@ -51,10 +52,10 @@ def encode_exponents(data: NDArray[Any]) -> bytes:
 
 
 def _lower_bytes(numbers: NDArray[Any]) -> bytes:
-    """Return all bytes of each number except the upper byte.
+    """Return all bytes of each integer in an array except the integer's upper byte.
 
-    With many numbers of four bytes, four numbers are shifted into three words: numpy copies slices
-    of three bytes one by one, which is slow.
+    For many numbers of four bytes, `_lower_bytes` shifts four numbers into three words, because
+    numpy is slow at copying slices of three bytes.
     """
     if numbers.itemsize != 4 or numbers.size < _MANY:
         return numbers.view(np.uint8).reshape(-1, numbers.itemsize)[:, :-1].tobytes()
@@ -89,9 +90,9 @@ def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryvi
     """Return the plain little-endian bytes of the values that `encode_exponents` coded.
 
     Args:
-        data: Received bytes of the coded values.
-        count: Number of values to decode.
-        value_bytes: Bytes of one value, 2 or 4.
+        data: Received bytes of the coded floats.
+        count: Number of floats to decode.
+        value_bytes: Number of bytes of one value, 2 or 4.
 
     Raises:
         WireError: The received bytes do not decode to `count` values.

@@ -1,4 +1,6 @@
-"""Frames over a TCP connection: small frames are copied, payloads are read into their memory."""
+"""Sends and receives frames over a TCP connection, and reads payloads directly into their
+memory.
+"""
 
 from __future__ import annotations
 
@@ -32,33 +34,36 @@ class Wire(Protocol):
     """
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Send all bytes of `parts` over the connection.
+        """Send all bytes of `parts` (byte strings) over the TCP connection.
 
         Raises:
             OSError: The connection has ended before all bytes were sent.
         """
 
     def receive_into(self, space: memoryview) -> int:
-        """Wait for bytes from the connection, write them to `space`, return their number; 0: end.
+        """Wait for received bytes, write them to `space`, return their number; 0 if the peer has
+        ended.
 
         Raises:
             OSError: The bulk connection has failed.
         """
 
     def wait(self, milliseconds: float | None) -> bool:
-        """Return True as soon as bytes can be received, False after `seconds`; None: no time
+        """Return True as soon as bytes can be received, False after `seconds`; None sets no time
         limit.
         """
 
     def shutdown(self, how: int) -> None:
-        """Shut down sending, or both directions of the connection (`socket.SHUT_*`). No errors."""
+        """Shut down sending, or both directions, of the TCP connection (`socket.SHUT_*`). No
+        errors.
+        """
 
     def close(self) -> None:
-        """Close the file descriptor of the connection's socket."""
+        """Close the file descriptor of the TCP connection's socket."""
 
 
 class TcpWire:
-    """A TCP connection without encryption.
+    """A TCP connection without encryption, with the methods of the protocol `Wire`.
 
     Args:
         connected: The connected TCP socket, which this object owns and closes.
@@ -72,14 +77,14 @@ class TcpWire:
         self._poll.register(connected, select.POLLIN)
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Send all bytes of `parts` over the connection."""
+        """Send all bytes of `parts` (byte strings) over the TCP connection."""
         missing = sum(map(len, parts)) - self._socket.sendmsg(parts)
         if missing:  # A signal interrupted sendmsg after a part of the bytes was sent.
             self._socket.sendall(b"".join(parts)[-missing:])
 
     def receive_into(self, space: memoryview) -> int:
-        """Wait for bytes from the connection, write them to `space`, return their number; 0:
-        end.
+        """Wait for received bytes, write them to `space`, return their number; 0 if the peer has
+        ended.
         """
         return self._socket.recv_into(space)
 
@@ -88,7 +93,7 @@ class TcpWire:
         return bool(self._poll.poll(milliseconds))
 
     def shutdown(self, how: int) -> None:
-        """Shut down sending, or both directions of the connection."""
+        """Shut down sending, or both directions, of the TCP connection."""
         with contextlib.suppress(OSError):  # The peer has already closed the TCP connection.
             self._socket.shutdown(how)
 
@@ -109,7 +114,8 @@ class ArrivingPiece:
         return self._num_read
 
     def read_into(self, space: memoryview) -> int:
-        """Read the available payload bytes into `space`; return their number, 0 at the end.
+        """Read the received payload bytes into `space`; return their number, 0 if the peer has
+        ended.
 
         Args:
             space: Writable memory for the missing bytes of the payload; not empty.
@@ -133,8 +139,8 @@ def wire_bytes(frame: Frame) -> int:
 class BulkConnection:
     """One end of a bulk (TCP) connection that carries the frames of a gRPC stream.
 
-    One thread sends and one thread receives on a bulk connection. Any thread may call `end` and
-    `abort` of a bulk connection.
+    One thread sends and one thread receives on a bulk connection. Any thread may call a bulk
+    connection's methods `end` and `abort`.
 
     Attributes:
         num_received: Number of bytes received so far over the connection, including frame headers.
@@ -224,8 +230,8 @@ class BulkConnection:
         return self._wire.wait(max(0.0, 1000 * (deadline - time.monotonic())))
 
     def _take(self) -> bytes | None:
-        """Return the next frame if the receive buffer holds it whole; start reading a payload
-        piece.
+        """Return the next whole frame in the receive buffer, or begin to read a piece of a
+        payload.
         """
         have = self._last - self._first
         if have < _HEADER.size:
@@ -253,8 +259,8 @@ class BulkConnection:
         return frame
 
     def _reserve(self, size: int) -> None:
-        """Make space in the receive buffer for `size` bytes from the first byte not yet
-        returned.
+        """Make the receive buffer large enough for `size` bytes that `receive` has not returned
+        yet.
         """
         num_unread = self._last - self._first
         new_size = max(_BUFFER_BYTES, size)
@@ -325,8 +331,8 @@ class BulkConnection:
         self._wire.shutdown(socket.SHUT_WR)
 
     def abort(self) -> None:
-        """Shut down both directions of the bulk connection and close its socket. Sends and receives
-        that are blocked on the connection return.
+        """Shut down both directions of the bulk connection and close its socket. After `abort`,
+        sends and receives that are blocked on the bulk connection return.
         """
         # The socket is shut down before the locks are taken, because the shutdown ends the calls of
         # threads that hold the locks. The descriptor is closed under both locks, so no thread uses

@@ -1,21 +1,21 @@
-"""Handshake of a bulk (TCP) connection: client and shard prove to be the ends of a gRPC stream.
+"""How client and shard prove on a bulk (TCP) connection that they are the ends of a gRPC stream.
 
-A client begins the handshake with the attempt's number from the offer in the shard's Welcome
-message. After the attempt's number, TLS starts on the bulk connection if the run uses TLS. On the
-bulk connection, client and shard then prove to each other that they have the run's token, and the
-key that the gRPC stream carried.
+A client begins a bulk connection's handshake with the secret number of its attempt, which the offer
+in the shard's Welcome message determines. After the client has sent its attempt's number, TLS
+starts on the bulk connection if the run uses TLS. On the bulk connection, client and shard then
+prove to each other that they have the run's token, and the key that the gRPC stream carried.
 
-`Handshake` is the state machine of one end (client or shard) after the client has sent the
-attempt's number. `Handshake` uses no socket and no clock: callers pass all bytes in and out.
-Without sockets in `Handshake`, a shard can run all handshakes in one thread, with one deadline for
-each whole handshake, and tests reach every state. The function `connect` runs the client's end of
-the handshake over a socket.
+`Handshake` is the state machine of one end (client or shard) of a bulk connection after the client
+has sent its attempt's number. `Handshake` uses no socket and no clock: callers pass all bytes in
+and out. Without sockets in `Handshake`, a shard can run all handshakes in one thread, with one
+deadline for each whole handshake, and tests reach every state. The function `connect` runs the
+client's end of the handshake over a socket.
 
-The secret number of an attempt to open a bulk connection is valid once. Every attempt of a client
-to open a bulk connection has a different number. If the run does not use TLS, only the number of a
-client's first attempt is sent in clear before its use. An eavesdropper on one connection attempt
-can neither compute the number of the next attempt nor repeat a proof, because a proof is valid for
-one number only.
+The secret number of an attempt to open a bulk connection is valid for one connection only. Every
+attempt of a client to open a bulk connection has a different number. If the run does not use TLS,
+the Welcome message contains the number of the client's first connection attempt in clear, but not
+the numbers of later attempts. An eavesdropper on one connection attempt can neither compute the
+number of the next attempt nor repeat a proof, because a proof is valid for one number only.
 """
 
 from __future__ import annotations
@@ -92,11 +92,12 @@ TRANSITIONS: dict[HandshakeState, tuple[HandshakeState, ...]] = {
 class Handshake:
     """One end of a bulk connection's handshake after the client has sent the attempt's number.
 
-    In a handshake, the client sends its proof first. The shard's listener sends the shard's proof
-    after the gRPC stream has taken over the bulk connection.
+    In a bulk connection's handshake, the client sends its proof of identity before the shard does.
+    The shard's listener sends the shard's proof after the gRPC stream has taken over the bulk
+    connection.
 
     Attributes:
-        state: Current state of this end's handshake.
+        state: Current state of the handshake at this end (client or shard).
 
     Args:
         number: Secret number of 16 bytes that identifies this connection attempt.
@@ -127,8 +128,7 @@ class Handshake:
         return _READ_BYTES if self._records else PROOF_BYTES - len(self._arrived)
 
     def begin(self) -> bytes:
-        """Return the first bytes of the handshake to send to the peer; empty if this end waits
-        first.
+        """Return the handshake's first bytes for the peer; empty if the peer must send bytes first.
 
         Raises:
             ssl.SSLError: The TLS handshake of the connection fails.
@@ -144,7 +144,8 @@ class Handshake:
             data: Handshake bytes received from the peer; at least one, at most `wanted_bytes`.
 
         Raises:
-            ConnectionRefusedError: The peer's proof is false, or the peer sent too many bytes.
+            ConnectionRefusedError: The peer's proof of its identity is false, or the peer sent too
+                many bytes.
             ssl.SSLError: The TLS handshake of the connection fails.
         """
         self._num_bytes += len(data)
@@ -166,7 +167,8 @@ class Handshake:
     @property
     def proof(self) -> bytes:
         """Proof of 32 bytes that this end of the connection has the run's token and the offer's
-        key. A shard sends its proof over the byte stream `wire`.
+        key. After the handshake, a shard sends its own proof of identity over the byte stream
+        `wire`.
         """
         return self._mine
 
@@ -220,10 +222,12 @@ class Handshake:
 
 
 def number_of(first: bytes, key: bytes, attempt: int) -> bytes:
-    """Return the 16 bytes that identify one attempt to connect on a shard's offer.
+    """Return the 16 bytes that identify one attempt to open the bulk connection that a shard
+    offers.
 
     Args:
-        first: Secret number of the first attempt, which the shard's offer contains.
+        first: Secret number of the client's first attempt to connect, which the shard's offer
+            contains.
         key: Secret key of 32 bytes in the shard's offer.
         attempt: Index of the connection attempt, from 0.
     """
@@ -261,7 +265,8 @@ def connect(
         credentials: Certificate, key and token of the client.
         server_name: Name that the shard's certificate must have; None: `host`.
         dscp: Class of service (DSCP) of sent packets, 0..63; None: the system's default.
-        seconds: Time limit for name lookup, connecting and the whole handshake, in seconds.
+        seconds: Time limit in seconds for name lookup, connecting and the whole handshake of a bulk
+            connection.
         attempt: Number of earlier attempts of the client to connect on this offer.
         clock: Function that returns seconds of a monotonic clock.
 
@@ -307,7 +312,7 @@ def connect(
 
 def _dial(addresses: list[Any], left: Callable[[], float]) -> socket.socket:
     """Return a TCP socket that is connected to the shard's port. The connection attempts to all
-    addresses from `getaddrinfo` share the remaining time.
+    addresses of the host from `getaddrinfo` share the remaining time.
     """
     error: OSError = ConnectionError("the host has no address")
     for index, (family, kind, protocol, _, address) in enumerate(addresses):

@@ -2,18 +2,19 @@
 
 The shard's bulk port accepts connections only while an offer of a bulk connection to a client is
 open. One thread of the shard accepts bulk connections and runs all their handshakes (`Handshake`).
-A bulk connection therefore occupies no thread of its own before it carries frames.
+A bulk (TCP) connection occupies no thread of its own before it carries frames.
 
 Theory of operation. A bulk connection is a stranger (not related to any client) until it has sent
-the secret number of an open offer. Strangers cannot guess the number of an offer, which has 16
-random bytes. At most 64 strangers (connections that have not sent an offer's number) stay open
-together. A new connection to the bulk port is always accepted. If too many strangers are connected,
-the shard closes the oldest connection of the address with the most connections (`FairPlaces`). An
-honest client sends the offer's number in its first packet and is a stranger only for an instant, so
-waiting strangers cannot keep an honest client out. After it has sent an offer's number, a bulk
-connection belongs to the gRPC stream of that offer. A gRPC stream has at most one bulk connection
-whose client has not proven its identity. The client's next attempt, or the end of the stream,
-closes that connection.
+the secret number of an open offer. A stranger (connection of an unknown client) cannot guess the
+number of an offer, which has 16 random bytes. At most 64 strangers (connections that have not sent
+an offer's number) stay open together. A shard always accepts a new connection to its bulk (TCP)
+port. If too many connections have not sent an offer's number, the shard closes the oldest
+connection of the address with the most such connections (`FairPlaces`). An honest client sends the
+number of its offer in its first packet, so waiting connections of unknown clients cannot keep an
+honest client out. After it has sent an offer's number, a bulk connection belongs to the gRPC stream
+of that offer. A gRPC stream has at most one bulk connection whose client has not proven its
+identity. The client's next attempt, or the end of its gRPC stream, closes a bulk connection whose
+client has not proven its identity.
 
 On every bulk connection, the client must prove its identity within a time limit from the acceptance
 of the connection. Single bytes that a client sends do not extend the deadline of its handshake.
@@ -106,8 +107,8 @@ class _OpenOffer:
     connection: _Half | None = None
 
     def numbers(self, until: int = MOST_ATTEMPTS) -> list[bytes]:
-        """Return the secret numbers of the connection attempts from the next one to `until`
-        (exclusive).
+        """Return the secret numbers of the connection attempts from the next attempt to attempt
+        `until` (exclusive).
         """
         return [number_of(self.first_number, self.key, n) for n in range(self.attempt, until)]
 
@@ -184,7 +185,7 @@ class BulkListener:
                 self._awaken()
 
     def stop(self) -> None:
-        """Stop accepting bulk connections, and end every handshake."""
+        """Stop accepting bulk connections, and end all handshakes of bulk connections."""
         with self._lock:
             self._stopped = True
             thread, wake, self._wake = self._thread, self._wake, None
@@ -312,7 +313,9 @@ class BulkListener:
             if half.offer is not None and not half.offer.stream.lost:
                 reason = f"the handshake took longer than {HANDSHAKE_SECONDS:g} s"
                 logging.info(
-                    "client %s: its bulk connection failed: %s", half.offer.stream.peer, reason
+                    "the bulk connection (plain TCP for large messages) of client %s failed: %s",
+                    half.offer.stream.peer,
+                    reason,
                 )
             halves.end(half)
 
@@ -341,7 +344,9 @@ class BulkListener:
             halves.end(half)
             if half.offer is not None:
                 logging.info(
-                    "client %s: its bulk connection failed: %s", half.offer.stream.peer, error
+                    "the bulk connection (plain TCP for large messages) of client %s failed: %s",
+                    half.offer.stream.peer,
+                    error,
                 )
 
     @staticmethod
@@ -408,14 +413,16 @@ class _Halves:
         return half in self._all
 
     def add(self, half: _Half, address: str, now: float) -> None:
-        """Add a new connection; close another new connection if there are too many."""
+        """Add a new bulk connection; if too many have not sent an offer's number, close one of
+        them.
+        """
         self._all[half] = None
         self._selector.register(half.socket, selectors.EVENT_READ, half)
         for displaced in self._strangers.take(half, address, now, MOST_STRANGERS):
             self.end(displaced)
 
     def name(self, half: _Half, offer: _OpenOffer) -> None:
-        """Assign a connection to the offer whose number it sent; close the offer's previous
+        """Assign a bulk connection to the offer whose number it sent; close the offer's earlier
         connection.
         """
         self._strangers.leave(half)
@@ -424,12 +431,14 @@ class _Halves:
         half.offer, offer.connection = offer, half
 
     def watch(self, half: _Half) -> None:
-        """Watch the connection for writing while it has unsent bytes, else for reading."""
+        """Wait until the connection can be written if it has unsent bytes, else until it can be
+        read.
+        """
         event = selectors.EVENT_WRITE if half.unsent else selectors.EVENT_READ
         self._selector.modify(half.socket, event, half)
 
     def late(self, now: float) -> list[_Half]:
-        """Return the connections past their deadline, and connections whose gRPC stream has
+        """Return the bulk connections past their deadline, and those whose gRPC stream has
         ended.
         """
         return [
@@ -439,8 +448,8 @@ class _Halves:
         ]
 
     def release(self, half: _Half) -> None:
-        """Remove a connection from the listening thread's selector and tables; keep its socket
-        open.
+        """Remove a bulk connection from the selector and tables of the listening thread; keep its
+        socket open.
         """
         if half not in self._all:
             return

@@ -1,29 +1,36 @@
 """State machines that move a stream's messages from gRPC to its bulk connection.
 
 A client opens its bulk connection in a separate thread while the stream's messages are sent over
-gRPC, so heartbeats and requests are not delayed. A firewall that drops packets to the bulk port
-therefore costs the run only speed.
+gRPC, so heartbeats and requests are not delayed. A firewall that drops packets to the port for bulk
+connections costs the run only speed.
 
-    DIALLING --connected----> MOVED      The client sends Switch as its last message over gRPC.
-    DIALLING --turned away--> WAITING    The shard is overloaded, so the client tries again later.
-    WAITING  --due----------> DIALLING   The pause before the client's next attempt is over.
-    DIALLING --silent-------> WAITING    No answer: the client tries again, to rule out a flood.
-    DIALLING --unreachable--> STAYING    The process never tries this port again, as after a second
-                                         attempt without answer on this or a later stream.
-    DIALLING --distrusted---> STAYING    The process never tries this port again.
-    DIALLING --spent--------> STAYING    The last attempt failed; the next stream gets a new offer.
-    any      --ended--------> ENDED      The client's gRPC stream has ended.
+A client's stream changes its state `SwitchState` on these events:
+
+    DIALLING -> MOVED on `CONNECTED`: the client sends Switch as its last message over gRPC.
+    DIALLING -> WAITING on `TURNED_AWAY`: the shard is overloaded, so the client tries again later.
+    DIALLING -> WAITING on `SILENT`: the shard did not answer the client's first attempt, perhaps
+        because of a flood, so the client tries again later.
+    DIALLING -> STAYING on `UNREACHABLE`: the client's process never tries the shard's bulk port
+        again, because it is unreachable or did not answer a second attempt.
+    DIALLING -> STAYING on `DISTRUSTED`: the client's process never tries the shard's bulk port
+        again, because the peer did not prove that it is the shard.
+    DIALLING -> STAYING on `SPENT`: the client's last attempt failed; its next stream gets a new
+        offer.
+    WAITING -> DIALLING on `DUE`: the pause before the client's next attempt is over.
+    Any state -> ENDED on `ENDED`: the client's gRPC stream has ended.
 
 The shard's end of a gRPC stream never waits for a bulk connection. The shard holds the client's
 newest authenticated bulk connection until the client's Switch message arrives, which may never
 happen.
 
-    GRPC     --offered--> OFFERED    The shard has offered the client a bulk connection.
-    OFFERED  --attached-> ATTACHED   The client has proven its identity on a bulk connection.
-    ATTACHED --attached-> ATTACHED   The client has replaced its bulk connection by a newer one.
-    ATTACHED --switched-> MOVED      The client's Switch has arrived, and its later messages come
-                                     over the bulk connection.
-    any      --ended----> ENDED      The client's gRPC stream has ended.
+The shard changes the state `PathState` of its end of the stream on these events:
+
+    GRPC -> OFFERED on `OFFERED`: the shard has offered the client a bulk connection.
+    OFFERED -> ATTACHED on `ATTACHED`: the client has proven its identity on a bulk connection.
+    ATTACHED -> ATTACHED on `ATTACHED`: the client has replaced its bulk connection by a newer one.
+    ATTACHED -> MOVED on `SWITCHED`: the client's Switch has arrived, and its later messages come
+        over the bulk connection.
+    Any state -> ENDED on `ENDED`: the client's gRPC stream has ended.
 """
 
 from __future__ import annotations
@@ -88,7 +95,7 @@ class SwitchState(enum.Enum):
 
 
 class SwitchEvent(enum.Enum):
-    """Event that changes the `SwitchState` of a client's stream."""
+    """Event that changes the `SwitchState` of a client's gRPC stream."""
 
     CONNECTED = "connected"
     TURNED_AWAY = "turned away"
@@ -131,7 +138,7 @@ class ClientSwitch:
 
     Attributes:
         state: Current state of the client's stream on its move to a bulk connection.
-        attempt: Index of the running or next connection attempt, from 0.
+        attempt: Index of the running or next attempt to open a bulk connection, from 0.
     """
 
     def __init__(self) -> None:
@@ -140,7 +147,7 @@ class ClientSwitch:
         self._pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
 
     def on(self, event: SwitchEvent) -> None:
-        """Change the state of the client's stream by one event."""
+        """Change the `SwitchState` of the client's gRPC stream by one event."""
         if (self.state, event) not in SWITCH_TRANSITIONS:
             raise RuntimeError(
                 f"the event {event.name} is not allowed in state {self.state.name} of the switch "
@@ -324,7 +331,7 @@ class PathState(enum.Enum):
 
 
 class PathEvent(enum.Enum):
-    """Event that changes the `PathState` of a shard's stream."""
+    """Event that changes the `PathState` of a gRPC stream at the shard."""
 
     OFFERED = "offered"
     ATTACHED = "attached"
@@ -346,7 +353,8 @@ PATH_TRANSITIONS: dict[tuple[PathState, PathEvent], PathState] = {
 
 
 class ServerPath:
-    """State machine of the path of one stream's messages at the shard. Thread-safe.
+    """State machine of a shard that decides whether a stream's messages use gRPC or a bulk
+    connection. Thread-safe.
 
     An event of a stream that is not legal in the stream's current state is ignored. Two examples of
     events that are not legal: a client's bulk connection becomes ready just after its stream has

@@ -66,7 +66,7 @@ class TlsRecords:
             return bool(self._tls.pending() or self._in.pending)
 
     def handshake(self) -> bool:
-        """Continue the TLS handshake with the received bytes; return True if it is complete.
+        """Continue the TLS handshake with received bytes; return True if the handshake is complete.
 
         Raises:
             ssl.SSLError: The TLS handshake has failed.

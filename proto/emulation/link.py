@@ -1,7 +1,7 @@
 """Emulated links: a model of rate, delay and loss, and a sender that delays messages accordingly.
 
-One link model serves real streams as well as a simulation on a virtual clock. An emulated link is
-full duplex and needs one model for each direction.
+One link model serves real gRPC streams as well as a simulation on a virtual clock. An emulated link
+is full duplex and needs one model for each direction.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def bytes_per_second(mbps: float) -> float:
 
 
 def round_trip_seconds(link: Link) -> float:
-    """Return the seconds after which a lost TCP segment is sent again: at least 1 ms."""
+    """Return after how many seconds a lost TCP segment is sent again on a link: at least 0.001."""
     return max(2 * link.delay_ms / 1e3, _MIN_ROUND_TRIP_SECONDS)
 
 
@@ -66,9 +66,9 @@ class LinkModel:
     """Model of one direction of an emulated network link.
 
     Messages pass an emulated link one after the other at the link's rate and arrive one delay
-    later, in order. A lost segment of a message is sent again one round trip (at least 1 ms) later.
-    The retransmission of a lost segment uses the link's rate again and delays the segment's message
-    and all later messages, but does not block the sender.
+    later, in order. On an emulated link, a lost TCP segment of a message is sent again one round
+    trip (at least 1 ms) later. The retransmission of a lost segment uses the link's rate again and
+    delays the segment's message and all later messages, but does not block the sender.
 
     Args:
         link: Rate (0: no limit), delay and loss probability of the emulated link.
@@ -126,9 +126,9 @@ class EmulatedSender:
 
         Args:
             num_bytes: Size of the message with framing, in bytes.
-            ready_at: Earliest time at which the message could have been sent, in seconds. Messages
-                with equal times pass the link back to back, although the caller sends each message
-                only after its emulated delay.
+            ready_at: Earliest time at which the message could have been sent over the emulated
+                link, in seconds. Messages with equal times pass the link back to back, although the
+                caller sends each message only after its emulated delay.
 
         Returns:
             Bytes on the wire, with retransmissions.

@@ -1,9 +1,10 @@
 """A model of one direction of an emulated link with classes of service.
 
-The model of the link has no threads and runs on the caller's clock. Urgent packets overtake other
-packets on the link, so the arrival time of a message is unknown when the message is sent. The
-caller therefore first puts messages on the emulated link and then advances the time. `PriorityLink`
-is the model of the link, and consists of `ClassQueue`, `Background` and `draw_fates`.
+The model of the emulated link has no threads and runs on the caller's clock. Urgent packets
+overtake other packets on the link, so the arrival time of a message is unknown when the message is
+sent. The caller of the link model first puts messages on the emulated link and then advances the
+link's time. `PriorityLink` is the model of the emulated link; it uses `ClassQueue`, `Background`
+and `draw_fates`.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class ClassQueue:
         return min(job.left, TURN_BYTES) if job.reliable and len(self.queue) > 1 else job.left
 
     def passed(self, job: Transmission, num_bytes: int) -> None:
-        """Count bytes of the current message or datagrams as passed over the link."""
+        """Count bytes of the message or datagrams on the link as passed over the link."""
         job.left -= num_bytes
         if not job.reliable:
             self.bounded_bytes -= num_bytes
@@ -144,7 +145,9 @@ class ClassQueue:
             self.counts.bytes_on_wire += num_bytes
 
     def finished(self, job: Transmission) -> None:
-        """Remove a message or datagrams that have passed the link; queue the next message."""
+        """Remove a message or datagrams that have passed the link; queue the next reliable
+        message.
+        """
         self.num_own -= job.own
         if job.reliable:
             self.has_message = bool(self.stream)
@@ -198,8 +201,8 @@ class Background:
             self._begun_at = self.next_at = now
 
     def skip(self, until: float) -> None:
-        """Let background bursts before the time `until` pass an idle link, except the last
-        burst.
+        """Skip bursts of background traffic on an idle link before the time `until`, except the
+        last.
         """
         if self._begun_at is None:
             return
@@ -209,7 +212,9 @@ class Background:
             self._go_to(number)
 
     def take(self) -> int:
-        """Return the size of the next background burst in bytes and advance `next_at`."""
+        """Return the size of the next burst of background traffic in bytes, and advance
+        `next_at`.
+        """
         self._go_to(self._number + 1)
         return self.turn_bytes
 
@@ -273,21 +278,22 @@ class PriorityLink:
 
     The emulated link serves the most urgent class that has packets, so that an urgent packet waits
     for at most one less urgent packet. Each class of service has a queue of ``link.queue_kb`` on
-    the emulated link. A datagram that does not fit into the queue is dropped. Messages of the
-    reliable stream wait outside the queue of their class. The queue of a class holds one reliable
-    message at a time. A reliable message moves to the end of its queue after each 64 KB if other
-    traffic waits. A lost segment of a message is sent again one round trip later and delays all
-    later messages, as in `LinkModel`. With messages of a single class only, the models
-    `PriorityLink` and `LinkModel` are equal. The emulated link loses, delays (by one link delay, at
-    least 10 ms) or duplicates datagrams with the link's probabilities. Background traffic arrives
-    at the emulated link at a constant rate and waits in the queue of its class, in order of
+    the emulated link. A datagram that does not fit into its class's queue on the emulated link is
+    dropped. Messages of the reliable gRPC stream wait outside the queue of their class of service.
+    The queue of a class of service holds one reliable message (of a gRPC stream) at a time. A
+    reliable message moves to the end of its queue after each 64 KB if other traffic waits. On an
+    emulated link, a lost TCP segment of a message is sent again one round trip later and delays all
+    later messages, as in `LinkModel`. With messages of a single class of service only,
+    `PriorityLink` and `LinkModel` compute equal times. The emulated link loses, delays (by one link
+    delay, at least 10 ms) or duplicates datagrams with given probabilities. Background traffic
+    arrives at the emulated link at a constant rate and waits in the queue of its class, in order of
     arrival.
 
     All random numbers of a message are drawn when the caller puts it on the emulated link, and
-    every event on the link has an exact time. The arrival times on the emulated link therefore do
-    not depend on how often `advance` is called. The methods of the link model take times in
-    seconds. If a caller passes a time before the time of its previous call, the link uses the
-    previous call's time.
+    every event on the link has an exact time. The arrival times on the emulated link do not depend
+    on how often `advance` is called. The methods of the link model take times in seconds. If a
+    caller passes a time before the time of its previous call, the link uses the previous call's
+    time.
 
     Args:
         link: Rate, delay, loss, queue size, background traffic and datagram probabilities.
@@ -339,13 +345,13 @@ class PriorityLink:
     # -- input ------------------------------------------------------------------------------
 
     def offer(self, now: float, priority: int, num_bytes: int, item: Any) -> None:
-        """Put a message of the reliable stream on the emulated link.
+        """Put a message of the reliable gRPC stream on the emulated link.
 
         Args:
             now: Current time on the caller's clock, in seconds.
             priority: Class of service, 0 (most urgent) to 7.
             num_bytes: Size of the message with framing, in bytes.
-            item: Any object; the message's `PacketArrival` contains it.
+            item: Any object, which the `PacketArrival` of the message contains.
         """
         self._background.begin(now)
         now = self._come_to(now)
@@ -364,7 +370,7 @@ class PriorityLink:
             priority: Class of service, 0 (most urgent) to 7.
             size: UDP payload of one datagram, in bytes.
             count: Number of datagrams to put on the link.
-            item: Any object; every `PacketArrival` of these datagrams contains it.
+            item: Any object, which every `PacketArrival` of the datagrams contains.
 
         Returns:
             Number of datagrams that fit into the queue, counted from the first one.
@@ -416,7 +422,7 @@ class PriorityLink:
     def next_event(self) -> float | None:
         """Return the time at which `advance` must be called next; None if no arrival is pending.
 
-        No message or datagram arrives before the returned time.
+        No message or datagram arrives before the time that `next_event` returns.
         """
         at = self._arrivals[0][0] if self._arrivals else math.inf
         current = self._current
@@ -445,8 +451,8 @@ class PriorityLink:
     # -- the passage of time --------------------------------------------------------------------
 
     def _come_to(self, until: float) -> float:
-        """Process all link events up to the time `until`; return the model's new time, in
-        seconds.
+        """Process all events on the emulated link up to the time `until`; return the link's new
+        time in seconds.
         """
         self._now = until = max(until, self._now)
         background = self._background
@@ -465,7 +471,7 @@ class PriorityLink:
         return until
 
     def _fitting(self, priority: int, unit: int, count: int, now: float) -> int:
-        """Return how many of `count` packets fit into the queue of a class."""
+        """Return how many of `count` packets fit into the queue of a class of service."""
         if math.isinf(self._queue_bytes):
             return count
         # bounded_bytes includes the datagrams that pass the link now, but the packets among them
@@ -497,8 +503,8 @@ class PriorityLink:
         self._serve(now)
 
     def _interrupt(self, job: Transmission, now: float) -> None:
-        """Put the current message back into its queue, unless the link already sends its last
-        packet.
+        """Interrupt a message on the link and queue it again, unless its last packet is being
+        sent.
         """
         num_bytes = self._begun_bytes(job, now)
         if num_bytes < self._turn_bytes:
@@ -507,7 +513,9 @@ class PriorityLink:
             self._current, self._free_at = None, self._started + num_bytes / self._rate
 
     def _serve(self, until: float) -> None:
-        """Send waiting traffic up to the time `until`, the most urgent class of service first."""
+        """Let waiting messages and datagrams pass the link up to the time `until`, the most urgent
+        first.
+        """
         while True:
             if self._current is not None:
                 if self._ends > until:

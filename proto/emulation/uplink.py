@@ -46,7 +46,7 @@ def class_of_channel(scheme: str, channel: int, channels: int) -> int:
 
 
 class RunningLink:
-    """A thread that runs a link model on the real clock. Thread-safe.
+    """A thread that runs the model of an emulated link on the real clock. Thread-safe.
 
     Args:
         model: Model of the emulated link (rate, delay, loss and queues).
@@ -72,7 +72,7 @@ class RunningLink:
             return self._model.counts
 
     def offer(self, priority: int, sizes: Sequence[int], ready_at: float) -> list[_Ticket]:
-        """Put messages of the reliable stream on the emulated link.
+        """Put messages of the reliable gRPC stream on the emulated link.
 
         Args:
             priority: Class of service, 0 (most urgent) to 7.
@@ -96,7 +96,7 @@ class RunningLink:
     def offer_datagrams(
         self, priority: int, size: int, count: int, deliver: Callable[[PacketArrival], None]
     ) -> None:
-        """Put datagrams of one size on the emulated link.
+        """Put a worker's datagrams, which all have one size, on the emulated link.
 
         Args:
             priority: Class of service, 0 (most urgent) to 7.
@@ -158,7 +158,9 @@ class RunningLink:
 
 
 class _Ticket:
-    """Event of the arrival, and number of wire bytes, of one message on the emulated link."""
+    """Event that is set when a message has passed the emulated link, and its number of wire
+    bytes.
+    """
 
     def __init__(self) -> None:
         self.arrived = threading.Event()
@@ -173,8 +175,8 @@ class PrioritySender(EmulatedSender):
     for the link's delay only once.
 
     Args:
-        link: Running emulated link that carries the streams.
-        priority: Class of service of all streams, 0 (most urgent) to 7.
+        link: Running emulated link that carries the worker's gRPC streams.
+        priority: Class of service of all gRPC streams of the worker, 0 (most urgent) to 7.
     """
 
     def __init__(self, link: RunningLink, priority: int) -> None:
@@ -191,8 +193,8 @@ class PrioritySender(EmulatedSender):
         return next(self.carry_all((num_bytes,), ready_at))
 
     def carry_all(self, sizes: Sequence[int], ready_at: float) -> Iterator[int]:
-        """Wait until messages have passed the link one after the other; yield each one's wire
-        bytes.
+        """Wait until messages have passed the link in sequence; yield the wire bytes of each
+        message.
         """
         for ticket in self._link.offer(self._priority, sizes, ready_at):
             ticket.arrived.wait()
@@ -230,7 +232,7 @@ class EmulatedSocket:
         """Put several datagrams of equal size on the emulated link.
 
         Args:
-            buffers: Bytes of all datagrams, one after the other.
+            buffers: Bytes of all datagrams to send, one datagram after the other.
             ancillary: One control message, UDP_SEGMENT, with the size of a datagram in bytes.
 
         Raises:
@@ -240,8 +242,8 @@ class EmulatedSocket:
         return self._offer(b"".join(buffers), *struct.unpack("=H", segment))
 
     def close(self) -> None:
-        """Close the real socket behind the emulated link. At the close, datagrams that are still on
-        the emulated link are lost.
+        """Close the real UDP socket behind the emulated link. At the close, datagrams that are
+        still on the emulated link are lost.
         """
         self._below.close()
 

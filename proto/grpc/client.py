@@ -62,12 +62,13 @@ class ClientStream:
     """The client's end of one gRPC stream to one shard, from `open` to `close`.
 
     A reader thread reads frames from the gRPC stream ahead, so that `receive` can time out without
-    ending the stream. The reader thread costs about 10 us in a round trip of 1 KB, which takes 200
-    us. After the stream has moved to its bulk (TCP) connection, the reader thread only waits for
-    the end of the gRPC call, and `receive` reads the bulk connection in the caller's thread.
+    ending the stream. The reader thread of a gRPC stream adds about 10 us to a round trip of 1 KB,
+    which takes 200 us. After the stream has moved to its bulk (TCP) connection, the reader thread
+    only waits for the end of the gRPC call, and `receive` reads the bulk connection in the caller's
+    thread.
 
     Attributes:
-        chunks: Adaptive size of the pieces in which a large payload is sent.
+        chunks: Adaptive size of the pieces in which the client sends a large payload.
         arrived_at: Monotonic time in seconds at which the last frame that `receive` returned had
             arrived.
 
@@ -164,7 +165,7 @@ class ClientStream:
 
     @property
     def ended(self) -> bool:
-        """True if the gRPC call has ended, so that no frame will arrive from the shard."""
+        """True if the stream's gRPC call has ended, so that no frame will arrive from the shard."""
         return self._reader is not None and not self._reader.is_alive()
 
     def open(self, timeout_seconds: float, given_up: Callable[[], bool] = lambda: False) -> None:
@@ -367,7 +368,7 @@ class ClientStream:
     def close(self, grace_seconds: float = _CLOSE_GRACE_SECONDS) -> None:
         """Send the queued frames, then end the stream; cancel the stream after the grace time.
 
-        A second call of `close` on a stream has no effect.
+        A second call of `close` on a gRPC stream has no effect.
         """
         self._end_moving()
         self._outgoing.put(None)
@@ -443,5 +444,5 @@ class ClientStream:
 
 
 def _within(deadline: float) -> float:
-    """Return the seconds to wait before the next poll of `given_up` and the deadline."""
+    """Return the seconds to wait before `given_up` and the deadline are checked again."""
     return min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic()))

@@ -1,9 +1,9 @@
-"""Names, options, byte counting, addresses and chunk sizes that both ends of a gRPC stream share.
+"""Functions for both ends of a gRPC stream: options, byte counts, addresses and chunk sizes.
 
-`ChunkPace` adapts the size of the messages in which a payload is sent to the link. gRPC delivers
-whole messages only, so the receiver sees no progress before a message is complete. On a link of 0.5
-Mbit/s a message of 1 MiB takes 17 s, and the receiver would declare its sender dead each time. On a
-fast link, small messages of a payload waste time.
+`ChunkPace` adapts the size of the messages in which a payload is sent to the link. The library gRPC
+delivers whole messages only, so the receiver sees no progress before a message is complete. On a
+link of 0.5 Mbit/s a message of 1 MiB takes 17 s, and the receiver would declare the sender dead
+during each such message. On a fast link, sending a payload in small messages wastes time.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def wire_bytes(num_bytes: int) -> int:
 def channel_options(keepalive_seconds: float, dscp: int | None = None) -> list[tuple[str, int]]:
     """Return the gRPC options for a channel or a server.
 
-    gRPC notices a silent peer after two keepalive times. gRPC's message limit is 64 KiB above
-    Thinwire's limit, so that Thinwire can reject a message that is slightly too large with a
-    reason.
+    The library gRPC detects a silent peer after two keepalive times. The message size limit of gRPC
+    is 64 KiB above Thinwire's limit, so that Thinwire can reject a message that is slightly too
+    large with a reason.
 
     Args:
         keepalive_seconds: gRPC keepalive time, in seconds.
@@ -108,7 +108,7 @@ def check_bind(
         address: Address at which the node will listen.
         insecure: True if the user passed --insecure.
         protection: Encryption and authentication of the listening node.
-        flag: Name of the flag that sets the address, for the error message.
+        flag: Name of the command-line flag that sets the address, for the error message.
 
     Raises:
         ConfigurationError: Other machines reach the address, and the node does not authenticate
@@ -157,9 +157,10 @@ _IN_A_ROW = 8
 class ChunkPace:
     """Adaptive size of the pieces of a large payload; only the sending thread may call its methods.
 
-    The size of payload pieces doubles while the network accepts pieces fast. After a slow payload
-    piece, the piece size falls to the number of bytes that pass within the target time. The size of
-    payload pieces starts small, because the speed of a new connection is unknown.
+    The size of payload pieces doubles while the network accepts pieces fast. After a payload piece
+    that the network accepts slowly, the piece size falls to the number of bytes that it accepts
+    within the target time. The size of payload pieces starts small, because the speed of a new
+    connection is unknown.
 
     Attributes:
         num_bytes: Size of the next payload piece, in bytes.

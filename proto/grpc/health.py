@@ -91,15 +91,15 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ha
     def Check(  # noqa: N802 - the name in grpc.health.v1
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
-        """Return the health of the requested service."""
+        """Return the health (SERVING or not) of the gRPC service that a client names."""
         self._check_name(request, context)
         return _Response(status=self._status)
 
     def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
     ) -> Iterator[health_pb2.HealthCheckResponse]:
-        """Yield a service's health now and at each change; reject a client beyond the watcher
-        limit.
+        """Yield a service's health now and at each change; reject a client if 4 clients already
+        watch.
         """
         self._check_name(request, context)
         if not self._free_watchers.acquire(blocking=False):

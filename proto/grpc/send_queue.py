@@ -1,9 +1,9 @@
-"""Bounded send queue of one stream, so that a client that does not read costs limited memory.
+"""Bounded send queue of a gRPC stream, so that a client that does not read costs limited memory.
 
 Three kinds of messages wait in a client's send queue: control messages, reports and replies. The
 send queue counts the bytes of control messages; its caller disconnects a client that leaves more
-than `MOST_CONTROL_BYTES` unread. A client may miss reports: if more than `MOST_REPORT_BYTES` of
-reports wait, the send queue drops the oldest reports. The sending thread builds a reply just before
+than `MOST_CONTROL_BYTES` unread. A client may miss status reports: if more than `MOST_REPORT_BYTES`
+of them wait, the send queue drops the oldest reports. The sending thread builds a reply just before
 it sends the reply, so the number of queued replies is bounded (`num_waiting`).
 """
 
@@ -50,7 +50,9 @@ class SendQueue:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of queued control messages and reports; replies that are not built count as 0."""
+        """Bytes of queued control messages and status reports, without the replies, which are not
+        built yet.
+        """
         return self._report_bytes + self._control_bytes
 
     def put(self, frames: Frames, counted: bool) -> bool:
@@ -87,12 +89,12 @@ class SendQueue:
         return num_dropped
 
     def end(self) -> None:
-        """Make the sending thread end after the messages queued so far."""
+        """Make the thread that sends to a client end after the messages queued so far."""
         self._queue.put((None, -1))
 
     def get(self) -> QueuedFrames | None:
-        """Wait for the client's next frames to send; return None at the end of the stream. Only the
-        sending thread may call `get`.
+        """Wait for frames to send to the client and return them; return None at the end of the
+        stream. Only the sending thread may call `get`.
         """
         while True:
             queued, size = self._queue.get()

@@ -2,7 +2,7 @@
 
 `serve` starts the server, which admits streams through a `ConnectionGuard` and also serves
 grpc.health.v1. The server has one reader thread and one sending thread for each stream. The threads
-of a stream are daemon threads, which end with the process (`DaemonThreads`).
+that read and send on a stream are daemon threads, which end with the process (`DaemonThreads`).
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ class ServerStream:
         self._context.cancel()  # type: ignore[no-untyped-call]  # without annotations in grpc's stubs
 
     def send_report(self, message: bytes) -> int:
-        """Queue a report to the client, which may miss reports; never blocks.
+        """Queue a status report to the client, which may miss some reports; the method never
+        blocks.
 
         Returns:
             Number of older reports that were dropped, because the client does not read them.
@@ -212,14 +213,19 @@ class ServerStream:
             self._listener.withdraw(self)
 
     def responses(self) -> Iterator[bytes]:
-        """Yield frames for gRPC; after the switch, send frames over the bulk connection instead.
+        """Yield frames for gRPC until the client's Switch; then send frames over the bulk
+        connection.
 
         Only the server's sending thread may call `responses`.
         """
         try:
             yield from self._responses()
         except OSError as error:
-            logging.info("client %s: its bulk connection ended: %s", self.peer, error)
+            logging.info(
+                "the bulk connection (plain TCP for large messages) of client %s ended: %s",
+                self.peer,
+                error,
+            )
         finally:
             bulk = self._path.connection
             if bulk is not None and self._path.state is PathState.MOVED:
@@ -289,7 +295,7 @@ class PortInUse(ConfigurationError):
 
 
 class GrpcServer:
-    """A listening gRPC server; created by `serve`.
+    """A listening gRPC server, which the function `serve` has started.
 
     Attributes:
         port: TCP port at which the server listens.
@@ -345,7 +351,7 @@ class _CallFinder(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at r
 
 
 class _SessionHandler:
-    """Runs the handler of each client stream that the connection guard admits."""
+    """Runs the server's handler for each client stream that the connection guard admits."""
 
     def __init__(
         self,

@@ -86,9 +86,7 @@ class RequestRejected(Exception):
 
 
 class OfferAccepted(RequestRejected):
-    """The shard has accepted this worker's offer (its script's model) and expects a new Hello
-    message.
-    """
+    """Raised when a shard has accepted the model that a worker offers and expects a new Hello."""
 
 
 #: Function that returns the document and the payload (byte buffers in order) of an offered model.
@@ -114,8 +112,8 @@ def rhythm(lease_seconds: float = 0.0) -> RtoEstimator:
     """Return an estimator of the time for which a live shard may send nothing.
 
     The timeout for a silent shard is at least two heartbeat intervals and 2 s, and at most the
-    longer of 10 s and three leases. Between its bounds, the timeout for a silent shard follows the
-    intervals between arrived messages.
+    longer of 10 s and three leases. Between its bounds, the timeout for a silent shard is estimated
+    from the intervals between the shard's messages.
 
     Args:
         lease_seconds: Lease of the run, in seconds; 0 if it is not known yet.
@@ -136,12 +134,12 @@ class ClientSession:
 
     Attributes:
         address: Network address ``host:port`` of the shard.
-        arrivals: Estimator of the timeout after which a silent shard counts as lost.
+        arrivals: Estimator of the timeout in seconds after which a silent shard counts as lost.
 
     Args:
         address: Network address ``host:port`` of the shard.
-        hello: Hello message, the first message of the session, which adds its proof and its wish
-            for a bulk connection.
+        hello: Hello message, the first message of the session, which adds the client's proof and
+            its request for a bulk connection.
         max_payload_bytes: Maximum payload of a reply, in bytes. A larger reply is rejected before
             memory is allocated.
         link: The worker's emulated uplink; None to send frames without an emulated link.
@@ -259,7 +257,7 @@ class ClientSession:
 
         Args:
             leader: ``host:port`` of shard 0.
-            given_up: Function that returns True if the caller no longer wants the address.
+            given_up: Function that returns True if the caller no longer needs the shard's address.
         """
         own_hello = self._hello
         hello = pb.Hello(
@@ -286,7 +284,7 @@ class ClientSession:
         return self._hello.shard
 
     def _answer(self, given_up: Callable[[], bool]) -> pb.ToClient:
-        """Return the next message of a shard that has not sent a Welcome yet.
+        """Return the shard's next message, which may be the Welcome or a refusal of the Hello.
 
         Raises:
             StreamLost: The stream ended, a frame is malformed, the shard sent nothing for 30 s, or
@@ -316,11 +314,15 @@ class ClientSession:
         self._stream.send(parts, counted=False)
 
     def send_control(self, message: pb.ToServer, counted: bool = False) -> None:
-        """Queue a message without payload; if `counted`, its bytes count as training traffic."""
+        """Queue a message without payload to the shard; if `counted`, count its bytes as training
+        traffic.
+        """
         self._stream.send((frame(message),), counted)
 
     def send(self, message: pb.ToServer, pieces: Sequence[BytesLike]) -> None:
-        """Queue a push with its payload; the payload's `pieces` must not change until the reply."""
+        """Queue a push with its payload; the payload's `pieces` must not change before the shard
+        replies.
+        """
         self._stream.send(frames(message, pieces, self._chunk_bytes))
 
     def receive(self, progress_seconds: float) -> tuple[pb.ToClient, memoryview]:
@@ -395,7 +397,8 @@ class ClientSession:
                 return complete
 
     def _feed_frame(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
-        """Receive one frame; return the completed message, or None if parts of it are missing.
+        """Receive one frame; return the completed message, or None if parts of the message are
+        missing.
 
         Raises:
             NoProgress: No byte arrived from the shard within the time limit.
@@ -417,14 +420,14 @@ class ClientSession:
 
 
 class Dialler:
-    """Opens sessions one after another with the same shard.
+    """Opens a client's sessions with one shard, one session after another.
 
     Args:
         name: Name of the shard, for log lines and errors.
         make: Function that returns a new session with the shard, which is not open yet.
         closing: Event that is set when the client must stop.
-        transient: Rejection reasons after which the client sends a Hello again. A rejection with a
-            retry time also leads to another Hello.
+        transient: Rejection reasons after which the client sends a Hello again. After a rejection
+            with a retry time, the client always sends a Hello again.
         leader: ``host:port`` of shard 0, which knows the present addresses of restarted shards;
             empty if the address of shard 0 is not known.
     """

@@ -81,7 +81,7 @@ def holders(hosts: Sequence[str], num_shards: int, num_workers: int) -> list[Cer
     """Return the nodes of a run, which all need a certificate.
 
     Args:
-        hosts: Host names and addresses of the machines with a PS.
+        hosts: Host names and addresses of the machines on which a parameter server (PS) runs.
         num_shards: Number of PS shards of the run.
         num_workers: Number of workers of the run.
     """

@@ -36,13 +36,13 @@ class GuardedStream(Protocol):
     peer: str
 
     def close(self) -> None:
-        """End the stream of the client."""
+        """End the gRPC stream of the client."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits on the client streams of a listening node, far above the use of honest clients. The
-    node ends or rejects client streams beyond the limits.
+    """Limits on the client streams of a listening node, far above what honest clients need. A
+    listening node ends or rejects client streams that exceed its limits.
     """
 
     #: Longest time in seconds from the opening of a stream to the client's Hello, which clients
@@ -147,7 +147,7 @@ class ConnectionGuard:
         return limits.streams + limits.waiting_streams + limits.waiting_strangers
 
     def known_peers(self) -> set[str]:
-        """Return the client addresses of all admitted streams, except of clients without the
+        """Return the addresses of all clients with an admitted stream, except clients without the
         token.
         """
         with self._lock:
@@ -173,7 +173,8 @@ class ConnectionGuard:
     def admit(self, stream: GuardedStream) -> str | None:
         """Let a stream wait for its client's Hello; return the reason if it is rejected, else None.
 
-        If too many streams wait for their Hello, the guard closes another waiting stream.
+        If too many client streams wait for their Hello message, `admit` closes another waiting
+        stream.
         """
         limits, address = self.limits, address_of_peer(stream.peer)
         is_known = not self.credentials.token or stream.evidence.shows_token
@@ -228,7 +229,9 @@ class ConnectionGuard:
             stream.close()
 
     def _full(self, address: str) -> tuple[str, str] | None:
-        """Return the refusal (reason, text) of a new stream from an address; None if accepted."""
+        """Return why a new stream from an address is refused, as (reason, text); None if
+        accepted.
+        """
         most, most_of_one = self.limits.streams, self.limits.streams_per_address
         if most is not None and len(self._inside) >= most:
             return "no_room", f"all {most} streams of this node are taken"
@@ -242,7 +245,8 @@ class ConnectionGuard:
     ) -> tuple[pb.Reason, str] | None:
         """Authenticate the client of a stream; record and return a refusal, or return None.
 
-        The docstring of `credentials.check_client` describes the arguments and the result.
+        The docstring of `credentials.check_client` describes the arguments and the result of
+        `authenticate`.
         """
         credentials = self.credentials
         if not (credentials.authority or credentials.token):

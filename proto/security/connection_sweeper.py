@@ -1,11 +1,12 @@
 """Limits the TCP connections of a listening node, so that descriptors remain for its files.
 
-gRPC keeps a connection open for seconds before its HTTP/2 handshake ends and for more seconds
-without a stream. gRPC's own connection limit rejects the newest connection, so strangers could lock
-out workers. The sweeper instead closes pending connections (connections without an accepted stream)
-when there are many. The sweeper first closes the oldest pending connections of the address that has
-the most (`thinwire.proto.security.fair_places`). The sweeper finds the connections in the list of
-the process's descriptors, /dev/fd.
+The library gRPC keeps a TCP connection open for seconds before the HTTP/2 handshake ends, and for
+more seconds without a stream. The connection limit of gRPC itself rejects the newest connection, so
+unknown clients could lock out workers. `ConnectionSweeper` closes pending TCP connections (without
+an accepted stream) when there are many. `ConnectionSweeper` first closes the oldest pending
+connections of the client address with the most pending connections
+(`thinwire.proto.security.fair_places`). `ConnectionSweeper` finds the process's TCP connections in
+the list of its descriptors, /dev/fd.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def most_connections(streams: int | None) -> int:
 
 
 class ConnectionSweeper:
-    """A thread that closes excess connections without a stream, and streams without a timely Hello.
+    """A thread that closes excess TCP connections without a stream, and streams without a timely
+    Hello.
 
     Attributes:
         port: TCP port whose connections the sweeper limits.

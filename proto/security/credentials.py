@@ -85,8 +85,9 @@ def part_of(hello: pb.Hello) -> str:
 def server_name_of_worker(worker: int) -> str:
     """Return the server name in a worker's certificate, which replaces the host name.
 
-    Peers check the server name in a worker's certificate on every host, so a worker can move.
-    Without a host name in the certificate, a worker cannot pretend to be the PS of that host.
+    Peers check the server name in a worker's certificate instead of its host name, so a worker may
+    move to another host. Because a worker's certificate contains no host name, a worker cannot
+    pretend to be the PS on a host.
     """
     return f"worker-{worker}.thinwire.internal"
 
@@ -193,7 +194,9 @@ def server_proof(token: bytes, client_nonce: bytes, server_nonce: bytes) -> byte
 
 
 def client_pass(token: bytes, client_nonce: bytes) -> bytes:
-    """Return the value by which a client shows that it has the token when it opens a stream."""
+    """Return a value that shows, when a client opens a stream, that the client has the run's
+    token.
+    """
     return _mac(token, "opening", client_nonce, b"", ())
 
 
@@ -239,7 +242,7 @@ class PeerEvidence:
         server_nonce: Random number that the server sent for the proofs; empty if no token is in
             use.
         shows_token: True if the client's metadata show that it has the token. An eavesdropper can
-            copy the metadata, so True only permits the client to wait for admission.
+            copy the client's metadata, so with True the client may only wait for admission.
     """
 
     parts: tuple[str, ...] = ()
@@ -289,7 +292,7 @@ def check_client(
     proof: bytes,
     claims: Sequence[str],
 ) -> tuple[pb.Reason, str] | None:
-    """Check that a client has the role and id in the run that it claims.
+    """Check that a client really has the role and id in the run that its Hello claims.
 
     Args:
         evidence: Evidence about the client from its stream: certificate names, random numbers,
@@ -355,7 +358,7 @@ class CredentialFiles:
     Attributes:
         certificate: Path of the node's certificate (--tls_cert).
         key: Path of the certificate's private key (--tls_key).
-        authority: Path of the certificate authority's certificate (--tls_ca).
+        authority: Path of the certificate of the run's certificate authority (--tls_ca).
         token: Path of the run's token (--token_file).
     """
 
@@ -380,8 +383,8 @@ def read(
             connects to servers.
 
     Raises:
-        ConfigurationError: A credential file is missing, unreadable or unusable, or a flag is given
-            without another flag that it needs.
+        ConfigurationError: A credential file is missing, unreadable or unusable, or a flag of a
+            credential file is given without another flag that it needs.
     """
     _check_together(files, serves)
     credentials = Credentials(
@@ -459,7 +462,7 @@ def _check_pem(content: bytes, where: str, kind: str) -> None:
         kind: Name of the expected PEM object, CERTIFICATE or PRIVATE KEY.
 
     Raises:
-        ConfigurationError: The credential file does not hold the expected object.
+        ConfigurationError: The credential file does not hold the expected certificate or key.
     """
     if b"-----BEGIN" not in content or f"{kind}-----".encode() not in content:
         raise ConfigurationError(
@@ -490,7 +493,7 @@ def _token(path: str | None, in_environment: str) -> bytes:
 def _check_certificate(
     files: CredentialFiles, found: Credentials, part: str | None, serves: bool
 ) -> None:
-    """Run a TLS handshake within this process, to find an unusable certificate before the run.
+    """Run a TLS handshake within this process, to detect an unusable certificate before the run.
 
     Raises:
         ConfigurationError: The key does not belong to the certificate, or the certificate is

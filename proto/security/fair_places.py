@@ -15,13 +15,13 @@ _NETWORK_BITS = 64
 
 
 class FairPlaces(Generic[Holder]):
-    """A bounded set of places for clients, in order of their arrival; not thread-safe.
+    """A bounded set of clients, in order of their arrival; not thread-safe.
 
-    A new client always gets a place in the bounded set. If all places are taken, the oldest client
-    of the address with the most clients loses its place. If several addresses have the most
-    clients, an old client of the new client's address loses its place. A few addresses with many
-    clients thus cannot lock out another address, and a client that holds its place only briefly
-    seldom loses the place.
+    A new client is always added to the bounded set of clients. If the set of clients is full, the
+    oldest client of the address with the most clients is removed. If several addresses have the
+    most clients in a full set, an old client with the new client's address is removed. In a bounded
+    set of clients, a few addresses with many clients cannot lock out another address, and a client
+    that stays in the set only briefly is seldom removed.
     """
 
     def __init__(self) -> None:
@@ -32,32 +32,34 @@ class FairPlaces(Generic[Holder]):
         return len(self._places)
 
     def holders(self) -> list[Holder]:
-        """Return all clients that hold a place, oldest first."""
+        """Return all clients in the bounded set, oldest first."""
         return list(self._places)
 
     def take(self, holder: Holder, address: str, now: float, most: int) -> list[Holder]:
-        """Give a new client a place; return the clients that lose their places.
+        """Add a new client to the bounded set; return the clients that are removed for it.
 
         Args:
-            holder: The new client, which gets a place.
+            holder: The new client, which is added to the bounded set.
             address: Address of the client, as `address_of` returns it.
             now: Current time of the caller's clock, in seconds.
-            most: Maximum number of clients that hold a place.
+            most: Maximum number of clients in the bounded set.
         """
         self._places[holder] = address, now
         return self.shrink(most, address)
 
     def leave(self, holder: Holder) -> bool:
-        """Free a client's place; return False if the client had no place."""
+        """Remove a client from the bounded set; return False if the set does not contain the
+        client.
+        """
         return self._places.pop(holder, None) is not None
 
     def shrink(self, most: int, newest: str = "") -> list[Holder]:
-        """Remove clients until at most ``most`` hold places; return the removed clients.
+        """Remove clients until at most ``most`` clients are in the set; return the removed clients.
 
         Args:
-            most: Maximum number of clients that hold a place.
+            most: Maximum number of clients in the bounded set.
             newest: Address of a new client; among addresses with equally many clients, a client of
-                this address loses its place.
+                the new client's address is removed.
         """
         counts = collections.Counter(address for address, _ in self._places.values())
         lost: list[Holder] = []
@@ -71,9 +73,7 @@ class FairPlaces(Generic[Holder]):
         return lost
 
     def overdue(self, since: float) -> list[Holder]:
-        """Remove and return all clients that have held a place since the time ``since`` or
-        longer.
-        """
+        """Remove and return all clients that were added at the time ``since`` or earlier."""
         late = [holder for holder, (_, came_at) in self._places.items() if came_at <= since]
         for holder in late:
             self.leave(holder)

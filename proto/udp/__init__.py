@@ -4,7 +4,8 @@ The worker's end of the datagram path (`connect`, `UdpSender`) sends batches of 
 The shard's end of the datagram path (`UdpReceiver`) delivers buffers of received datagrams; the
 network may lose some datagrams. `thinwire.ops.routing` defines the format, order and meaning of a
 datagram. The module `sockets` sets UDP socket options and the class of service. The module
-`packet_filter` makes the Linux kernel drop foreign datagrams before they fill a receive buffer.
+`packet_filter` makes the Linux kernel drop datagrams of unknown senders before they fill a receive
+buffer.
 """
 
 from thinwire.proto.udp.connect import connect, pacing

@@ -1,8 +1,8 @@
 """A filter that the Linux kernel runs on each UDP datagram before the datagram reaches a socket.
 
-A datagram that the filter drops neither fills the receive buffer nor wakes a thread, so a flood of
-foreign datagrams costs the receiver little. The datagram filter is a classic BPF program on this
-process's socket, which needs no privileges.
+A datagram that the kernel's filter drops neither fills the receive buffer nor wakes a thread, so a
+flood of datagrams from unknown senders costs the receiver little. The datagram filter is a classic
+BPF program on this process's socket, which needs no privileges.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _Instruction = tuple[int, int, int, int]
 
 
 def program(start: bytes, offset: int, numbers: Collection[bytes]) -> list[_Instruction]:
-    """Return a BPF program that keeps datagrams with the bytes ``start`` and one of ``numbers``.
+    """Return a BPF program that accepts only datagrams with the bytes ``start`` and one of
+    ``numbers``.
 
     Args:
         start: First 4 bytes of a valid datagram.
         offset: Offset of the session id in a datagram, in bytes.
-        numbers: Valid numbers (session ids) of 8 bytes each.
+        numbers: Valid session ids of datagrams, of 8 bytes each.
     """
     instructions = [
         (_LOAD_WORD, 0, 0, _UDP_HEADER_BYTES),

@@ -57,7 +57,9 @@ class DatagramRun:
         return self._buffer[: self._fill]
 
     def fits(self, length: int, size: int) -> bool:
-        """Return True if this buffer can take ``length`` bytes of datagrams of ``size`` bytes."""
+        """Return True if the buffer has space for ``length`` bytes of datagrams of ``size`` bytes
+        each.
+        """
         if not self._fill:
             return True
         if self._fill % self.size:  # the buffer of datagrams ends with a shorter datagram
@@ -117,8 +119,8 @@ class DatagramOwner(Protocol):
         """Return the time on the receiver's clock at which `tick` must be called; None: never."""
 
     def tick(self, now: float) -> None:
-        """Do the owner's work that is due at the time ``now``, so that `next_deadline` becomes
-        later.
+        """Do the work of the datagrams' owner that is due at the time ``now``, so that
+        `next_deadline` becomes later.
         """
 
 
@@ -131,7 +133,8 @@ class ReceiverCounts:
         num_bytes: Bytes of the received datagrams, without IP and UDP headers.
         num_empty: Number of datagrams of 0 bytes, which are not delivered.
         taken: Number of received datagrams that the owner (the shard) accepted.
-        rests: Number of pauses in reading the channel that rejected datagrams caused.
+        rests: Number of times that the receiver paused reading the channel because of rejected
+            datagrams.
         kernel_drops: Number of packets that the kernel's filter or a full buffer dropped; None if
             the system does not report the number. A packet may hold several joined datagrams.
     """
@@ -158,22 +161,22 @@ class _Channel:
 class UdpReceiver:
     """Receives datagrams on one socket per channel, in a thread that also runs the owner's timer.
 
-    In each round, the receiver reads the channels with waiting datagrams in the order of their
-    importance, each for at most about 192 KiB or 64 receive calls. After each round of reading, the
-    owner's timer runs. Because a round reads a limited amount, no datagram channel starves another
-    channel.
+    In each round, the receiver reads the UDP channels with waiting datagrams in the order of their
+    importance, at most about 192 KiB or 64 receive calls from each channel. After each round of
+    reading the UDP channels, the timer of the datagrams' owner runs. Because a round reads a
+    limited amount, no datagram channel starves another channel.
 
-    After 32 rounds with fewer than 16 datagrams in a short time, the receiving thread pauses 1 ms
-    after each such round, so that more datagrams collect. The pause after small rounds delays
-    datagrams and the owner's timer by 1 ms.
+    After 32 rounds of reading with fewer than 16 datagrams each in a short time, the receiving
+    thread pauses 1 ms after each small round, so that more datagrams collect. The receiving
+    thread's pause after small rounds delays datagrams and the owner's timer by 1 ms.
 
-    **Floods.** The receiving thread charges the processor time that it spends on rejected datagrams
-    to the datagrams' channel. When a channel has used up its budget of processor time, the thread
-    does not read the channel's socket until the budget recovers. While a channel's socket is not
-    read, the kernel fills the socket's buffer and drops further datagrams. All datagram channels
-    together may spend 0.2 of a core on rejected datagrams, and each channel has an equal share of
-    that budget. A channel without recent floods may spend 2 ms on rejected datagrams without a
-    pause, and exceeds its budget by one round at most. The processor time for accepted datagrams is
+    The receiving thread charges the processor time that it spends on rejected datagrams to the
+    datagrams' channel. When a channel has used up its budget of processor time, the thread does not
+    read the channel's socket until the budget recovers. While a channel's socket is not read, the
+    kernel fills the socket's buffer and drops further datagrams. All datagram channels together may
+    spend 0.2 of a core on rejected datagrams, and each channel has an equal share of that budget. A
+    datagram channel without recent floods may spend 2 ms on rejected datagrams without a pause, and
+    exceeds its budget by one round of reading at most. The processor time for accepted datagrams is
     not charged to a channel's budget.
 
     The constructor of `UdpReceiver` binds the sockets, and `start` begins to read them.
@@ -184,7 +187,8 @@ class UdpReceiver:
     Args:
         address: Address to listen on: IPv4, IPv6 or a host name.
         num_channels: Number of UDP datagram channels, 1..7.
-        owner: Handler of the received datagrams and of the timer.
+        owner: Object that handles the received datagrams, and whose timer the receiving thread
+            runs.
         joining: True to let the kernel join datagrams of one size into one buffer, if it can.
         clock: Function that returns a monotonic time, in seconds.
         cpu_clock: Function that returns the processor time of the calling thread, in seconds.
@@ -234,7 +238,7 @@ class UdpReceiver:
         return tuple(channel.socket.getsockname()[1] for channel in self._channels)
 
     def start(self) -> None:
-        """Start the receiving thread; call this once."""
+        """Start the thread that receives datagrams; call `start` once."""
         self._thread.start()
 
     def admit(self, start: bytes, offset: int, numbers: Collection[bytes]) -> bool:
@@ -257,14 +261,14 @@ class UdpReceiver:
         return all([packet_filter.attach(channel.socket, program) for channel in self._channels])
 
     def wake(self) -> None:
-        """Make the receiving thread read the owner's deadline again; thread-safe."""
+        """Make the receiving thread check the deadline of the datagrams' owner again;
+        thread-safe.
+        """
         with contextlib.suppress(OSError):  # the wake-up pipe holds unread bytes, or is closed
             self._wake_sender.send(b"!")
 
     def counts(self) -> tuple[ReceiverCounts, ...]:
-        """Return a copy of the counters of all channels, channel 1 first; after `close` the final
-        ones.
-        """
+        """Return a copy of all channels' datagram counters, channel 1 first, even after `close`."""
         for channel in self._channels:
             if channel.socket.fileno() >= 0:
                 channel.counts.kernel_drops = udp_sockets.num_dropped(channel.socket)
@@ -361,8 +365,8 @@ class UdpReceiver:
             )
 
     def _receive(self, receiver: socket.socket) -> tuple[int, int]:
-        """Receive into the buffer's free space; return the total length and each datagram's
-        size.
+        """Receive datagrams into the buffer's free space; return their total length and the size of
+        each.
         """
         if not self._joining:
             length = receiver.recv_into(self._run.free_space)

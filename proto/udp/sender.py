@@ -31,8 +31,8 @@ MAX_SEND_BYTES = 65_535 - 48
 
 @dataclasses.dataclass
 class QueuedBatch:
-    """A batch of datagrams in the sender's queue. The first datagrams of a queued batch may already
-    be sent.
+    """A batch of datagrams in the queue of a worker's datagram sender. The first datagrams of a
+    queued batch may already be sent.
 
     Attributes:
         batch: Datagrams of one size and one channel.
@@ -184,7 +184,8 @@ class UdpSender:
     the rate by one burst of 1 ms at most, so that datagrams are never sent faster than the rate for
     more than about 5 ms.
 
-    The caller must not overwrite a batch's buffer before the batch is sent or dropped.
+    The caller must not overwrite the buffer of a batch of datagrams before the batch is sent or
+    dropped.
 
     Attributes:
         failure: Exception that ended the sending thread. None while the thread works.

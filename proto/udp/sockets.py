@@ -1,11 +1,11 @@
-"""UDP sockets with the options for datagrams; no option needs privileges.
+"""UDP sockets for a worker's datagrams, with socket options that need no privileges.
 
 Some options of UDP sockets exist only on Linux. On systems other than Linux, datagrams are sent one
 by one, without a priority in the local queue, and IP may fragment the datagrams.
 
 The function `tos` returns the class of service that a channel's packets request from the network,
-and `queue_priority` returns their priority in the local queue. Channel 0 is the reliable stream,
-and channel 1 is the most important datagram channel.
+and `queue_priority` returns their priority in the local queue. Channel 0 is the reliable gRPC
+stream, and channel 1 is the most important UDP datagram channel.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ _NUM_QUEUE_PRIORITIES = 3
 def tos(scheme: str, channel: int, channels: int) -> int | None:
     """Return the TOS byte (IPv6: traffic class) of a channel's packets.
 
-    - ``cs``: the stream gets class CS ``channels``, and channel i gets CS ``channels - i``, so that
-      the last channel is best effort.
-    - ``compact``: the stream gets CS5, and channel i gets CS ``max(0, 5 - ceil(5 i / channels))``.
-      The scheme ``compact`` avoids the classes of network control.
-    - ``off``: the result is None, and packets are not marked.
+    With the scheme ``cs``, the gRPC stream gets class CS ``channels``, and UDP channel i gets CS
+    ``channels - i``, so that the last channel is best effort (CS0).
+
+    With the scheme ``compact``, the gRPC stream gets CS5, and UDP channel i gets
+    CS ``max(0, 5 - ceil(5 i / channels))``. The scheme ``compact`` avoids the classes of network
+    control.
+
+    With the scheme ``off``, `tos` returns None, and packets are not marked.
 
     Args:
         scheme: Scheme that marks packets with classes of service, one of `SCHEMES`.
@@ -85,8 +88,9 @@ def queue_priority(channel: int, channels: int) -> int:
 
     Linux maps every class of service to priority 0, so classes of service alone reorder nothing on
     the sending host. The default queues of Linux (pfifo_fast, prio) send priority 0, which the
-    reliable stream has, before priorities 1, 2 and 3. Only queues that sort by number distinguish
-    the priorities 1, 2 and 3. A process needs no privileges to set these queue priorities.
+    reliable stream has, before priorities 1, 2 and 3. Only queues of Linux that sort packets by
+    priority number distinguish the priorities 1, 2 and 3. A process needs no privileges to set the
+    queue priorities 1, 2 and 3.
     """
     return _NUM_QUEUE_PRIORITIES - _NUM_QUEUE_PRIORITIES * (channel - 1) // channels
 
@@ -202,7 +206,8 @@ def connect(host: str, ports: Sequence[int], scheme: str) -> list[socket.socket]
     """Return a connected non-blocking UDP socket for each channel, with class of service set and
     without fragmentation.
 
-    A socket option that the system rejects is not an error: one warning lists all rejected options.
+    A UDP socket option that the system rejects is not an error: one warning lists all rejected
+    options.
 
     Args:
         host: Host name or address of the shard.

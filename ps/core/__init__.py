@@ -1,9 +1,10 @@
 """The core of one parameter server shard: a sans-IO state machine, driven by events.
 
-`PsCore` (module `core`) owns the parts of the core and is the only class that knows all of them:
+`PsCore` (module `core`) is the only class of a shard's state machine that knows all its components:
 `MemberTable`, `RoundScheduler`, `RunLifecycle`, `Membership`, `UpdateGuard`, `Quarantine`,
 `RegroupPlanner`, `RegroupFollower`, `PacingService`, `ShardModel`, `Counters` and `WorkerAverages`.
-`PsCore` turns the values that the parts return into actions. The module `events` defines the
-core's inputs (events) and outputs (actions). The package `ps.core` imports none of its modules: the
-core needs numpy, and --help must not load numpy.
+`PsCore` turns the return values of the components of a shard's state machine into actions. The
+module `events` defines the inputs (events) and outputs (actions) of a shard's state machine. The
+package `ps.core` does not import its own modules, because they load numpy, which --help must not
+load.
 """

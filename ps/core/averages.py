@@ -1,8 +1,8 @@
 """Values that shard 0 averages over the workers in addition to the weights: one flat vector.
 
-The vector of values that shard 0 averages over the workers holds BatchNorm's moving statistics. The
-vector also holds the optimizer slots of the workers' local optimizers if the training method
-averages these slots.
+The flat vector that shard 0 averages over the workers holds BatchNorm's moving statistics. The flat
+vector that shard 0 averages holds optimizer slots, too, if the training method averages the slots
+of the workers' local optimizers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class WorkerAverages:
 
         Args:
             statistics: [m] float32 moving statistics (of BatchNorm layers). Replies to observers
-                contain them.
+                contain the statistics.
             num_slots: Number of optimizer slot values, which start at 0. Only replies to workers
-                contain these values.
+                contain the slot values.
         """
         self._num_statistics = len(statistics)
         self.size = len(statistics) + num_slots
@@ -55,7 +55,8 @@ class WorkerAverages:
         return self._mean[: self._num_statistics] if self._num_statistics else None
 
     def merge(self, sent: Sequence[Float32 | None], num_live: int) -> None:
-        """Merge the averaged values in the pushes of one release (a merged round) into the mean.
+        """Merge the moving statistics and slots in the pushes of one round into the mean over the
+        workers.
 
         The mean over the workers changes by mean += (pushes / live workers) * (mean of the pushed
         values - mean). If all live workers push together, the new mean is the plain mean of the
@@ -63,8 +64,8 @@ class WorkerAverages:
         mean, in which one push has the weight 1 / live workers.
 
         Args:
-            sent: Values [size] to average from each merged push, in order of worker id; None for a
-                push without values.
+            sent: Values [size] (moving statistics and slots) in each merged push, in order of
+                worker id; None for a push without such values.
             num_live: Number of live workers (workers with a valid lease) that share the mean.
         """
         vectors = [values for values in sent if values is not None]

@@ -10,15 +10,15 @@ from thinwire.ops.types import State
 class BatchClock:
     """Counts the script's batches that the updates of a phase (one of its models) have consumed.
 
-    A worker may consume a part of a batch. The batch clock counts integer parts of a batch:
-    nb_workers parts are one batch. Integers keep the count of batches exact over a long run, where
-    fractions would add up rounding errors.
+    A worker may consume only a part of a batch of the training script. The batch clock counts
+    integer parts of a batch: nb_workers parts are one batch. Integers keep the count of batches
+    exact over a long run, where fractions would add up rounding errors.
 
     Args:
         nb_workers: Number of workers in the run.
-        num_optimizers: Number of optimizers on the server, whose batches the clock counts
-            separately. 1 if the optimizers step on the workers: the learning rate schedules of all
-            optimizers then share one count.
+        num_optimizers: Number of optimizers on the server, whose batches the batch clock counts
+            separately. `num_optimizers` is 1 if the optimizers step on the workers, because one
+            count of batches then serves the learning rate schedules of all optimizers.
         first: For each optimizer of the training script, the number of batches that its learning
             rate schedule had counted before this phase (model); () if the run has no script.
     """
@@ -55,7 +55,9 @@ class BatchClock:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Restore the batch clock's saved counts, also if the number of workers has changed."""
+        """Restore the batch clock's saved counts, even if the run's number of workers has
+        changed.
+        """
         before = state["per_batch"]
         if len(state["first"]) == len(self._first):
             self._first = list(state["first"])

@@ -33,7 +33,7 @@ class GroupTotals:
 
 
 class GroupCounters:
-    """Totals of every worker group; the key lists the group's workers in the syntax of --groups."""
+    """Counters by worker group; a group's key lists its worker ids in the syntax of --groups."""
 
     def __init__(self) -> None:
         self._groups: dict[str, GroupTotals] = {}
@@ -64,7 +64,9 @@ class GroupCounters:
         return {group: _row(totals, brief) for group, totals in self._groups.items()}
 
     def to_plain(self) -> State:
-        """Return the totals of all worker groups as dicts and numbers, for a checkpoint."""
+        """Return the counts and waiting times of all worker groups as dicts and numbers, for a
+        checkpoint.
+        """
         return {
             group: {
                 "updates": totals.updates,
@@ -75,7 +77,7 @@ class GroupCounters:
         }
 
     def load_plain(self, state: State) -> None:
-        """Restore the worker groups' totals from the plain data that `to_plain` returned."""
+        """Restore the worker groups' counts and waiting times from the plain data of `to_plain`."""
         for group, row in state.items():
             counts = collections.Counter({int(y): count for y, count in row["staleness"].items()})
             self._groups[group] = GroupTotals(row["updates"], counts, row["wait_seconds"])
@@ -110,7 +112,7 @@ class WorkerTotals:
     refused: int = 0
 
     def to_plain(self) -> State:
-        """Return the worker's totals as a dict of numbers, for a checkpoint."""
+        """Return the sums over one worker's pushes as a dict of numbers, for a checkpoint."""
         return {
             "pushes": self.pushes,
             "samples": self.samples,
@@ -121,7 +123,7 @@ class WorkerTotals:
 
 
 class Counters:
-    """All counters of a PS shard; only the shard's core changes them."""
+    """All counters of a PS shard; only the shard's state machine changes them."""
 
     def __init__(self) -> None:
         self.staleness: collections.Counter[int] = collections.Counter()
@@ -134,8 +136,8 @@ class Counters:
         self._lost_before = 0
 
     def applied(self, push: events.Push, version: int, group: str) -> None:
-        """Count one push of a worker in `group`, merged into the update of `version` to `version` +
-        1.
+        """Count a push of a worker in `group` that was merged into the update of model version
+        `version`.
         """
         self.staleness[version - push.computed_at] += 1
         self.groups.of(group).staleness[staleness(version, push.computed_at)] += 1
@@ -157,17 +159,17 @@ class Counters:
         self.groups.of(group).wait_seconds += waited_seconds
 
     def worker(self, worker: int) -> WorkerTotals:
-        """Return one worker's totals; create the totals if the worker is new."""
+        """Return the sums over one worker's pushes; create sums of 0 if the worker is new."""
         return self.workers.setdefault(worker, WorkerTotals())
 
     def reject(self, reason: str, worker: int) -> None:
-        """Count a worker's push that was not applied to the model, by the reason of its refusal."""
+        """Count a worker's refused push, separately for each reason of refusal."""
         self.rejected[reason] += 1
         self.worker(worker).refused += 1
 
     def note_lost_updates(self, seen_version: int) -> None:
-        """Count the updates that a crash of the shard has undone; a worker still holds their
-        version.
+        """Count updates lost in a crash of the shard; some worker holds a version with these
+        updates.
         """
         # Several workers may hold weights from before the crash. The updates that these workers
         # have seen overlap, so the count of lost updates is a maximum over the workers and not a
@@ -176,14 +178,12 @@ class Counters:
         self.lost_updates = max(self.lost_updates, lost)
 
     def resumed(self, version: int) -> None:
-        """Record that the shard continues from a saved version of its weights; later versions are
-        lost.
-        """
+        """Record that the restarted shard continues from a saved version of its weights."""
         self._restored_version, self._lost_before = version, self.lost_updates
 
     def state_dict(self, soft: bool) -> State:
-        """Return all counters of the shard, or if `soft`, the version at which the shard was
-        restored.
+        """Return all counters of the shard, or if `soft`, the model version from which a restart
+        continued.
         """
         if soft:
             return {"restored_version": self._restored_version, "lost_before": self._lost_before}

@@ -1,4 +1,6 @@
-"""Inputs (events) and outputs (actions) of a PS shard's core, as data without sockets or clocks."""
+"""Inputs (events) and outputs (actions) of a PS shard's state machine, as data without sockets or
+clocks.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _LONGEST_CAUSE = 200
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-    """Event: a worker sent its Hello to the shard; `incarnation` identifies the worker's
+    """Event: a worker registers at the shard (Hello); `incarnation` identifies the worker's
     process.
     """
 
@@ -109,7 +111,8 @@ class Push:
 class Query:
     """Event: a worker queries whether to push now or to take another local step.
 
-    A worker's query with `local_steps` 0 reports that the worker begins a round.
+    A worker's Query (push now or not) with `local_steps` 0 reports that the worker begins a
+    training round.
     """
 
     worker: int
@@ -156,7 +159,9 @@ class Leave:
 
 @dataclasses.dataclass(frozen=True)
 class GroupAssignment:
-    """Groups of workers that shard 0 has formed during the run."""
+    """Groups of workers that shard 0 has formed during the run, with the membership epoch of the
+    change.
+    """
 
     epoch: int  # number of the membership epoch in which the groups came into force
     groups: tuple[tuple[int, ...], ...]  # ids of the workers in each group, live or not
@@ -165,7 +170,7 @@ class GroupAssignment:
 
 @dataclasses.dataclass(frozen=True)
 class MembershipEpoch:
-    """Event: shard 0 announces the live workers to the following shards (all except shard 0)."""
+    """Event: shard 0 announces the list of live workers to all other shards."""
 
     number: int
     live: tuple[int, ...]
@@ -222,15 +227,16 @@ class ProcessStalled:
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """Event: time has passed, so a deadline of `PsCore.next_deadline` may be due."""
+    """Event: time has passed, so the deadline that `PsCore.next_deadline` returned may be over."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """Event: the core raised an exception while it handled the previous event, of a worker.
+    """Event: the shard's state machine raised an exception while it handled the previous event, of
+    a worker.
 
-    After an exception, the core expels the worker that caused the event; all other workers
-    continue.
+    After an exception, the shard's state machine expels the worker that caused the event; all other
+    workers continue.
     """
 
     worker: int
@@ -242,7 +248,9 @@ class Failed:
 
     @staticmethod
     def of(event: OfWorker, error: Exception) -> Failed:
-        """Return the Failed event for an event whose handling made the core raise `error`."""
+        """Return the Failed event for an event whose handling made the shard's state machine raise
+        `error`.
+        """
         return Failed(
             event.worker,
             getattr(event, "incarnation", 0),
@@ -280,7 +288,7 @@ class Welcome:
 
 @dataclasses.dataclass(frozen=True)
 class Reject:
-    """Action: reject a worker's Hello, pull (`step` 0) or push.
+    """Action: reject a worker's Hello, its pull of the model (`step` 0) or its push of an update.
 
     The `reason` of a rejection is the name of a Reason in the wire format. A rejection that is a
     notice (`is_notice`) answers no request of the worker.
@@ -325,7 +333,7 @@ class Reply:
 
     @property
     def stop(self) -> bool:
-        """True if the run accepts no more updates."""
+        """True if the training run is over and the shard accepts no more updates."""
         return self.stop_reason is not None
 
 
@@ -371,7 +379,9 @@ class GroupsChanged:
 
 @dataclasses.dataclass(frozen=True)
 class SaveSnapshot:
-    """Action: write the core's durable state to disk; later updates do not change its arrays."""
+    """Action: write the shard's durable state to disk; later updates do not change the saved
+    arrays.
+    """
 
     version: int
     state: State

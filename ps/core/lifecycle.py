@@ -1,4 +1,4 @@
-"""Start, drain and end of the run on one PS shard; deadlines of the run and of its snapshots."""
+"""When a run starts, drains and ends on one PS shard, and when the shard saves snapshots."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class RunLifecycle:
 
     Attributes:
         phase: Current phase of the run: waiting for workers, running, draining or ended.
-        has_started: True if the run has started, so that the shard merges rounds of pushes. A run
-            may end before it starts.
+        has_started: True if the training run has started, so that the shard merges rounds of
+            pushes. A run may end without having started.
         stop_reason: Why the run has ended; None if the run has not ended.
         ended_at: Time of this shard's clock at which the run ended; None if the run has not ended.
         is_spent: True if this shard is not shard 0 and has applied the run's last update. Only
@@ -77,7 +77,9 @@ class RunLifecycle:
         return self._drain_reason or self.stop_reason
 
     def start(self) -> None:
-        """WAITING -> RUNNING: start the run, so that the shard merges rounds of pushes."""
+        """WAITING -> RUNNING: start the training run, so that the shard merges the workers'
+        pushes.
+        """
         self.has_started, self._start_at = True, None
         if self.phase is RunPhase.WAITING:
             self.phase = RunPhase.RUNNING
@@ -88,8 +90,8 @@ class RunLifecycle:
         Args:
             reason: Reason for the end of the run, in the words of the run's summary.
             now: Current time of this shard's clock, in seconds.
-            waits: True to drain first, which waits for the pushes in flight. A request during the
-                drain ends the run immediately.
+            waits: True to wait for the pushes in flight (drain) before the run ends. A request to
+                stop during the drain ends the run immediately.
 
         Returns:
             The phase that the run has entered; None if the run had ended before the request.
@@ -118,7 +120,9 @@ class RunLifecycle:
     # -- deadlines --------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return the earliest deadline of the run on this shard; None if no deadline is set."""
+        """Return the run's earliest deadline (start, limit, drain or snapshot); None if none is
+        set.
+        """
         moments = (self._start_at, self._drain_until, self._snapshot_at, self._limit())
         return min((when for when in moments if when is not None), default=None)
 
@@ -134,7 +138,7 @@ class RunLifecycle:
         return due
 
     def limit_is_due(self, now: float) -> bool:
-        """Return whether the run has lasted for its time limit --max_seconds."""
+        """Return whether the run's duration has reached the time limit --max_seconds."""
         limit = self._limit()
         return limit is not None and now >= limit
 
@@ -144,7 +148,7 @@ class RunLifecycle:
         Args:
             now: Current time of this shard's clock, in seconds.
             live: Ids of the live workers (those with a valid lease).
-            lags: True if the workers hold newer weights than this shard.
+            lags: True if the workers hold newer weights than this parameter server shard.
         """
         if self._drain_until is None:
             return None
@@ -210,7 +214,7 @@ class RunLifecycle:
             self.has_started, self.phase = False, RunPhase.WAITING
 
     def state_dict(self, soft: bool) -> State:
-        """Return the run's stop reason and duration, or if `soft`, its RunPhase and its
+        """Return the run's stop reason and duration, or if `soft`, the RunPhase and the run's
         deadlines.
         """
         if not soft:

@@ -17,7 +17,8 @@ _LARGEST = 2.0**120
 
 
 class LossScaler:
-    """Halves the loss scale after an overflow; doubles it after many updates without overflow.
+    """Halves the loss scale after an overflow; doubles the scale after many updates without
+    overflow.
 
     Source: `keras.optimizers.LossScaleOptimizer`. Differences: an overflow at an earlier scale does
     not halve the present scale. Only asynchronous workers can report an overflow that late.
@@ -28,7 +29,7 @@ class LossScaler:
     """
 
     def __init__(self, policy: LossScale | None) -> None:
-        """Start with the policy's initial loss scale; None: the training script scales no
+        """Start with the settings' initial loss scale; None: the training script scales no
         losses.
         """
         self._policy = policy

@@ -1,4 +1,6 @@
-"""Settings of a PS shard's core, and its record of each worker: pushes, requests, versions."""
+"""Settings of a PS shard's state machine, and its record of each worker: pushes, requests,
+versions.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from thinwire.ps.core import events
 
 @dataclasses.dataclass(frozen=True)
 class CoreConfig:
-    """Settings of a PS shard's state machine, except the training method."""
+    """Settings of a parameter server shard, except the training method's policies."""
 
     budget: Budget
     schedule: Schedule
@@ -51,7 +53,7 @@ class MemberPhase(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class OpenRequest:
-    """A pull or push of a worker that the shard has not answered."""
+    """A worker's pull or push request that the shard has not answered yet."""
 
     step: int  # step number of the worker's push; 0 if the request is a pull
     # Version of the worker's weights; None if the reply must send all weights.
@@ -81,7 +83,9 @@ class Member:
 
     @property
     def phase(self) -> MemberPhase:
-        """State of the worker's newest push on this shard."""
+        """State of the worker's newest push on this shard: absent, buffered, or submitted to a
+        round.
+        """
         if self.submitted:
             return MemberPhase.SUBMITTED
         return MemberPhase.COMPUTING if self.buffered is None else MemberPhase.BUFFERED
@@ -93,8 +97,8 @@ class Member:
 
     @property
     def applied_step(self) -> int:
-        """Newest step of the worker that needs no retry: the step before the oldest push that
-        waits.
+        """Newest training step of the worker such that no push up to this step waits or needs a
+        retry.
         """
         return self.last_step if self.waiting is None else self.waiting.step - 1
 
@@ -103,7 +107,9 @@ class Member:
         self.request, self.requested_at = OpenRequest(step, base_version), now
 
     def take_request(self, run_is_over: bool) -> OpenRequest | None:
-        """Close and return the worker's open request; None if the shard may not answer it yet."""
+        """Return and clear the worker's open request; None if the shard must not answer the worker
+        yet.
+        """
         if not (self.may_proceed or run_is_over):
             return None
         request, self.request = self.request, None
@@ -113,8 +119,8 @@ class Member:
         """Return whether a push is late: the worker has replaced the push by a later request.
 
         A worker has at most one open request (unanswered pull or push) on a shard. A late push
-        arrives on a stream that the worker has given up, and the worker does not wait for a reply
-        to the late push.
+        arrives on a gRPC stream that the worker has given up, and the worker does not wait for a
+        reply to the late push.
         """
         if self.request is None or push.is_copy:
             return False
@@ -179,11 +185,11 @@ class MemberTable:
         self._oldest_base_at: int | None = None
 
     def __getitem__(self, worker: int) -> Member:
-        """Return the record of a worker that has joined before."""
+        """Return the shard's record of a worker that has joined the run before."""
         return self._members[worker]
 
     def __contains__(self, worker: int) -> bool:
-        """Return whether a worker has joined before."""
+        """Return whether a worker has joined the run on this shard before."""
         return worker in self._members
 
     def __iter__(self) -> Iterator[int]:
@@ -212,8 +218,8 @@ class MemberTable:
     # -- pushes -----------------------------------------------------------------------------
 
     def buffer(self, push: events.Push) -> None:
-        """Accept a worker's push; it waits until the worker is live and the shard knows its
-        epoch.
+        """Accept a worker's push; it waits until the worker is live and its membership epoch is
+        known.
         """
         self._members[push.worker].buffer(push)
         self._buffered.add(push.worker)
@@ -271,7 +277,7 @@ class MemberTable:
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the workers' applied steps and versions of weights; if `soft`, their whole
+        """Return the workers' applied steps and model versions; if `soft`, the workers' whole
         records.
         """
         if soft:
@@ -287,7 +293,7 @@ class MemberTable:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the records of workers that `state_dict` returned."""
+        """Restore the workers' records (pushes, requests, versions) that `state_dict` returned."""
         if soft:
             self._members, self._buffered = dict(state["members"]), set(state["buffered"])
             self._oldest_base = state["oldest_base"]

@@ -1,7 +1,8 @@
 """Membership of a run's workers: leases on shard 0, and numbered epochs on all other shards.
 
-The core of shard 0 uses a `Coordinator`, and the core of each other shard a `FollowerMembership`.
-The protocol `Membership` is the common interface of `Coordinator` and `FollowerMembership`.
+The state machine of shard 0 uses a `Coordinator`, and the state machine of each other shard a
+`FollowerMembership`. The protocol `Membership` is the common interface of `Coordinator` and
+`FollowerMembership`.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ class IdHolder:
 
 
 class Membership(Protocol):
-    """The workers that are members of a run, as seen by one shard's core.
+    """The workers that are members of a training run, as one parameter server shard knows them.
 
     Attributes:
-        leads: True on shard 0, which decides about the membership of workers.
+        leads: True on shard 0, which decides which workers are members of the run.
         epoch: Number of the newest membership epoch on this shard.
         num_left: Number of workers' leases that have expired.
-        num_returned: Number of times that a worker joined again.
+        num_returned: Number of times that a worker joined the run again after it had left.
         lease_seconds: Time in seconds without a message of a worker, after which the worker is
             expelled.
     """
@@ -84,7 +85,7 @@ class Membership(Protocol):
         """
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
-        """End a worker's membership because the worker or the core requests the end."""
+        """End a worker's membership in the run, as the worker leaves or the shard removes it."""
 
     def expire(self, now: float) -> Iterator[Change]:
         """End the membership of every worker whose lease has expired."""
@@ -96,13 +97,17 @@ class Membership(Protocol):
         """Return the live workers without a message to this shard for a lease, to report them."""
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
-        """Adopt the membership that shard 0 announces in an epoch."""
+        """Adopt the members that shard 0 announces in a membership epoch (numbered list of live
+        workers).
+        """
 
     def admits(self, worker: int, incarnation: int) -> bool:
         """Return whether the shard accepts messages of this incarnation (process) of a worker."""
 
     def next_deadline(self) -> float | None:
-        """Return the time at which `expire` or `unreachable` must be called; None if never."""
+        """Return when `expire` or `unreachable` must next check for silent workers; None if
+        never.
+        """
 
     def state_of(self, worker: int) -> str:
         """Return the state of a worker's membership: "live", "suspect" or "left"."""
@@ -113,17 +118,19 @@ class Membership(Protocol):
         """
 
     def begin_epoch(self) -> int:
-        """Begin a new membership epoch with unchanged live workers; return the number of the
+        """Begin a new membership epoch with unchanged live workers; return the number of the new
         epoch.
         """
 
     def state_dict(self, soft: bool) -> State:
-        """Return the membership's durable (checkpointed) state, or with `soft` the state that a
-        restart loses.
+        """Return the members' durable (checkpointed) state, or if `soft`, the state that a restart
+        loses.
         """
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the membership of the workers; load the durable (checkpointed) state first."""
+        """Restore the workers' membership in the run; load the durable state before the soft
+        state.
+        """
 
 
 @dataclasses.dataclass
@@ -173,8 +180,8 @@ class Coordinator:
     def holder(self, join: Join, now: float) -> IdHolder | None:
         """Return the live worker that holds a joining worker's id; None if the id is free.
 
-        A worker whose stream broke frees its id immediately. A silent worker holds its id until its
-        lease ends, because its network may be interrupted.
+        A worker whose gRPC stream broke frees its worker id immediately. A silent worker holds its
+        id until its lease ends, because its network may be interrupted.
         """
         lease = self.leases.get(join.worker)
         is_holder = lease is not None and join.reconnects and lease.incarnation == join.incarnation
@@ -221,7 +228,9 @@ class Coordinator:
                 self._look_at(lease.suspect_at)
 
     def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
-        """Renew a worker's lease, mark its stream as broken, or extend all leases after a pause."""
+        """Renew a worker's lease, mark its gRPC stream as broken, or extend all leases after a
+        pause.
+        """
         if isinstance(event, ProcessStalled):
             # A stopped shard process receives no messages. If the leases were not extended by the
             # duration of the stop, they would seem to have expired, and the shard would expel every
@@ -241,7 +250,7 @@ class Coordinator:
             known.connected = False
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
-        """End a worker's membership because the worker or the core requests the end."""
+        """End a worker's membership in the run, as the worker leaves or the shard removes it."""
         lease = self.leases.get(worker)
         if lease is not None and lease.incarnation == incarnation:
             yield from self._remove(worker)
@@ -298,14 +307,14 @@ class Coordinator:
         return lease.incarnation if lease is not None else 0
 
     def begin_epoch(self) -> int:
-        """Begin a new membership epoch with unchanged live workers; return the number of the
+        """Begin a new membership epoch with unchanged live workers; return the number of the new
         epoch.
         """
         self.epoch += 1
         return self.epoch
 
     def state_dict(self, soft: bool) -> State:
-        """Return the membership epoch, counters and known worker ids; if `soft`, the epoch and the
+        """Return membership epoch, counters and known worker ids; if `soft`, the epoch and the
         leases.
         """
         if soft:
@@ -355,7 +364,8 @@ class IncarnationClaim:
 
 
 class FollowerMembership:
-    """Membership on the shards from 1 on: the members are the workers of shard 0's newest epoch.
+    """Membership on shards with id 1 or higher: the members are the workers of shard 0's newest
+    membership epoch.
 
     A following shard (a shard other than shard 0) has no leases. A shard other than 0 reports to
     shard 0 the live workers that were silent for the length of a lease. Without the reports of
@@ -385,7 +395,7 @@ class FollowerMembership:
         self._last_seen: dict[int, float] = {}
 
     def holder(self, join: Join, now: float) -> IdHolder | None:
-        """Return the process that shard 0 has admitted later under a joining worker's id, or
+        """Return the newer process that shard 0 has admitted with a joining worker's id, or
         None.
         """
         named = self._named.get(join.worker, join.incarnation)
@@ -399,7 +409,9 @@ class FollowerMembership:
         return IdHolder(claim.peer if claim is not None and known else "another address")
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
-        """Record the Hello of a worker's process; only shard 0's epochs change the membership."""
+        """Record the Hello of a worker's process; only shard 0's membership epochs change the
+        members.
+        """
         self._claims[join.worker] = IncarnationClaim(join.incarnation, join.epoch, join.peer)
         self.seen(join.worker, now)
         yield from ()
@@ -460,8 +472,8 @@ class FollowerMembership:
         """Return whether the shard accepts messages of this incarnation (process) of a worker.
 
         An admitted process of a worker has sent its Hello, and shard 0's newest membership epoch
-        names no other process of the worker. The shard ignores its membership epoch if the worker's
-        Hello names a newer epoch.
+        names no other process of the worker. The shard ignores its own membership epoch if the
+        worker's Hello names a newer membership epoch.
         """
         claim = self._claims.get(worker)
         if claim is None or claim.incarnation != incarnation:
@@ -478,7 +490,9 @@ class FollowerMembership:
         )
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the incarnation (process number) of a live worker; 0 if it is not known."""
+        """Return the incarnation (process number) of a live worker; 0 if the number is not
+        known.
+        """
         return self._named.get(worker, 0)
 
     def state_of(self, worker: int) -> str:

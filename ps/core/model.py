@@ -1,6 +1,7 @@
 """The weights of one PS shard, and the policies that update the weights and compute replies.
 
-If workers reduce gradients and step among themselves, the shard only holds a copy of the weights.
+If workers all-reduce gradients and take optimizer steps themselves, the shard only holds a copy of
+the weights.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class ShardModel:
         """Start the shard's model with the initial weights as version 0.
 
         Args:
-            method: The policies of the training method.
+            method: Training method, which consists of policies (such as weighting, optimizer and
+                codec).
             theta: Initial weights [n] float32 of the shard; the model updates the array in place.
             kernels: Implementation of the array operations.
             budget: Number of updates or examples after which the run ends.
@@ -86,8 +88,8 @@ class ShardModel:
                 one slice.
             loss_scale: Dynamic loss scale of a training script; None: the script does not scale
                 losses.
-            clock: Count of the training script's batches; None: a new count for a run with one
-                worker.
+            clock: Count of the batches that the training script has consumed; None: a new count for
+                a run with one worker.
         """
         self.method, self.theta, self.kernels = method, theta, kernels
         self._offsets = spec.offsets if spec else (0, len(theta))
@@ -113,7 +115,7 @@ class ShardModel:
         self._privacy = self.method.privacy.init(secret)
 
     def go_on_from(self, version: int, samples: int) -> None:
-        """Begin a phase (a further model) of a training script; version and examples continue.
+        """Begin a further model of a training script; the counts of updates and examples continue.
 
         Args:
             version: Number of updates in the script's earlier phases (models).
@@ -123,7 +125,8 @@ class ShardModel:
         self._weighting = self.method.weighting.init(len(self.theta), version)
 
     def continue_from(self, saved: State, same_optimizer: bool) -> list[str]:
-        """Take over the weights and counts of a saved shard; its run may have had other settings.
+        """Take over the weights and counts of a saved shard, even if the saved run had other
+        settings.
 
         The optimizer's saved state is restored if it has the form of the new optimizer's state.
         A run that continues with changed settings takes its learning rate from the new settings.
@@ -155,7 +158,7 @@ class ShardModel:
 
     @property
     def kind(self) -> Kind:
-        """Kind of the updates that workers push: gradients, weight deltas, or whole weights."""
+        """Kind of values that workers push: gradients, weight deltas, or whole weights."""
         return self.method.kind
 
     @property
@@ -164,7 +167,7 @@ class ShardModel:
         return False
 
     def in_step(self, base_version: int) -> bool:
-        """Return whether a worker whose weights have version `base_version` may push without a
+        """Return whether a worker with weights of version `base_version` may push without a new
         pull.
         """
         return True
@@ -185,7 +188,8 @@ class ShardModel:
         """Return whether the script or schedule gives a finite learning rate for a round's update.
 
         Args:
-            arrivals: Updates of a complete round of pushes, all for one optimizer of the script.
+            arrivals: Updates in a complete round of pushes, all for one optimizer of the training
+                script.
         """
         is_set = any(arrival.learning_rate is not None for arrival in arrivals)
         return is_set or math.isfinite(self._step_rate(arrivals[0].optimizer))
@@ -204,9 +208,7 @@ class ShardModel:
 
     @property
     def schedule_counts(self) -> tuple[int, ...]:
-        """For each optimizer of a script: batch count at which to read its learning rate
-        schedule.
-        """
+        """Batch count at which to read the learning rate schedule of each optimizer of a script."""
         server, clock, state = self.method.server, self.clock, self._server
         numbers = range(clock.num_schedules)
         return tuple(server.schedule_count(clock.batches(n), state, n) for n in numbers)
@@ -233,14 +235,16 @@ class ShardModel:
         share: float = 1.0,
         empty_parts: int = 0,
     ) -> list[Arrival]:
-        """Weigh, merge and apply the pushes of one round; the version grows by 1 if any is applied.
+        """Weigh, merge and apply the pushes of one round; if any is applied, add 1 to the model
+        version.
 
         Args:
             arrivals: Updates of a complete round in order of worker id, all for one optimizer of
                 the script.
             oldest_base: Oldest version at which a live worker's next push may be computed.
-            share: Number of workers in the round's group divided by the number of all workers. It
-                is the factor of the changes that these workers' scripts made to their weights.
+            share: Number of workers in the round's worker group divided by the number of all
+                workers. The changes that the scripts of the group's workers made to their weights
+                are multiplied by `share`.
             empty_parts: Number of parts (1 / workers) of the script's batches that fell to workers
                 without an example in them.
 
@@ -306,8 +310,8 @@ class ShardModel:
         return weighed
 
     def _before_step(self, merged: Update, optimizer: int) -> None:
-        """Announce an optimizer step to the freezer, so that readers get the values before the
-        step.
+        """Announce an optimizer step to the copy-on-write protection, so that readers in other
+        threads get the values before the step.
         """
         server = self.method.server
         self.freezer.before_change(self.theta, merged.indices if server.keeps_sparse else None)
@@ -338,8 +342,8 @@ class ShardModel:
     def _lone(self, arrivals: Sequence[Arrival]) -> Arrival | None:
         """Return a round's only push if its worker can add the pushed update to its weights itself.
 
-        The reply to a worker that adds its own update may omit the entries of that update. With
-        None, the reply to the worker omits no entry.
+        The reply to a worker that adds its own update may omit the entries of that update. If
+        `_lone` returns None, the reply to the worker omits no entry of the weights' change.
         """
         method = self.method
         can_add = method.down_codec.omits_own_entries and method.router.delivers_all
@@ -351,8 +355,8 @@ class ShardModel:
     def _relayed(
         self, arrivals: Sequence[Arrival], kept: Sequence[Arrival], optimizer: int
     ) -> RelayedRound | None:
-        """Return a round's updates in a form that workers can apply themselves; None if
-        impossible.
+        """Return a round's updates in a form that workers can apply; None if no such form
+        exists.
         """
         # Workers get the same bits as the shard only if the shard subtracts one factor times the
         # plain mean of the updates as received, with numpy kernels, which workers also have.
@@ -371,7 +375,7 @@ class ShardModel:
         return None if factor is None else RelayedRound(tuple(updates), float(np.float32(factor)))
 
     def take(self, update: Update) -> None:
-        """Overwrite the shard's weights [n] with a worker's copy; the version is unchanged.
+        """Overwrite the shard's weights [n] with a worker's copy; the model version is unchanged.
 
         Raises:
             ValueError: The workers of this training method send updates, not whole weights.
@@ -382,8 +386,8 @@ class ShardModel:
         )
 
     def sharing_key(self, request: ModelRequest) -> Hashable:
-        """Return the sharing key of a worker's request for the model. The shard may send replies
-        with the same arrays to requests with equal keys.
+        """Return a key that is equal for requests whose replies may share the model's arrays. The
+        shard may send replies with the same arrays to requests with equal keys.
         """
         return self.method.down_codec.sharing_key(request, self._down)
 
@@ -402,7 +406,7 @@ class ShardModel:
         return reply
 
     def record_reply(self, worker: int, reply: ModelReply) -> None:
-        """Record that the shard sends this reply to a worker."""
+        """Record a reply with weights that the shard sends to a worker."""
         self._counts[reply.kind] += 1
         self._counts["resyncs"] += reply.is_resync
         if not self.method.weighting.needs_copies:
@@ -450,8 +454,8 @@ class ShardModel:
         return {worker: held for worker, held in replicas_by_worker.items() if held is not None}
 
     def memory(self) -> dict[str, int]:
-        """Return the memory of the gradient weighting: number of weight copies, and bytes of
-        state.
+        """Return the number of weight copies that the gradient weighting holds, and its size in
+        bytes.
         """
         num_bytes = self._backups.num_bytes + _num_bytes(self._weighting)
         return {"copies": len(self._backups.copies), "bytes": num_bytes}
@@ -460,9 +464,9 @@ class ShardModel:
         """Return the counters of the down codec (which encodes replies), and its state's size in
         bytes.
 
-        ``copies`` is the largest number of replicas (dense copies of workers' weights) at any time;
-        ``bytes`` is the size of the state with this number of replicas. ``full``, ``delta``,
-        ``sparse`` and ``relay`` are the numbers of replies of each kind. ``mismatches`` is the
+        ``copies`` is the largest number of dense copies of workers' weights that the down codec has
+        held; ``bytes`` is the codec's size with so many copies. ``full``, ``delta``, ``sparse`` and
+        ``relay`` count the shard's replies with the model by their encoding. ``mismatches`` is the
         number of wrong checksums that workers sent for their weights. ``resyncs`` is the number of
         whole models sent after a wrong checksum, or to a worker whose weights the shard knows.
         """
@@ -486,8 +490,8 @@ class ShardModel:
         return Update(None, self.freezer.freeze(self.theta))
 
     def _kept(self, array: Float32) -> Any:
-        """Return a copy-on-write array that a down codec stores instead of a copy of the
-        weights.
+        """Return a copy-on-write array that the codec of replies stores instead of a weight
+        copy.
         """
         # The freezer registers readers of theta itself, not of the read-only view that policies
         # receive.
@@ -498,8 +502,9 @@ class ShardModel:
 
         The model's durable (checkpointed) state holds the weights and the states of the policies
         (weighting, optimizer and codec). The model's soft state, which checkpoints omit, holds the
-        last replies and the entries that workers add themselves. The arrays in the model's soft
-        state (the part that checkpoints omit) never change.
+        last replies to workers and the entries of updates that workers add to their weights
+        themselves. The arrays in the model's soft state (the part that checkpoints omit) never
+        change.
         """
         return _of_workers(self._down) if soft else self._durable_state(copied)
 
@@ -579,7 +584,9 @@ def _durable(state: Any, keep: Keep) -> Any:
 
 
 def _of_workers(state: State) -> State:
-    """Return the dicts in a policy's working memory, which affect replies; its arrays do not."""
+    """Return the dicts, but not the arrays, in a policy's working memory; only dicts affect
+    replies.
+    """
     memory: State = {}
     for key, value in state.items():
         if key == _SCRATCH:
@@ -612,13 +619,13 @@ def _arrays(state: Any) -> Iterator[NDArray[Any]]:
 
 
 class CollectiveShardModel(ShardModel):
-    """The model of a shard whose workers reduce gradients and step among themselves.
+    """The model of a shard whose workers all-reduce gradients and take optimizer steps themselves.
 
-    Each round, in which the workers reduce gradients among themselves, is one version of the
-    weights. If workers step among themselves, one push of a round may hold the new weights for the
-    shard. If no push of a round holds the new weights, the workers have newer weights than the
-    shard. A worker that joins without weights pulls the shard's copy, and requests newer weights
-    from the other workers.
+    Each training round, in which the workers all-reduce gradients, creates one version of the
+    weights. If workers take optimizer steps themselves, one push of a round may hold the new
+    weights for the shard. If workers take optimizer steps themselves and no push of a round holds
+    the new weights, the workers have newer weights than the shard. A worker that joins without
+    weights pulls the shard's copy, and requests newer weights from the other workers.
     """
 
     def __init__(
@@ -640,14 +647,14 @@ class CollectiveShardModel(ShardModel):
         self._copied_version = 0  # version of the copied weights in the array theta
 
     def go_on_from(self, version: int, samples: int) -> None:
-        """Begin a phase (a further model) of a script, with weights of the given version."""
+        """Begin a further model of a training script, with weights of the given model version."""
         super().go_on_from(version, samples)
         self._copied_version = version
 
     @property
     def kind(self) -> Kind:
-        """Kind of the updates that workers push if they step among themselves: whole weights, or no
-        values.
+        """Kind of values in the pushes of workers that take optimizer steps themselves: weights or
+        none.
         """
         return Kind.VALUES
 
@@ -671,7 +678,7 @@ class CollectiveShardModel(ShardModel):
         share: float = 1.0,
         empty_parts: int = 0,
     ) -> list[Arrival]:
-        """Count one round of the workers; copy the new weights if a push of the round holds
+        """Count a training round of the workers; copy the new weights if a push of the round holds
         them.
         """
         self.version += 1
@@ -681,7 +688,7 @@ class CollectiveShardModel(ShardModel):
         return list(arrivals)
 
     def take(self, update: Update) -> None:
-        """Copy the whole weights in an update as the present version; ignore a sparse update."""
+        """Copy the whole weights in a worker's update to the shard; ignore a sparse update."""
         if update.indices is None:
             self.freezer.before_change(self.theta)
             np.copyto(self.theta, update.values)

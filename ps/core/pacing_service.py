@@ -13,8 +13,8 @@ from thinwire.ps.core import events
 class PacingService:
     """Holds the workers' speeds for a pacer (such as ESync) that decides when workers push.
 
-    A restart may lose the records of the workers' speeds. The next reports of the workers rebuild
-    the records of the workers' speeds after a restart.
+    A restart of shard 0 may lose the records of the workers' speeds. The workers' next reports
+    rebuild the records of the workers' speeds after a restart of shard 0.
     """
 
     def __init__(self, pacer: Pacer) -> None:

@@ -79,8 +79,8 @@ class UpdateGuard:
         return self._policy.median(self._sizes)
 
     def state_dict(self, soft: bool) -> State:
-        """Return the norms of applied pushes and the refused steps, or if `soft`, the norms of
-        waiting pushes.
+        """Return the norms of applied pushes and the steps of refused pushes, or if `soft`, the
+        norms of waiting pushes.
         """
         if soft:
             return {"waiting": dict(self._waiting)}
@@ -100,8 +100,8 @@ class Quarantine:
     """Counts refused pushes, and excludes a worker for some time after too many refused pushes.
 
     The quarantine has its own clock, which counts the seconds in which this shard ran, summed over
-    all restarts. A worker's quarantine therefore continues after a restart of the shard with its
-    remaining seconds.
+    all restarts. After a restart of the shard, a worker's quarantine continues with its remaining
+    seconds.
     """
 
     def __init__(self, guards: Guards) -> None:
@@ -135,7 +135,9 @@ class Quarantine:
         self._counts.setdefault(reason, collections.Counter())[worker] += 1
 
     def offend(self, worker: int) -> bool:
-        """Record an offence (a refused push); return whether to quarantine the worker now."""
+        """Count a worker's refused push (an offence); return whether to quarantine the worker
+        now.
+        """
         if not self.is_on:
             return False
         recent = self._offences.setdefault(worker, [])
@@ -169,7 +171,7 @@ class Quarantine:
         return {"refused": refused, "quarantines": _with_text_keys(self._terms)}
 
     def state_dict(self, soft: bool) -> State:
-        """Return the workers' offences, quarantines and refused pushes, or if `soft`, the clock's
+        """Return the workers' refused pushes and quarantines, or if `soft`, the quarantine clock's
         start.
         """
         if soft:

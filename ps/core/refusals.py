@@ -1,4 +1,4 @@
-"""Refusals that a PS shard's core sends to workers, each with its cause and the remedy."""
+"""Refusals that a PS shard's state machine sends to workers, each with its cause and the remedy."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def id_out_of_range(join: Join, nb_workers: int, epoch: int) -> Reject:
 def id_taken(join: Join, holder: IdHolder, epoch: int) -> Reject:
     """Refuse the Hello of a second live worker with a used id; name the first worker's address.
 
-    If the first worker with an id is silent, it may have died. If the holder of a worker id is
-    silent, the message to the second worker states when to try again.
+    If the first worker with an id is silent, this worker may have died. If the holder of a worker
+    id is silent, the message to the second worker states when to try again.
     """
     message = f"--id_worker={join.worker} is held by a live worker at {holder.peer}; "
     if holder.retry_after_seconds:
@@ -57,7 +57,9 @@ def outlier(push: Push, why: str, epoch: int) -> Reject:
 
 
 def other_optimizer(push: Push, differing: tuple[Push, Push], epoch: int) -> Reject:
-    """Refuse a push of a round in which two workers step different optimizers of the script."""
+    """Refuse a push if two workers of one round used different optimizers of the training
+    script.
+    """
     first, second = differing
     message = (
         f"worker {first.worker} steps optimizer {first.optimizer + 1} of the script and worker "
@@ -69,7 +71,7 @@ def other_optimizer(push: Push, differing: tuple[Push, Push], epoch: int) -> Rej
 
 
 def quarantined(event: Join | Pull | Push, step: int, seconds: float, epoch: int) -> Reject:
-    """Refuse a worker in quarantine; the worker may send Hello again after `seconds`."""
+    """Refuse a worker in quarantine; the worker may register again after `seconds` seconds."""
     message = (
         f"worker {event.worker} is in quarantine for its offences (--quarantine_after); it "
         f"may join again in {seconds:.3g} s."
@@ -92,8 +94,8 @@ def stale_epoch(push: Push, epoch: int) -> Reject:
     """Refuse a push whose membership epoch is unknown, or older than its worker group's last
     change.
 
-    A worker whose membership epoch is refused may send its push again immediately, with the present
-    epoch.
+    A worker whose push is refused for its membership epoch may send the push again immediately,
+    with the present membership epoch.
     """
     message = (
         f"the push names membership epoch {push.epoch}, which does not fit the last change of the "
@@ -103,7 +105,9 @@ def stale_epoch(push: Push, epoch: int) -> Reject:
 
 
 def fault(event: Failed, incarnation: int, epoch: int) -> Reject:
-    """Refuse an event on which the core raised an exception; the worker may send Hello again."""
+    """Refuse a worker's event on which the shard raised an exception; the worker may register
+    again.
+    """
     message = (
         f"this shard could not handle a message of worker {event.worker} ({event.cause}), and has "
         "expelled the worker. This is a bug of the shard. Send Hello again, and report the bug "

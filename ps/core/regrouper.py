@@ -5,8 +5,8 @@ groups of workers with similar times. To change the worker groups, shard 0 delay
 worker that has finished a round, and changes the groups when no worker is computing. All shards
 except shard 0 (RegroupFollower) receive the new groups with the last step of each worker in the old
 groups. A shard other than 0 merges the pushes up to the last steps in the old groups, and defers
-later pushes until it has changed the groups too. Every shard thus merges its part of a push with
-the pushes of the same workers.
+later pushes until it has changed the groups too. Every shard merges its part of a worker's push
+with the pushes of the same group of workers.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class RegroupPlanner:
         return target is not None
 
     def form(self, epoch: int, last_steps: Mapping[int, int]) -> events.GroupAssignment:
-        """Return the assignment of workers to the planned groups, while all live workers wait.
+        """Return the planned worker groups, which come into force now, while all live workers wait.
 
         Args:
             epoch: Number of the membership epoch in which the groups come into force.
@@ -163,7 +163,9 @@ class RegroupPlanner:
     # -- state ------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """Return worker speeds and changes of worker groups, for the run's summary; {} if fixed."""
+        """Return worker speeds and changes of worker groups, for the summary; {} if groups are
+        fixed.
+        """
         if self._auto is None:
             return {}
         speeds = {str(worker): speed for worker, speed in sorted(self.speeds_found.items())}
@@ -198,7 +200,7 @@ class RegroupPlanner:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the saved worker groups and speeds; if no speeds are saved, measure them
+        """Restore the saved worker groups and speeds; if no speeds are saved, measure speeds
         again.
         """
         if not soft:
@@ -285,7 +287,7 @@ class RegroupFollower:
 
         Args:
             last_steps: Worker id -> newest step of the worker that this shard has accepted.
-            present: Ids of the live and joining workers.
+            present: Ids of the workers that are live or about to join the run.
         """
         if any(last_steps.get(worker, -1) < step for worker, step in self._waits_for.items()):
             return None

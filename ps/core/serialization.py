@@ -1,9 +1,9 @@
-"""Converts a core's dataclasses, sets and deques into plain data, and back.
+"""Converts a shard's dataclasses, sets and deques into plain data, and plain data back.
 
 Plain data holds only None, bools, numbers, strings, lists, dicts with string keys, and arrays. A
 checkpoint can store plain data, and JSON can store plain data without arrays. `from_plain` restores
 only the types that the module `serialization` declares, by their declared names. Restoring a value
-runs no code but the constructor of the value's type.
+from plain data runs no code except the constructor of the value's type.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Record:
     """Name and fields of a dataclass in the files of journals and checkpoints.
 
     Args:
-        name: Name of the dataclass in journals and checkpoints.
+        name: Name that identifies the dataclass in journals and checkpoints.
         kind: Class object of the dataclass, which `from_plain` calls.
         fields: Names in the files of all fields that the dataclass compares, separated by spaces.
             ``old=new`` means that the field ``old`` in the files is the attribute ``new``.
@@ -156,13 +156,14 @@ _ENUMS: dict[str, Any] = {
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as plain data, which shares the value's arrays. Values of type bytes become
-    uint8 arrays in plain data.
+    """Return a value as plain data (dicts, lists, numbers), which shares the value's arrays. Values
+    of type bytes become uint8 arrays in plain data.
 
     Plain data omit the fields of dataclasses that the dataclass does not compare.
 
     Raises:
-        TypeError: The value is or contains an object of a type that this module does not declare.
+        TypeError: The value is or contains an object of a type that the module `serialization` does
+            not declare.
     """
     if value is None or type(value) in (bool, int, float, str) or isinstance(value, np.ndarray):
         return value
@@ -187,7 +188,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Restore a value from the plain data that `to_plain` returned.
+    """Restore a value from the plain data (dicts, lists, numbers) that `to_plain` returned.
 
     Raises:
         ValueError, KeyError, TypeError: The plain data are not a result of `to_plain`.

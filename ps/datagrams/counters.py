@@ -3,8 +3,8 @@
 `DatagramCounts` holds the UDP datagram counters of one shard. The datagram counters are saved in
 the shard's checkpoint and reported to shard 0, the leader. `summary_block` joins the datagram
 counters of all shards with the workers' counts of sent datagrams. The names of the datagram
-counters appear in files and in the run's summary. The page docs/reference/figures.md explains the
-names of the datagram counters.
+counters appear in checkpoint files and in the run's summary. The page docs/reference/figures.md
+explains the names of the datagram counters.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _lost(counters: ReassemblyCounters, channel: int) -> int:
 
 
 def _at(counts: Sequence[int], channel: int) -> int:
-    """Return the datagram count of one channel from a list of counts by channel.
+    """Return the count of one UDP channel from a list of datagram counts by channel.
 
     The datagram count is 0 if the list of counts, which another process sent, is too short.
     """

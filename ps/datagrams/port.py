@@ -32,7 +32,8 @@ _SESSION_AT = HEADER.fields["session"][1] if HEADER.fields else 0
 
 
 class DatagramPort:
-    """The UDP datagram path of a shard, which exists only if the method's router uses datagrams.
+    """The UDP datagram path of a shard, which exists only if the training method's router uses
+    datagrams.
 
     Attributes:
         receiver: Object that joins workers' datagrams into pushes, and holds their open sessions.
@@ -41,7 +42,7 @@ class DatagramPort:
         core: Core (state machine) of the shard, which applies complete pushes.
         decoder: Decoder of the pushes that the shard receives.
         sizes: Number of values in each slot (slice of a variable) of the shard.
-        put: Function that queues a core event or a callable for the shard's writer thread.
+        put: Function that queues an event or a function call for the shard's writer thread.
         reject: Function that sends a worker the rejection of its push; called on the writer thread.
     """
 
@@ -75,14 +76,14 @@ class DatagramPort:
             if self._router.needs_datagrams_first:
                 logging.warning(
                     "--dgt_transport=grpc sends unreliable blocks after each push, but with "
-                    "--dgt_reception=drop and --dgt_wait_ms=0 a shard uses none of these blocks; "
-                    "increase --dgt_wait_ms."
+                    "--dgt_reception=drop and --dgt_wait_ms=0 a PS shard uses none of these "
+                    "blocks; increase --dgt_wait_ms."
                 )
             return
         self._udp = UdpReceiver(bind, self._router.channels, self)
         self._udp.start()
         logging.info(
-            "this shard receives datagrams on the UDP ports %s",
+            "this PS shard receives datagrams on the UDP ports %s",
             ", ".join(map(str, self._udp.ports)),
         )
 
@@ -107,15 +108,15 @@ class DatagramPort:
         return counts.with_dropped(EMPTY, self._num_empty + empty)
 
     def poll(self) -> None:
-        """Deliver incomplete pushes at their deadlines; close failed UDP sockets (writer
-        thread).
+        """Deliver incomplete pushes at their deadlines; close failed UDP sockets (called on the
+        writer thread).
         """
         self.receiver.poll()
         udp = self._udp
         if udp is None or udp.failure is None:
             return
         logging.error(
-            "the shard's UDP sockets failed (%r): closing the sockets; workers will send "
+            "the PS shard's UDP sockets failed (%r): closing the sockets; workers will send "
             "datagrams in their gRPC streams",
             udp.failure,
         )
@@ -127,7 +128,9 @@ class DatagramPort:
         self.receiver.end_all_sessions()
 
     def end_sessions(self) -> None:
-        """End the datagram sessions of workers that have left the run (writer thread)."""
+        """End the datagram sessions of workers that have left the run (called on the writer
+        thread).
+        """
         core = self._core
         self.receiver.retain_members([*core.rounds.live(), *core.rounds.joining()])
         self._filter_sessions()
@@ -172,7 +175,9 @@ class DatagramPort:
 
 
 def _not_handed_over(udp: UdpReceiver | None) -> tuple[int, int]:
-    """Return the number of datagrams that the kernel dropped, and of empty datagrams."""
+    """Return the number of datagrams that the kernel dropped, plus the number of empty
+    datagrams.
+    """
     counts = udp.counts() if udp is not None else ()
     return sum(port.kernel_drops or 0 for port in counts), sum(port.num_empty for port in counts)
 

@@ -5,7 +5,8 @@ A worker's push reaches a shard as messages on the worker's gRPC stream and as d
 worker's session (`thinwire.ops.routing.reassembler`), which joins them, and then delivers the
 complete push. Three kinds of threads call `DatagramReceiver`: the threads that read streams, the
 thread that reads datagrams, and the writer thread, which watches the deadlines of incomplete
-pushes. The module `receiver` of the datagram path uses neither sockets nor the shard's core.
+pushes. The module `receiver` of the datagram path uses neither sockets nor the shard's state
+machine.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ class DatagramReceiver:
 
     Attributes:
         on_closed: Function called with (worker id, assembled step, counters) when the push of a
-            step is complete or given up; None to call nothing.
+            training step is complete or given up; None to call no function.
 
     Args:
         decoder: Decoder of the pushes that the shard receives.
         sizes: Number of values in each slot (slice of a variable) of the shard.
-        router: Routing policy of the method; its `uses_datagrams` must be true.
-        deliver: Function called with the core event of each complete push.
+        router: Routing policy of the training method; its `uses_datagrams` must be true.
+        deliver: Function called with the `Push` event of each complete push.
         refuse: Function called with (worker id, step, message) for a push that holds NaN or
             infinity.
         wake: Function called when the time that `next_deadline` returns has become earlier.
@@ -64,7 +65,7 @@ class DatagramReceiver:
         clock: Function that returns monotonic time in seconds.
 
     Raises:
-        ValueError: The method's router sends no datagrams.
+        ValueError: The training method's router sends no datagrams.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class DatagramReceiver:
         rules = router.reassembly_rules
         if rules is None:
             raise ValueError(
-                f"the router {router} sends no datagrams, so a shard cannot receive datagrams "
+                f"the router {router} sends no datagrams, so a PS shard cannot receive datagrams "
                 "from it"
             )
         self._decoder = decoder
@@ -169,7 +170,7 @@ class DatagramReceiver:
     # -- received messages and datagrams ----------------------------------------------------
 
     def receive(self, data: memoryview, size: int) -> int:
-        """Process a buffer of consecutive datagrams of `size` bytes; the last one may be shorter.
+        """Process a buffer of datagrams of `size` bytes each; the last datagram may be shorter.
 
         The session of a datagram is looked up before the datagram's contents are checked, so that
         datagrams of an unknown session cost little time.
@@ -202,7 +203,9 @@ class DatagramReceiver:
         return num_useful
 
     def _feed(self, session: WorkerReassembly, data: memoryview, size: int) -> int:
-        """Pass datagrams to their session's reassembler; return how many were genuine and new."""
+        """Pass datagrams to the reassembler of their session; return how many were genuine and
+        new.
+        """
         counters, now = session.reassembler.counters, self._clock()
         before = counters.num_new
         session.reassembler.feed(data, size, now)
@@ -230,7 +233,8 @@ class DatagramReceiver:
     def _deliver_empty(
         self, worker: int, push: pb.Push, aux: Float32 | None, incarnation: int
     ) -> None:
-        """Deliver a push without gradient values to the core, which replies to the worker.
+        """Deliver a push without gradient values to the shard's state machine, which replies to the
+        worker.
 
         Args:
             worker: Id of the worker, from 1.
@@ -238,7 +242,7 @@ class DatagramReceiver:
             aux: Values of the push that shard 0 averages over workers (for example moving
                 statistics), or None.
             incarnation: Incarnation (process number) of the worker to write into the push;
-                `_NO_INCARNATION` makes the core reject the push.
+                `_NO_INCARNATION` makes the shard's state machine reject the push.
         """
         update = self._decoder.flatten([])
         if not push.more:
@@ -264,7 +268,9 @@ class DatagramReceiver:
             self._wake()
 
     def _repeat(self, session: WorkerReassembly, push: pb.Push, contents: DecodedPush) -> None:
-        """Handle a repeated message of a complete push: deliver the push's update again."""
+        """Deliver a complete push's update again, because the worker repeated a message of the
+        push.
+        """
         assembled = session.reassembler.find_closed(push.step)
         if assembled is None:
             # If the step is older than the newest complete step, the core has already replied to
@@ -281,7 +287,9 @@ class DatagramReceiver:
     # -- delivery of complete pushes --------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return the time at which `poll` must be called; None if no push waits for datagrams."""
+        """Return when `poll` must deliver an incomplete push; None if no push waits for
+        datagrams.
+        """
         with self._lock:
             deadlines = [session.reassembler.next_deadline() for session in self._sessions]
         return min((when for when in deadlines if when is not None), default=None)
@@ -321,7 +329,9 @@ class DatagramReceiver:
         self._deliver(event)
 
     def on_push_refused(self, worker: int, step: int) -> None:
-        """Discard a complete push that the core rejected, and drop the push's late datagrams."""
+        """Discard a complete push that the shard's state machine rejected, and drop the push's late
+        datagrams.
+        """
         with self._lock:
             session = self._sessions.of_worker(worker)
             if session is not None:
@@ -367,7 +377,9 @@ class InjectedLoss:
         self._rate, self._random = rate, np.random.default_rng(seed)
 
     def thin(self, data: memoryview, size: int) -> tuple[memoryview, int]:
-        """Drop datagrams of a buffer at random; return the rest, joined, and the number dropped."""
+        """Drop datagrams of a buffer at random; return the other datagrams, joined, and the drop
+        count.
+        """
         pieces = [data[start : start + size] for start in range(0, len(data), size)]
         survives = self._random.random(len(pieces)) >= self._rate
         surviving = [piece for piece, stays in zip(pieces, survives, strict=True) if stays]
@@ -390,7 +402,9 @@ def headers_of(data: memoryview, size: int) -> NDArray[np.void]:
 
 
 def runs(heads: NDArray[np.void]) -> list[tuple[int, int, int]]:
-    """Return (start, stop, session id) for each range of consecutive headers of one session."""
+    """Return (start, stop, session id) for each range of consecutive datagram headers of one
+    session.
+    """
     sessions = heads["session"]
     edges = np.flatnonzero(sessions[1:] != sessions[:-1]) + 1
     borders = [0, *edges.tolist(), len(heads)] if len(heads) else []

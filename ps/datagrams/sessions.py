@@ -79,7 +79,7 @@ class WorkerReassembly:
 
 
 class Sessions:
-    """The open datagram sessions of a shard, by worker id and by session id; callers hold a lock.
+    """A shard's open datagram sessions, by worker id and by session id; a caller must hold a lock.
 
     Args:
         new_reassembler: Function that creates the reassembler (of stream messages and datagrams) of

@@ -1,15 +1,16 @@
-"""The write-ahead journal of a PS shard: all events that its core has handled since a snapshot.
+"""The write-ahead journal of a PS shard: all events that the shard has handled since a snapshot.
 
 Each snapshot of a shard begins a journal file and stores the file's number. The first record (head)
-of a journal file holds the settings of the core, the number of the preceding journal file, and the
-byte offset at which that file ends. The journal file that a snapshot begins and all later files
-therefore hold every event of the core after that snapshot, across restarts.
+of a journal file holds the settings of the shard's state machine, the number of the preceding
+journal file, and the byte offset at which that file ends. The journal file that a snapshot begins
+and all later journal files hold every event of the shard's state machine after that snapshot,
+across restarts.
 
-`JournaledCore` appends an event to the journal before the core handles the event. `HighWaterLog`
-writes the shard's new version to disk before the shard sends any reply, so that a restarted shard
-knows how many updates are lost. The journal and the high-water mark are written unbuffered but
-without fsync, so they survive the death of the process. After a crash of the machine, the shard may
-have only its last snapshot.
+`JournaledCore` appends an event to the journal before the shard's state machine handles the event.
+`HighWaterLog` writes the shard's new version to disk before the shard sends any reply, so that a
+restarted shard knows how many updates are lost. The journal and the high-water mark are written
+unbuffered but without fsync, so they survive the death of the process. After a crash of the
+machine, the shard may have only its last snapshot.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class JournalFailed(Exception):
 
 
 class Uncodable(Exception):
-    """Error: an event has a value of an illegal type, so it cannot be coded as a journal record.
+    """Error: an event cannot be coded as a journal record, because of the type of one of its
+    values.
 
     Attributes:
         cause: Exception raised when the event was coded as a journal record.
@@ -124,8 +126,8 @@ def _create(path: pathlib.Path) -> BinaryIO:
 
 
 class Journal:
-    """Writes the journal of a shard from one restart to the next. The journal is used only on the
-    shard's writer thread.
+    """Writes the journal of a shard from one restart to the next. Only the shard's writer thread
+    may use the journal.
 
     Args:
         folder: Folder of the shard's checkpoints, which also holds the journal files.
@@ -162,11 +164,11 @@ class Journal:
         return self._place.offset
 
     def begin(self, settings: State) -> int:
-        """Begin a new journal file, for the events after the core's current state.
+        """Begin a new journal file, for the events after the shard's current state.
 
         Args:
-            settings: Settings of the shard's core, as plain data without arrays, for the head of
-                the journal file.
+            settings: Settings of the shard's state machine, as plain data without arrays, for the
+                head of the journal file.
 
         Returns:
             The number of the new journal file.
@@ -189,7 +191,7 @@ class Journal:
         return number
 
     def append(self, event: events.Event, now: float) -> None:
-        """Append an event that the core is about to handle to the journal.
+        """Append an event that the shard's state machine is about to handle to the journal.
 
         Raises:
             JournalFailed: The record cannot be written to the journal; a replay ignores a partly
@@ -211,7 +213,7 @@ class Journal:
 
     def _write(self, pieces: list[Any]) -> None:
         if self._file is None:
-            raise ValueError("the shard's journal of accepted events is closed")
+            raise ValueError("the PS shard's journal of accepted events is closed")
         size = 0
         try:
             for piece in pieces:
@@ -257,7 +259,7 @@ class HighWaterLog:
     thread writes the high-water mark.
 
     The file of a high-water mark has 20 bytes, which are overwritten in place. A checksum detects a
-    partly written high-water mark.
+    high-water mark that was only partly written.
     """
 
     def __init__(self, folder: pathlib.Path, mark: HighWaterMark) -> None:
@@ -300,30 +302,32 @@ class HighWaterLog:
 
 
 class JournaledCore:
-    """Writes each event of a shard to the journal, if any, before the core handles the event.
+    """Writes each event of a shard to the journal, if any, before the state machine handles the
+    event.
 
-    If the core raises an exception on a worker's event, the event is rejected: a `Failed` event
-    follows it in the journal, so that a replay does not handle the rejected event again. An event
-    that cannot be coded for the journal is also rejected, before the core handles the event.
+    If the shard's state machine raises an exception on a worker's event, the event is rejected: a
+    `Failed` event follows it in the journal, so that a replay does not handle the rejected event
+    again. If an event cannot be encoded for the journal, it is rejected before the shard's state
+    machine handles it.
 
-    When the journal cannot be written, the run ends, and the core handles no event that is not in
-    the journal. Only shard 0 can end a run. If a shard other than 0 cannot write its journal, it
-    replies to no push until shard 0 ends the run, because it would not apply the push.
+    When the journal cannot be written, the run ends, and the shard's state machine handles no event
+    that is not in the journal. Only shard 0 can end a run. If a shard other than 0 cannot write its
+    journal, the shard applies no push and replies to no push until shard 0 ends the run.
 
     Attributes:
         journal: Journal that events are written to; None: events are not written.
         failure: Error of a failed write to the journal; None if no write has failed.
-        about: Entries about the journal in the run's summary, except the counts of events and
+        about: Entries about the journal for the run's summary, without the counts of events and
             bytes.
         recovered: Number of events restored from journals over all restarts, and descriptions of
             the damage that ended a replay.
-        high_water: Log of the newest version that the core has reached; None: versions are not
-            logged.
+        high_water: Log of the newest version that the shard's state machine has reached; None:
+            versions are not logged.
         on_failure: Function called once, when the journal cannot be written.
     """
 
     def __init__(self, core: PsCore) -> None:
-        """Begin without a journal, so that events of the shard are not written."""
+        """Begin without a journal, so that the events of the shard are not written to disk."""
         self.core = core
         self.journal: Journal | None = None
         self.failure: JournalFailed | None = None
@@ -339,8 +343,8 @@ class JournaledCore:
         self.journal, self._settings, self._writes = journal, settings, True
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
-        """Write an event to the journal, then call the core with it; end the run if writing
-        fails.
+        """Write an event to the journal, then call the shard's state machine with it; end the run
+        if writing fails.
         """
         # The order of these lines is an invariant: the event is in the journal before the core
         # changes, and the version is in the high-water mark before the caller sends the actions. A
@@ -383,8 +387,8 @@ class JournaledCore:
             self._fail(failure)
 
     def _handle_or_reject(self, event: events.Event, now: float) -> list[events.Action]:
-        """Call the core with an event; reject a worker's event on which the core raises an
-        exception.
+        """Call the shard's state machine with an event; reject a worker's event on which the
+        shard's state machine raises an exception.
         """
         try:
             return self.core.handle(event, now)
@@ -397,7 +401,7 @@ class JournaledCore:
         return self.core.handle(failed, now)
 
     def begin(self) -> State:
-        """Begin a new journal file; return the journal's entries for the snapshot of the core's
+        """Begin a new journal file; return the journal's entries for the snapshot of the shard's
         state.
         """
         if self.journal is None or not self._writes:
@@ -411,26 +415,27 @@ class JournaledCore:
         return {"recovered": self.recovered, "journal": number, "soft": soft}
 
     def consistent(self, state: State) -> State:
-        """Return the core's state to save in the checkpoint that begins a new journal file.
+        """Return the shard's state to save in the checkpoint that begins a new journal file.
 
         At the end of a run, the shard takes a snapshot before every worker has received its last
-        reply, so the core may have handled more events than `state` includes. The new journal file
-        does not hold the events that the core has handled since `state`. After the end of the run,
-        the function therefore returns the core's current state, else `state`.
+        reply, so the state machine may have handled more events than `state` includes. The new
+        journal file does not hold the events that the shard's state machine has handled since the
+        snapshot `state`. `consistent` returns the shard's current state after the end of the run,
+        and the snapshot `state` before.
         """
         return self.core.snapshot() if self._writes and self.core.stop_reason else state
 
     def close(self) -> None:
-        """Close the journal and the high-water mark, because the next snapshot is the run's
-        last.
-        """
+        """Close the files of the journal and the high-water mark before the run's last snapshot."""
         self._writes = False
         for file in (self.journal, self.high_water):
             if file is not None:
                 file.close()
 
     def summary(self) -> dict[str, Any]:
-        """Return {"journal": counts} for the run's summary; {} if `about` is empty."""
+        """Return {"journal": counts of events and bytes} for the run's summary; {} if `about` is
+        empty.
+        """
         journal = self.journal
         counts = {"events": journal.num_records, "bytes": journal.num_bytes} if journal else {}
         return {"journal": {**self.about, **self.recovered, **counts}} if self.about else {}

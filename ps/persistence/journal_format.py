@@ -1,4 +1,5 @@
-"""Records of a journal: the events of a PS shard's core with their times, as checksummed bytes.
+"""Records of a journal: the events of a PS shard's state machine with their times, as checksummed
+bytes.
 
 A journal record consists of the length of its body (4 bytes), a checksum (4 bytes, CRC-32 of length
 and body), and the body.
@@ -50,7 +51,9 @@ _DECODING_ERRORS = (
 
 
 class DamagedRecord(ValueError):
-    """Error: a journal record was changed after it was written; the message names the damage."""
+    """Error: a journal record was changed after it was written; the error's text names the
+    damage.
+    """
 
 
 class TruncatedRecord(DamagedRecord):
@@ -58,7 +61,7 @@ class TruncatedRecord(DamagedRecord):
 
 
 class EventCoder:
-    """Codes the events of one shard's core as journal records, and decodes the records."""
+    """Codes the events of one shard's state machine as journal records, and decodes the records."""
 
     def __init__(
         self, layout: ShardLayout, method: Method, kernels: Kernels, aux_count: int = 0
@@ -84,8 +87,8 @@ class EventCoder:
         self._chooser = IndexChooser()
 
     def code(self, event: events.Event, now: float) -> list[Any]:
-        """Return the byte strings of the journal record of an event that the core handles at
-        `now`.
+        """Return the byte strings of the journal record of an event that the shard's state machine
+        handles at `now`.
         """
         if not isinstance(event, events.Push):
             return framed([_BODY.pack(now, _EVENT), _json(to_plain(event))])
@@ -130,10 +133,11 @@ class EventCoder:
         return message, pieces
 
     def decode(self, body: memoryview) -> tuple[events.Event, float]:
-        """Return (event, time at which the core handled the event) from a record's body.
+        """Return (event, time at which the shard's state machine handled the event) from a record's
+        body.
 
         Raises:
-            DamagedRecord: The body of the record does not hold an event.
+            DamagedRecord: The body of the journal record does not hold an event.
         """
         try:
             now, kind = _BODY.unpack_from(body)

@@ -1,8 +1,8 @@
 """Decides whether a PS shard writes a journal of its events, and replays the previous journal.
 
-``--journal=auto`` decides by the size of the method's pushes, which is measured before training
-starts. With ``--journal=auto``, sparse pushes, which are small compared with the model, are
-journaled, and dense pushes are not.
+``--journal=auto`` decides by the size of the training method's pushes, which is measured before
+training starts. With ``--journal=auto``, sparse pushes, which are small compared with the model,
+are journaled, and dense pushes are not.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _MOST_ENTRIES = 4_000_000
 
 
 class JournalPolicy:
-    """Decides at the run's start, from --journal and the method, if a shard writes a journal.
+    """Decides at the run's start, from --journal and the training method, if a shard writes a
+    journal.
 
     Attributes:
-        about: Entries about the journal in the run's summary, except the counts of events and
+        about: Entries about the journal for the run's summary, without the counts of events and
             bytes.
 
     Args:
@@ -67,8 +68,8 @@ class JournalPolicy:
         """Replay the journal's events on the state of the newest snapshot.
 
         Args:
-            make: Function that makes a shard core from its settings; None: continue from the
-                snapshot without a replay.
+            make: Function that makes a shard's state machine from its settings; None: continue from
+                the snapshot without a replay.
         """
         replayed = None if make is None else self._saved.replay(make, self._coder)
         before = self._saved.recovered
@@ -78,11 +79,11 @@ class JournalPolicy:
         }
 
     def begin(self, journaled: JournaledCore, decoder: PushDecoder, lease_seconds: float) -> None:
-        """Count the updates lost before the restart; start a journal with the next snapshot if
-        --journal allows it.
+        """Count updates lost before the restart; start a journal at the next snapshot if --journal
+        allows it.
 
         Args:
-            journaled: Core of the shard, with the journal of its events.
+            journaled: State machine of the shard, with the journal of its events.
             decoder: Decoder of the shard's pushes.
             lease_seconds: Time in seconds without a message of a worker, after which the worker is
                 expelled.
@@ -97,8 +98,8 @@ class JournalPolicy:
         it.
 
         Args:
-            before: Journal policy of the training script's previous model.
-            journaled: Core of the shard; its journal must be closed.
+            before: `JournalPolicy` that was used for the training script's previous model.
+            journaled: State machine of the shard, whose previous journal has been closed.
             decoder: Decoder of the new model's pushes.
             lease: Time in seconds without a message of a worker, after which the worker is
                 expelled.
@@ -130,23 +131,23 @@ class JournalPolicy:
         core.counters.note_lost_updates(reached)
         if (lost := reached - core.version) > 0:
             logging.warning(
-                "this shard continues from model version %d, but had reached version %d before it "
-                "died: %d updates are lost",
+                "this PS shard continues from model version %d, but had reached version %d "
+                "before it died: %d updates are lost",
                 *(core.version, reached, lost),
             )
         else:
             logging.info(
-                "this shard continues from model version %d: no update is lost", core.version
+                "this PS shard continues from model version %d: no update is lost", core.version
             )
 
 
 def push_fraction(method: Method, spec: ModelSpec) -> float:
     """Return the coded size of a push as a fraction of the model's float32 size.
 
-    To measure the size of a push, the function codes random values with the method's codec (after
-    its warm-up) and the wire coding. To measure the size of a push of a large model, the function
-    codes only some of the tensors. If workers sum gradients among themselves (--collective), they
-    push whole weights, so a push is as large as the model.
+    To measure the size of a push, `push_fraction` encodes random values with the training method's
+    codec (after the codec's warm-up) and the wire format. To measure the size of a push of a large
+    model, `push_fraction` encodes only some of the model's tensors. If workers sum gradients among
+    themselves (--collective), they push whole weights, so a push is as large as the model.
     """
     if method.collective != THROUGH_PS:
         return 1.0
@@ -165,8 +166,8 @@ def push_fraction(method: Method, spec: ModelSpec) -> float:
 def _sample(spec: ModelSpec) -> ModelSpec:
     """Return the model's first tensors that together have at most `_MOST_ENTRIES` entries.
 
-    The sample of the model's tensors contains at least one tensor. A sampled tensor with more than
-    `_MOST_ENTRIES` entries is cut to the rows that fit.
+    The sample of the model's tensors, whose coded size is measured, contains at least one tensor. A
+    sampled tensor with more than `_MOST_ENTRIES` entries is cut to its first rows.
     """
     sampled: list[TensorSpec] = []
     num_entries = 0

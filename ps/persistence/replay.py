@@ -1,8 +1,8 @@
 """Restores the state in which a PS shard died: loads a snapshot, replays the journal's events.
 
-The shard's core is deterministic: equal sequences of events lead to equal states, bit for bit. If
-the journal is damaged, the replay ends after the last intact record. An event on which the core
-raises an exception also ends the replay of the journal.
+The shard's state machine is deterministic: equal sequences of events lead to equal states, bit for
+bit. If the journal is damaged, the replay ends after the last intact record. The replay of the
+journal ends at an event on which the shard's state machine raises an exception.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ MakeCore = Callable[[CoreConfig, float], PsCore]
 
 @dataclasses.dataclass(frozen=True)
 class ReplaySettings:
-    """The settings of a shard's core as stored in the heads (first records) of journal files."""
+    """The settings of a shard's state machine as stored in the heads (first records) of journal
+    files.
+    """
 
     config: CoreConfig
     lease_seconds: float
 
     def to_plain(self) -> State:
-        """Return the core's settings as plain data without arrays."""
+        """Return the settings of the shard's state machine as plain data without arrays."""
         return {
             field.name: to_plain(getattr(self, field.name)) for field in dataclasses.fields(self)
         }
 
     @staticmethod
     def of(content: State) -> ReplaySettings:
-        """Return a core's settings from plain data that `to_plain` returned.
+        """Return the settings of a shard's state machine from plain data that `to_plain` returned.
 
         Raises:
-            DamagedRecord: The plain data do not hold settings of a core.
+            DamagedRecord: The plain data do not hold the settings of a shard's state machine.
         """
         try:
             return ReplaySettings(**{name: from_plain(value) for name, value in content.items()})
@@ -60,13 +62,13 @@ class Replayed:
     """The result of the replay of a shard's journal.
 
     Attributes:
-        core: Durable (checkpointed) state of the core after the replay.
+        core: Durable (checkpointed) state of the shard's state machine after the replay.
         place: Position in the journal after the last replayed record.
         num_records: Number of events that were replayed from the journal.
         generation: Highest generation (number of restarts of the shard) in the snapshot's state and
             in the heads of all journal files.
-        damage: Why the replay ended before the end of the journal; None if the replay reached the
-            end.
+        damage: Why the replay ended before the end of the journal; None if all records were
+            replayed.
     """
 
     core: State
@@ -77,7 +79,7 @@ class Replayed:
 
 
 class _Unhandled(Exception):
-    """Error: the core raised an exception on an event of the journal."""
+    """Error: the shard's state machine raised an exception on an event of the journal."""
 
     def __init__(self, num_records: int) -> None:
         super().__init__(num_records)
@@ -199,10 +201,11 @@ def replay(
 
     Args:
         folder: Folder that contains the journal files of the shard.
-        snapshot: Durable state of the core in the snapshot.
-        soft: State of the core in the snapshot that a restart without a journal would lose.
+        snapshot: Durable state of the shard's state machine in the snapshot.
+        soft: State of the shard's state machine in the snapshot that a restart without a journal
+            would lose.
         first: Number of the journal file that the shard began with the snapshot.
-        make: Function that makes a core from its settings.
+        make: Function that makes a shard's state machine from its settings.
         coder: Coder of the shard's events as journal records.
     """
     # If the core raises an exception on an event, the core's state may be half changed. The replay
@@ -234,10 +237,10 @@ def _attempt(
     coder: EventCoder,
     most: int | None,
 ) -> Replayed:
-    """Replay all events of a journal; if `most` is not None, replay only the first `most` events.
+    """Replay a journal's events: all if `most` is None, otherwise only the first `most` events.
 
     Raises:
-        _Unhandled: The core raised an exception on an event of the journal.
+        _Unhandled: The shard's state machine raised an exception on an event of the journal.
     """
     core: PsCore | None = None
     settings, damage, count = None, None, 0
@@ -272,19 +275,21 @@ def _attempt(
 def _handle(
     handle: Callable[[Any, float], object] | None, newest: tuple[Any, float] | None, count: int
 ) -> None:
-    """Call the core with a replayed event; drop the resulting actions (such as replies).
+    """Call the shard's state machine with a replayed event; drop the resulting actions (such as
+    replies).
 
     The dead process has performed the actions that replayed events result in, or no worker needs
     these actions after the restart.
 
     Args:
-        handle: Method `handle` of the core; None if no head of a journal file has been read yet.
+        handle: Method `handle` of the shard's state machine; None if no head of a journal file has
+            been read yet.
         newest: Replayed event, and the time at which the dead process handled the event; None if
             there is no event.
         count: Number of replayed events up to and including this event.
 
     Raises:
-        _Unhandled: The core raised an exception on the replayed event.
+        _Unhandled: The shard's state machine raised an exception on the replayed event.
     """
     if handle is None or newest is None:
         return
@@ -297,7 +302,9 @@ def _handle(
 def _core_for(
     core: PsCore | None, settings: ReplaySettings, start: tuple[State, State], make: MakeCore
 ) -> PsCore:
-    """Return the core for a journal file's events: `core`, or a new core if the shard restarted."""
+    """Return the state machine that replays a journal file: `core`, or a new one if the shard
+    restarted there.
+    """
     if core is not None and core.config.generation == settings.config.generation:
         return core
     fresh = make(settings.config, settings.lease_seconds)

@@ -44,7 +44,9 @@ _NB_PS, _OPTIMIZER = "nb_ps", "server_optimizer"
 
 
 def _compiled(offer: Offer) -> list[object]:
-    """Return the properties of a model's description (offer) that determine its training steps."""
+    """Return the parts of a model's description that determine the computation of training
+    steps.
+    """
     fresh = [dataclasses.replace(optimizer, iterations=0) for optimizer in offer.optimizers]
     return [fresh, offer.fingerprint()]
 
@@ -53,7 +55,8 @@ class Saver:
     """Writes the checkpoints of a shard in a background thread, one checkpoint after the other.
 
     The background thread exists only while a checkpoint is being written. A process that has served
-    many shards therefore holds no idle threads, and no arrays that idle threads would refer to.
+    many shards one after the other holds no idle writing threads, and no arrays that idle threads
+    would refer to.
     """
 
     def __init__(
@@ -110,11 +113,13 @@ class Saver:
             except Exception as error:  # noqa: BLE001 - flush() raises it
                 self.failure = error
                 logging.error(
-                    "cannot write the shard's checkpoint of model version %d: %s", version, error
+                    "cannot write the PS shard's checkpoint of model version %d: %s", version, error
                 )
 
     def _take(self) -> tuple[int, State] | None:
-        """Return the snapshot to write next; None if no snapshot waits, which ends the thread."""
+        """Return the snapshot to write next; None if no snapshot waits, which ends the writing
+        thread.
+        """
         # The saver clears `_is_writing` under the lock under which `put` reads it. A snapshot that
         # arrives later therefore starts a new thread. Without the lock, that snapshot could wait
         # forever.
@@ -127,7 +132,7 @@ class Saver:
 
 
 class SavedShard:
-    """The saved files of one shard of a run: the core's state, and the run's identity.
+    """The saved files of one parameter server shard: the shard's state and the identity of its run.
 
     Args:
         run: Settings of the training run.
@@ -161,11 +166,14 @@ class SavedShard:
 
     @property
     def offer(self) -> str | None:
-        """JSON text of the saved offer (a worker's description of its model); None without one."""
+        """JSON text of the saved model description that a worker had sent; None without such a
+        description.
+        """
         return self._found.get("offer") if self._found else None
 
     def check(self, spec: ModelSpec, offer: Offer | None = None) -> None:
-        """Check that the saved run fits this run, and take over the checkpoints for writing.
+        """Check that the saved run has this run's settings and model, and take over its
+        checkpoints.
 
         Args:
             spec: Names, shapes and dtypes of the whole model's variables.
@@ -246,7 +254,7 @@ class SavedShard:
 
     @property
     def phase(self) -> int:
-        """Number of the script's phase (model) that trains the saved model; 0 without a
+        """Number of the saved model among the models that the script trains, from 0; 0 without a
         checkpoint.
         """
         return int(self._found["phase"]) if self._found else 0
@@ -259,7 +267,7 @@ class SavedShard:
         return int(self._found["since"]) if self._found else 0
 
     def begin_phase(self, spec: ModelSpec, offer: Offer | None, phase: int, since: int) -> None:
-        """From now on, save the model of the script's next phase, with a new journal.
+        """Save the training script's next model in later checkpoints, with a new journal.
 
         Args:
             spec: Names, shapes and dtypes of the whole model's variables.
@@ -272,12 +280,14 @@ class SavedShard:
 
     @property
     def core(self) -> State | None:
-        """State of the shard's core in the newest checkpoint; None without a checkpoint."""
+        """State of the shard's state machine in the newest checkpoint; None without a
+        checkpoint.
+        """
         return self._found["core"] if self._found else None
 
     @property
     def run_id(self) -> str:
-        """Identity of the saved run; "" without a checkpoint."""
+        """Random identifier of the saved run; "" without a checkpoint."""
         return str(self._found["run_id"]) if self._found else ""
 
     @property
@@ -314,7 +324,7 @@ class SavedShard:
 
     @property
     def recovered(self) -> State:
-        """Counts of replayed events and damaged journals from the newest checkpoint."""
+        """Counts of replayed events and damaged journals, as stored in the newest checkpoint."""
         nothing = {"replayed": 0, "cuts": []}
         return self._found.get("recovered", nothing) if self._found else nothing
 
@@ -343,9 +353,9 @@ class SavedShard:
     def reached_version(self) -> int | None:
         """Version of the weights that the shard reached before its last restart; None if unknown.
 
-        The version is also None if the high-water mark is from an earlier generation (before an
-        earlier restart) than the checkpoint, which already counts the updates lost in that
-        generation.
+        The version that the shard reached is None if the high-water mark was written before an
+        earlier restart than the checkpoint, because the checkpoint already counts the updates lost
+        in that restart.
         """
         generation = self._found["core"]["generation"] if self._found else 0
         mark = self._mark if self._found else None
@@ -355,7 +365,7 @@ class SavedShard:
         """Replay the journal on the state of the newest checkpoint; return None without a journal.
 
         Args:
-            make: Function that makes a core from its settings.
+            make: Function that makes a shard's state machine from its settings.
             coder: Coder of the shard's events as journal records.
         """
         if self._found is None or self._found.get("journal") is None:
@@ -363,24 +373,24 @@ class SavedShard:
         if self._found.get("journals_of") != self._journals_of():
             logging.warning(
                 "the journal of events after the newest checkpoint is on another machine: the "
-                "updates in this journal are lost, and the shard continues from the checkpoint"
+                "updates in this journal are lost, and the PS shard continues from the checkpoint"
             )
             return None
         saved = self._found
         replayed = replay(self.folder, saved["core"], saved["soft"], saved["journal"], make, coder)
         saved["core"], self._replayed = replayed.core, replayed
         logging.info(
-            "the shard's journal restored %d events after the newest checkpoint",
+            "the PS shard's journal restored %d events after the newest checkpoint",
             replayed.num_records,
         )
         if replayed.damage:
             logging.warning(
-                "the end of the shard's journal is damaged and was cut off: %s", replayed.damage
+                "the end of the PS shard's journal is damaged and was cut off: %s", replayed.damage
             )
         return replayed
 
     def open(self) -> None:
-        """Create the saver of checkpoints, so that `put` can write checkpoints."""
+        """Create the `Saver` of checkpoints, so that `put` can write checkpoints."""
         self._saver = Saver(
             self._checkpoints, self._remove_unneeded, lambda error: self.on_fenced(error)
         )
@@ -402,7 +412,7 @@ class SavedShard:
         try:
             journal.remove_before(self.folder, min(needed, default=1 << 62))
         except OSError as error:
-            logging.warning("cannot delete an old journal of this shard: %s", error)
+            logging.warning("cannot delete an old journal of this PS shard: %s", error)
 
     def put(
         self,
@@ -418,8 +428,8 @@ class SavedShard:
 
         Args:
             version: Version of the weights in the state (number of updates).
-            core: Snapshot of the shard core's state; the caller must not change the snapshot
-                afterwards.
+            core: Snapshot of the state of the shard's state machine; the caller must not change the
+                snapshot afterwards.
             run_id: Random identifier of the training run.
             bytes_down: Worker id -> number of bytes that the shard has sent to the worker.
             reports: Newest status report of each node: (role, id) -> JSON text.
@@ -467,9 +477,7 @@ class SavedShard:
             ) from error
 
     def ended_models(self) -> CheckpointStore:
-        """Return the storage of models from the script's earlier phases, for writing by this
-        process.
-        """
+        """Return the storage of the script's earlier models, which this process may write to."""
         name = f"{self._name}-ended"
         store = self._checkpoints_of(name, self.folder / "ended", self._run.keep_checkpoints)
         store.take_over(self._owner)
@@ -547,8 +555,8 @@ class SavedShard:
     def _fails_with(self, version: int, core: State) -> bool:
         """Return whether the run's training script failed after it had trained.
 
-        If the training script fails before its first update (for example on a missing module), the
-        function returns the value in the newest checkpoint.
+        If the training script fails before its first update (for example on a missing module),
+        `_fails_with` returns the result that the newest checkpoint contains.
         """
         if self._found and version <= self.version:
             return self.script_failed

@@ -1,23 +1,23 @@
-"""Barriers between the workers' training scripts, and the end of the run; no threads.
+"""Barriers at which the workers' training scripts wait for each other, and the end of the run.
 
 A worker's script waits at a barrier before its first training step, at the beginning and the end of
-each call of fit, and when it saves files after a fit. At the first barrier a worker's script also
-waits for the start of the run's first evaluator (`first_evaluator`). If a script has another model
-at the beginning or end of a fit, a new phase (model) of the run begins for all scripts. A worker's
-script also reports its own end to shard 0.
+each call of fit, and when it saves files after a fit. At its first barrier, a worker's script waits
+for the start of the run's first evaluator, too (`first_evaluator`). If one worker's script has
+another model at the beginning or end of a fit, all scripts begin to train that model (a new phase).
+A worker's script reports to shard 0 when the script ends.
 
-A barrier opens when every script in the run has reached that barrier or a later one. A script is in
-the run until its worker finishes, is lost (its stream has been closed for the time of a lease), or
-is absent (it has never connected within a time limit). An opened barrier stays open, so that a
-worker that starts late or restarts can catch up.
+A barrier opens when every script in the run has reached this barrier or a later barrier. A script
+is in the run until its worker finishes, is lost (its stream has been closed for the time of a
+lease), or is absent (it has never connected within a time limit). An opened barrier stays open, so
+that a worker that starts late or restarts can catch up.
 
-One script may stop a fit early for all scripts. Only the script of the chief (one of the workers)
-writes files. The chief is the worker with the lowest id that is not lost. A worker that has
-finished can still be the chief.
+One worker's script may stop a call of fit early for the scripts of all workers. Only the script of
+the chief (one of the workers) writes files. The chief is the worker with the lowest id that is not
+lost. A worker whose script has finished can be the chief (the worker whose script writes files).
 
-The shard does not save the state of the barriers. After a restart of the shard, the workers'
-scripts report again at which barrier they wait, which barriers they have passed, and whether they
-have finished.
+The shard does not save at which barriers the workers' scripts wait. After a restart of the shard,
+the workers' scripts report again at which barrier they wait, which barriers they have passed, and
+whether they have finished.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class BarrierArrival:
     """Report of a worker's script that it has reached a barrier or has reconnected.
 
     Attributes:
-        name: Name of the barrier that the script has reached; empty if the script only reports the
-            barriers it has passed.
+        name: Name of the barrier that the script has reached; empty if the script only reports
+            which barriers it has passed.
         passed: Names of the barriers that the script has passed before this report.
         changes: True if the script's model has changed since the script's previous barrier.
         changed: Names of the barriers in `passed` at which a phase (another model) has begun.
@@ -73,10 +73,12 @@ class BarrierOpening:
     """Message to a script that it may pass a barrier.
 
     Attributes:
-        worker: Worker id of the script that may pass.
+        worker: Worker id of the script that may pass the barrier.
         name: Name of the barrier that the script may pass.
-        changes: True if a phase begins at this barrier because the model of a script has changed.
-        offers: True if this script must offer its model; the other scripts then use that model.
+        changes: True if all scripts begin to train another model at this barrier, because the model
+            of one script has changed.
+        offers: True if this worker's script must send its model to the shards, so that all workers
+            train this model.
     """
 
     worker: int
@@ -87,7 +89,7 @@ class BarrierOpening:
 
 @dataclasses.dataclass(frozen=True)
 class ScriptsEnd:
-    """End of the run for all scripts.
+    """Message to the scripts of all workers that the run has ended.
 
     The `message` explains the end of the run to users; it is empty after a normal end.
     """
@@ -107,8 +109,8 @@ class FitStop:
 
 @dataclasses.dataclass(frozen=True)
 class ChiefNamed:
-    """Notice to a worker's script about which worker is the chief. Only the script of the chief (a
-    worker) writes files.
+    """Notice to a worker's script that names the chief, the worker whose script writes files. Only
+    the script of the chief (a worker) writes files.
     """
 
     worker: int
@@ -167,7 +169,7 @@ class _Script:
 
 
 class Barriers:
-    """Barrier state of the scripts of all workers, kept by shard 0.
+    """State of the barriers between all workers' scripts, which shard 0 stores.
 
     Attributes:
         ended: Cause of the end of the run; None while the run continues.
@@ -203,9 +205,9 @@ class Barriers:
         return 1 <= worker <= self._nb_workers
 
     def begin(self, worker: int, incarnation: int, now: float) -> list[Outcome]:
-        """Register the stream of a worker's script.
+        """Register the control stream of a worker's script, which may wait at barriers.
 
-        A new incarnation (process) of a worker's script begins with empty state.
+        A new process of a worker's script has reached no barrier yet.
         """
         self._absent_at = min(self._absent_at, now + self._patience_seconds)
         self.first_evaluator.script_came(now)
@@ -222,8 +224,8 @@ class Barriers:
         return [ChiefNamed(worker, self._chief), *stops, *outcomes]
 
     def arrive(self, worker: int, arrival: BarrierArrival, now: float) -> list[Outcome]:
-        """Record that a worker's script has reached a barrier. A repeated report of a script at a
-        barrier changes nothing.
+        """Record that a worker's script has reached a barrier. If a script reports the same barrier
+        twice, the second report changes nothing.
 
         Args:
             worker: Worker id of the script that has reached the barrier.
@@ -274,12 +276,12 @@ class Barriers:
         return self._seen(worker, now)
 
     def alive(self, worker: int, now: float) -> list[Outcome]:
-        """Record a heartbeat message of a worker's script."""
+        """Record the time of a heartbeat message of a worker's script."""
         return self._seen(worker, now)
 
     def lost(self, worker: int, incarnation: int, now: float) -> None:
-        """Record that the control stream of a worker's script has ended. A script whose stream has
-        ended may reconnect within a lease.
+        """Record that the control stream of a worker's script has ended. A worker's script whose
+        stream has ended may reconnect within the time of a lease.
         """
         script = self._scripts.get(worker)
         if script is not None and script.incarnation == incarnation:
@@ -295,7 +297,9 @@ class Barriers:
         self.first_evaluator.excuse(seconds)
 
     def present(self, now: float) -> list[int]:
-        """Return the ids of the workers whose scripts take part in the run, in ascending order."""
+        """Return the ids of the workers whose scripts are not finished, lost or absent,
+        ascending.
+        """
         return [w for w in range(1, self._nb_workers + 1) if now < self._gone_at(w)]
 
     def is_running(self, worker: int, now: float) -> bool:
@@ -307,7 +311,9 @@ class Barriers:
         return self._settle(now)
 
     def next_deadline(self, now: float) -> float | None:
-        """Return the next time at which `tick` must be called; None if no deadline is set."""
+        """Return the time of the scripts' next deadline, at which `tick` must be called; None if
+        none is set.
+        """
         if self.ended is not None or not self._scripts:
             return None
         moments = [self._gone_at(worker) for worker in range(1, self._nb_workers + 1)]
@@ -354,7 +360,9 @@ class Barriers:
         self.phase = max(self.phase, phase_of(name))
 
     def _name_chief(self, now: float) -> list[Outcome]:
-        """Notify all scripts if another worker becomes the chief, whose script writes the files."""
+        """Notify all workers' scripts if another worker becomes the chief, whose script writes
+        files.
+        """
         scripts = self._scripts
         ended = {worker for worker, script in scripts.items() if script.has_finished}
         workers = range(1, self._nb_workers + 1)

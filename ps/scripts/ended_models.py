@@ -1,4 +1,4 @@
-"""Final models of ended phases (periods with one model), for late evaluators and workers.
+"""Final models of a run that trains several models one after the other, for late clients.
 
 A phase is a period in which the run trains one model. From the models of ended phases, an evaluator
 or a late worker gets the values of variables that the run does not train now, for example the
@@ -25,9 +25,11 @@ class EndedModel:
     """Final state of a model whose variables the run trained in one or more consecutive phases.
 
     Attributes:
-        first: Number of the run's first phase that trained this model's variables.
-        last: Number of the run's last phase that trained this model's variables.
-        layout: Shard layout of this model: the slices of variables that the shard holds.
+        first: Number of the run's first phase (period with one model) that trained the variables of
+            `EndedModel`.
+        last: Number of the run's last phase (period with one model) that trained the variables of
+            `EndedModel`.
+        layout: Shard layout of the ended model: the slices of variables that the shard holds.
         generation: Number of restarts of the shard before the end of the last phase that trained
             this model.
         reply: Reply message with the final weights of the whole model.
@@ -75,10 +77,11 @@ class EndedModel:
 
 
 class EndedModels:
-    """The newest models of ended phases of the run, by phase number (writer thread).
+    """Final models of the run's newest ended phases, by phase number; used by the writer thread.
 
     Attributes:
-        since: Number of the run's first phase that trained the current model's variables.
+        since: Number of the run's first phase (period with one model) that trained the current
+            model's variables.
 
     Args:
         checkpoints: Storage of the ended models for a restart of the shard; None to save nothing.
@@ -90,11 +93,11 @@ class EndedModels:
         self._kept: collections.deque[EndedModel] = collections.deque()
 
     def restore(self, since: int) -> None:
-        """Load the saved models of the phases before the current model's first phase.
+        """Load the saved final models that the run trained before the current model.
 
         Args:
-            since: Number of the first phase that trained the current model's variables, from the
-                shard's checkpoint.
+            since: Number of the first phase (period with one model) that trained the current
+                model's variables, from the shard's checkpoint.
         """
         self.since = since
         states = [] if self._checkpoints is None else self._checkpoints.load_all()
@@ -102,7 +105,8 @@ class EndedModels:
         self._kept.extend(model for model in models if model.last < since)
 
     def add(self, ended: EndedModel, phase: int) -> None:
-        """Store and save the current model, because the run trains another model from `phase` on.
+        """Store and save the current model, because the run trains another model from phase number
+        `phase` on.
 
         Raises:
             OSError: The checkpoint of the ended model cannot be written.
@@ -116,7 +120,7 @@ class EndedModels:
             self._checkpoints.save(ended.first, ended.to_plain())
 
     def find(self, phase: int) -> EndedModel | None:
-        """Return the final model of a phase of the run; None if that phase's model is not
+        """Return the final model of a phase (period with one model) of the run; None if it is not
         stored.
         """
         return next((model for model in self._kept if model.first <= phase <= model.last), None)

@@ -1,25 +1,26 @@
-"""Meetings (synchronization points) of the workers' scripts after each epoch; no threads.
+"""Synchronization points (meetings) of the workers' scripts after each training epoch.
 
-A worker's script meets the other workers' scripts twice at the end of each epoch. The first meeting
-of an epoch follows the script's training steps: the script sends the state of its training metrics
-and receives the sum over all scripts. The second meeting of an epoch follows the script's
-callbacks: the script reports whether a callback has set ``stop_training`` and receives the number
-of epochs after which the fit ends for all scripts.
+At the end of each training epoch, a worker's script meets the other workers' scripts twice. The
+first meeting of an epoch takes place after the script's training steps: the script sends the state
+of its training metrics and receives the sum over all scripts. The second meeting of an epoch takes
+place after the script's callbacks: the script reports whether a callback has set ``stop_training``
+and receives the number of epochs after which the fit ends for all scripts.
 
-A meeting of scripts either waits for all scripts or does not wait. If workers step together in
-rounds, their meeting waits: the shard answers when every script of the run has arrived, so all
-scripts receive the same values. If workers step without rounds, their meeting does not wait: the
-answer is the sum of the newest reports of all scripts, and an early end of the fit takes effect
-after the current epoch of the fastest script.
+A meeting of scripts at the end of an epoch either waits for all scripts or answers without waiting.
+If workers step together in rounds, their meeting waits: the shard answers when every script of the
+run has arrived, so all scripts receive the same values. If workers step without rounds, their
+meeting does not wait: the answer is the sum of the newest reports of all scripts, and an early end
+of the fit takes effect after the current epoch of the fastest script.
 
 A meeting of scripts does not wait for a script that is lost, for a script that is behind by a whole
 epoch (after a restart), or for a script whose worker waits in a round for the push of another
-worker. The push of another worker may never come, because the script of that worker may wait at the
-meeting. A meeting of scripts has no time limit, because an epoch may take an hour longer on a slow
-device.
+worker. A worker that waits in a round for another worker's push may wait forever, because the
+script of that other worker may wait at the meeting. A meeting of scripts has no time limit, because
+a training epoch may take an hour longer on a slow device than on other devices.
 
-The shard does not save the state of the epoch meetings. After a restart of the shard, the workers'
-scripts report again at which meeting they wait, and the newest answer that they have received.
+The shard does not save which scripts wait at the meetings after an epoch. After a restart of the
+shard, the workers' scripts report again at which meeting they wait, and the newest answer that they
+have received.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _NOWHERE: Place = (0, -1, 0)
 
 @dataclasses.dataclass(frozen=True)
 class MeetingAnswer:
-    """Answer of a meeting at an epoch's end to one script."""
+    """Answer to one script at a meeting of all scripts at an epoch's end."""
 
     worker: int
     meeting: pb.EpochMeeting
@@ -81,10 +82,10 @@ class _MeetingScript:
     Attributes:
         incarnation: Random number that identifies one start of the script's process.
         place: The latest point (fit, epoch, stage) that the script has reached in its training;
-            None if the shard does not know the point.
+            None if the shard does not know how far the script is.
         newest: The script's newest report of metrics after an epoch; None before the first report.
-        waits_with: The report that the script has sent at the meeting where it waits; None if the
-            script does not wait.
+        waits_with: The report that the script has sent at the meeting where the script waits; None
+            if it does not wait.
         since: Time at which the script began to wait at a meeting, in seconds of the shard's clock.
     """
 
@@ -96,7 +97,7 @@ class _MeetingScript:
 
 
 class EpochMeetings:
-    """The epoch meetings of all scripts of a run, kept by shard 0.
+    """State of the meetings of all scripts at the ends of epochs, which shard 0 stores.
 
     Args:
         present: Function that returns the ids of the workers whose scripts are in the run at a
@@ -118,9 +119,10 @@ class EpochMeetings:
         self._version, self._moved_at = -1, -math.inf
 
     def begin(self, worker: int, incarnation: int, now: float) -> list[MeetingOutcome]:
-        """Register the stream of a worker's script.
+        """Register the control stream of a worker's script, which may wait at meetings after
+        epochs.
 
-        A new incarnation (process) of a worker's script begins with empty state.
+        A new process of a worker's script has reached no meeting yet.
         """
         known = self._scripts.get(worker)
         if known is None:
@@ -139,15 +141,18 @@ class EpochMeetings:
         return self._settle(now)
 
     def end_fit(self, fit: int, epochs: int) -> None:
-        """Record that a call of fit ends for all scripts after `epochs` epochs; 0: immediately."""
+        """Record that a call of fit ends for all scripts after `epochs` epochs; 0 means
+        immediately.
+        """
         self._ends.setdefault(fit, epochs)
 
     def meet(self, worker: int, meeting: pb.EpochMeeting, now: float) -> list[MeetingOutcome]:
-        """Record that a script has reached a meeting at an epoch's end; scripts may repeat reports.
+        """Record that a script has reached a meeting at an epoch's end; a script may report this
+        twice.
 
         Args:
             worker: Worker id of the script that has reached the meeting.
-            meeting: Report that the script has sent for the meeting.
+            meeting: Report that the script has sent for the meeting at an epoch's end.
             now: Current time in seconds of the shard's clock.
         """
         place = place_of(meeting)
@@ -193,7 +198,7 @@ class EpochMeetings:
         return self._settle(now)
 
     def next_deadline(self, now: float) -> float | None:
-        """Return the next time at which `tick` must be called; None if no script waits."""
+        """Return the time at which `tick` must next check the meetings; None if no script waits."""
         if not self._waiting():
             return None
         # A worker may begin to wait in a round without a message to this object, so check

@@ -1,16 +1,18 @@
-"""Evaluations of the model that the workers' scripts request; no threads.
+"""State of the evaluations of the model that the workers' scripts request from an evaluator.
 
-At the end of an epoch a worker's script waits for the evaluation of that epoch. Shard 0 requests an
-evaluation from the run's evaluator once, when the leading script reaches the end of that epoch. The
-leading script is the script with the lowest worker id among the scripts that are not behind by a
-whole evaluation. All scripts get the same evaluation result for an epoch, even if they request it
-at different times. If no Supervisor starts an evaluator, or the Supervisor has been disconnected
-for a lease, the shard answers the scripts that the epoch is not evaluated.
+At the end of a training epoch, a worker's script waits for the evaluation of the model after that
+epoch. Shard 0 requests the evaluation of an epoch from the run's evaluator once, when the leading
+script reaches the epoch's end. The leading script is the script with the lowest worker id among the
+scripts that are not behind by a whole evaluation. All scripts get the same evaluation result for an
+epoch, even if they request it at different times. If no Supervisor starts an evaluator, or the
+Supervisor has been disconnected for a lease, the shard answers the scripts that the epoch is not
+evaluated.
 
 The evaluator process runs no callbacks of the script and trains nothing. If an evaluation depends
 on a script's callbacks, or on state other than the weights, a worker's script must make the
-evaluation. The shard then appoints the waiting script with the lowest worker id. If the script that
-must make an evaluation is lost, the shard appoints another script.
+evaluation. To make an evaluation in a worker's script, the shard appoints the waiting script with
+the lowest worker id. If the script that must make an evaluation is lost, the shard appoints another
+script.
 
 The shard does not save the requests for evaluations. After a restart of the shard, the workers'
 scripts report again for which evaluation they wait, and the results that they have received.
@@ -46,7 +48,7 @@ _NOWHERE: Position = (0, -1)
 
 @dataclasses.dataclass(frozen=True)
 class ForScript:
-    """A message about evaluations for the script of one worker."""
+    """A message about evaluations that shard 0 sends to the script of one worker."""
 
     worker: int
     message: pb.ToClient
@@ -54,14 +56,14 @@ class ForScript:
 
 @dataclasses.dataclass(frozen=True)
 class ForEvaluator:
-    """A message about evaluations for the run's evaluator."""
+    """A message about evaluations that shard 0 sends to the run's evaluator."""
 
     message: pb.ToClient
 
 
 @dataclasses.dataclass(frozen=True)
 class ForSupervisors:
-    """A message about evaluations for all Supervisors that start evaluators."""
+    """A message about evaluations that shard 0 sends to all Supervisors that start evaluators."""
 
     message: pb.ToClient
 
@@ -92,7 +94,7 @@ class _EvaluatedScript:
 
 
 class Evaluations:
-    """The evaluations that the scripts of a run request, kept by shard 0.
+    """State of the evaluations that the scripts of a run request, which shard 0 stores.
 
     Args:
         lease_seconds: Time without a Supervisor after which epochs are not evaluated, in seconds.
@@ -126,9 +128,9 @@ class Evaluations:
     # -- the workers' scripts -----------------------------------------------------------------
 
     def begin(self, worker: int, incarnation: int, now: float) -> list[Notice]:
-        """Register the stream of a worker's script.
+        """Register the control stream of a worker's script, which may request evaluations.
 
-        A new incarnation (process) of a worker's script begins with empty state.
+        A new process of a worker's script has requested no evaluation yet.
         """
         if self._alone_since is None:
             self._alone_since = now
@@ -138,8 +140,8 @@ class Evaluations:
         return self._settle(now)
 
     def begin_fit(self, worker: int, fit: pb.FitBegun, now: float) -> list[Notice]:
-        """Record that a worker's script has begun a call of fit; the script may repeat the
-        report.
+        """Record that a worker's script has begun a call of fit; the script may report this
+        twice.
         """
         self._advance(worker, (fit.fit, -1))
         known = self._fits.get(fit.fit)
@@ -151,7 +153,9 @@ class Evaluations:
         return [*self._for_evaluator(message), ForSupervisors(message), *self._settle(now)]
 
     def end_fit(self, fit: pb.FitEnded) -> list[Notice]:
-        """Record the training history that a call of fit has returned; the first report counts."""
+        """Record the history that a call of fit has returned; use only the first report of each
+        fit.
+        """
         if fit.fit in self._histories:
             return []
         self._histories[fit.fit] = fit
@@ -170,7 +174,8 @@ class Evaluations:
     def request(
         self, worker: int, fit: int, epoch: int, now: float, by_script: bool = False
     ) -> list[Notice]:
-        """Record that a script waits for the evaluation of an epoch; scripts may repeat reports.
+        """Record that a script waits for the evaluation of an epoch; the script may report this
+        twice.
 
         Args:
             worker: Worker id of the script that waits for an evaluation.
@@ -235,7 +240,7 @@ class Evaluations:
         return self._settle(now)
 
     def begin_evaluator(self, now: float) -> list[Notice]:
-        """Register the stream of the run's evaluator process.
+        """Register the control stream of the run's evaluator process.
 
         The shard sends a new evaluator the earlier fits and the open requests for evaluations.
         """
@@ -247,8 +252,8 @@ class Evaluations:
         return [*map(ForEvaluator, messages), *self._settle(now)]
 
     def end_evaluator(self, now: float) -> list[Notice]:
-        """Record that the evaluator's stream has ended. An evaluator whose stream has ended may
-        connect again later.
+        """Record that the control stream of the run's evaluator has ended. An evaluator whose
+        control stream to shard 0 has ended may connect again later.
         """
         self._has_evaluator = False
         self._requested = {
@@ -258,7 +263,9 @@ class Evaluations:
         return self._settle(now)
 
     def answer(self, evaluated: pb.Evaluated, now: float) -> list[Notice]:
-        """Record an evaluation's result; only the first result for a request is an answer."""
+        """Record an evaluation's result; ignore further results for a request that is already
+        answered.
+        """
         place = (evaluated.fit, evaluated.epoch)
         if evaluated.answers:
             if place in self._answers:
@@ -302,7 +309,7 @@ class Evaluations:
         return self._settle(now)
 
     def next_deadline(self, now: float) -> float | None:
-        """Return the next time at which `tick` must be called; None if no deadline is set."""
+        """Return the time of the next deadline of a waiting script; None if no deadline is set."""
         moments = [self._given_up_at(place) for place, _ in self._waiting()]
         moments += [self._stalled_at(script) for _, script in self._waiting()]
         return min((when for when in moments if now < when < math.inf), default=None)
@@ -395,8 +402,8 @@ class Evaluations:
         return max(script.since, self._moved_at) + STALL_SECONDS
 
     def _given_up_at(self, place: tuple[int, int]) -> float:
-        """Return the time at which scripts stop waiting for an evaluation; -inf if it has
-        passed.
+        """Return the time at which scripts stop waiting for an evaluation; -inf if they must not
+        wait.
         """
         if place in self._appointed:
             return self._requested[place] + ANSWER_SECONDS

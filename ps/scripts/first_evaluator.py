@@ -1,10 +1,10 @@
 """The start of the run's first evaluator process, for which the workers' scripts wait.
 
-Until the script calls `distribute`, an evaluator runs the workers' script as a worker does. A
-user's script may clear a folder before it calls `distribute`. To protect the files of the training,
-no worker trains before the first evaluator has reached `distribute`. The Supervisor reports the
-start and the end of the evaluator's process. The evaluator opens its stream to shard 0 in
-`distribute`.
+Until the script calls `distribute`, an evaluator process runs the workers' script exactly as a
+worker does. A user's training script may clear a folder before it calls `distribute`. To protect
+the files that the training writes, no worker trains before the script of the first evaluator has
+reached `distribute`. The Supervisor reports the start and the end of the evaluator's process. The
+evaluator opens its stream to shard 0 in `distribute`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import math
 
 
 class _Stage(enum.Enum):
-    """Stage of the start of the run's first evaluator.
+    """Stage (unknown, starting or settled) of the start of the run's first evaluator.
 
-    The stage is UNKNOWN until a Supervisor reports, STARTING while scripts wait for the evaluator,
-    and SETTLED from the time when no script has to wait.
+    The stage is UNKNOWN until a Supervisor reports, STARTING while scripts wait for the first
+    evaluator, and SETTLED as soon as no script has to wait for it.
     """
 
     UNKNOWN = enum.auto()
@@ -26,7 +26,7 @@ class _Stage(enum.Enum):
 
 
 class FirstEvaluator:
-    """The start of the run's first evaluator, watched by shard 0.
+    """State of the start of the run's first evaluator, which shard 0 stores.
 
     Args:
         lease_seconds: Time for which scripts wait for the report of a Supervisor, in seconds.
@@ -58,7 +58,7 @@ class FirstEvaluator:
     def lose_supervisor(self, now: float) -> None:
         """Record that a Supervisor's stream has ended.
 
-        A Supervisor whose stream has ended may reconnect within a lease.
+        A Supervisor whose stream to shard 0 has ended may reconnect within the time of a lease.
         """
         if self._stage is _Stage.STARTING:
             self._stage, self._unknown_since = _Stage.UNKNOWN, now

@@ -27,7 +27,7 @@ _MOST_SHARD_BYTES = (1 << 32) - 1
 
 @dataclasses.dataclass(frozen=True)
 class InitialModel:
-    """A PS shard's model before the first update.
+    """A parameter server shard's model before the first update of the weights.
 
     Attributes:
         spec: Names and shapes of the variables of the whole model.
@@ -59,8 +59,8 @@ def model_of_flags(
     Args:
         run: Settings of the training run.
         id_ps: Id of the parameter server shard, from 0.
-        shared: The whole model, of which the function takes the shard's part; None to build the
-            model from the run's settings.
+        shared: The whole model, from which `model_of_flags` takes the shard's slices of variables;
+            None to build the model from the run's settings.
         num_examples: Size of the training set; None to count the examples if --epochs needs their
             number.
 
@@ -89,7 +89,8 @@ def model_of_flags(
 
 
 def offered_layouts(run: Run, offer: Offer) -> tuple[ShardLayout, ...]:
-    """Return the layouts of all shards for the model that a worker offers; same on all nodes.
+    """Return all shards' layouts for the model that a worker offers; all nodes compute equal
+    layouts.
 
     Raises:
         ConfigurationError: The model cannot be split over the run's shards.
@@ -134,9 +135,9 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
     Args:
         run: Settings of the training run.
         id_ps: Id of the parameter server shard, from 0.
-        offer: Worker's description of its model, from a document that has been checked.
+        offer: A worker's description of its model, read from a document that has been checked.
         payload: [n] float32 bytes: weights, then statistics and optimizer slots, `offered_bytes`
-            long. None if a checkpoint holds the values.
+            long. None if a checkpoint holds the weights.
 
     Raises:
         ConfigurationError: The model does not fit the run's settings, or its values hold NaN or
@@ -181,7 +182,9 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
 
 
 def _check_rates(run: Run, method: Method, offer: Offer) -> None:
-    """Reject a learning-rate schedule that has a NaN or infinite rate within the run's steps."""
+    """Reject a learning rate schedule that returns NaN or infinity for any training step of the
+    run.
+    """
     if not isinstance(method.server, ScriptUpdate | ScriptUpdates):
         return
     # Upper bounds of the schedule's steps: an update merges at least one push (exactly one with

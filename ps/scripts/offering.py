@@ -57,13 +57,13 @@ _LONGEST_MESSAGE = 2000
 
 
 class OfferRefused(Exception):
-    """Error: the model that a worker offers is invalid. The message of the error is sent to the
-    worker that offered the model.
+    """Error: the model that a worker offers is invalid. The worker that offered an invalid model
+    receives the text of this error.
     """
 
 
 class _SentAway(Exception):
-    """Raised inside this module to end a client's stream."""
+    """Raised inside the module `offering` to end a client's stream."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ReceivedOffer:
         payload: Bytes of the shard's initial weights, then of moving statistics and optimizer
             slots, of the expected length.
         worker: Id of the worker that offered the model.
-        stream: Stream of the offering worker, which waits for an answer.
+        stream: Stream of the worker that offered the model and waits for an answer.
         program: Rows that describe the script of the worker; empty if the worker has no script.
     """
 
@@ -87,13 +87,13 @@ class ReceivedOffer:
 
 
 class OfferStage:
-    """The port of a shard until the shard has the model that a worker offers.
+    """The network port of a shard until a worker has sent its model to the shard.
 
     Threads that read clients' streams call `claim`, `hold`, `receive` and `forget`; the main thread
     calls all other methods.
 
     Attributes:
-        guard: Guard that limits and counts the clients of the port.
+        guard: Object that limits and counts the clients of the shard's network port.
         watch: Object that detects that the shard refuses all workers, so that it can end.
         listening: The open network port of the shard; None before `listen` is called.
         interrupted: True if the shard must end before it has a model.
@@ -143,7 +143,7 @@ class OfferStage:
             own: Settings of this PS shard from its command-line flags.
             phase: Number of the phase (model of the script) for which the stage accepts a model.
             run_id: Random identifier of the training run.
-            guard: Guard that limits and counts the clients of the shard's port.
+            guard: Object that limits and counts the clients of the shard's network port.
             on_offer: Function called with each received model offer, in the thread that reads the
                 offering worker's stream.
         """
@@ -161,7 +161,7 @@ class OfferStage:
     # -- methods of the main thread ---------------------------------------------------------
 
     def listen(self) -> None:
-        """Open the port. A shard with id 1 or higher also starts to wait for shard 0's model.
+        """Open the port. A shard with id 1 or higher starts to wait for shard 0's model, too.
 
         Raises:
             thinwire.proto.grpc.PortInUse: Another process already listens at the port.
@@ -213,22 +213,25 @@ class OfferStage:
         return None
 
     def refuse(self, received: ReceivedOffer, why: str, reason: int = pb.REASON_OFFER) -> None:
-        """Reject a worker's model, end the worker's stream, and wait for another worker's model."""
+        """Reject the model that a worker offers, end its stream, and wait for another worker's
+        model.
+        """
         self._is_taken = False
         self.refuse_offer(received.stream, why, reason)
         received.stream.close()
         self.forget(received.stream)
 
     def interrupt(self) -> None:
-        """End the shard's wait for a worker's model (any thread)."""
+        """End the shard's wait for a worker's model; any thread may call this."""
         self.interrupted = True
         self._closing.set()
 
     def close(self, has_model: bool) -> None:
-        """Refuse all clients that wait, and close the port if the shard has no model.
+        """Refuse all clients that wait to offer a model, and close the port if the shard has no
+        model.
 
         Args:
-            has_model: True if the shard has a model by now, so that its port stays open.
+            has_model: True if the shard has received a model, so that its network port stays open.
         """
         with self._lock:
             self._has_model = True
@@ -242,8 +245,8 @@ class OfferStage:
             self.listening.stop(0.5)
 
     def tick(self) -> None:
-        """Send heartbeats, end streams held too long, and drop an offering worker that sends
-        nothing.
+        """Send heartbeats, end streams held too long, and drop a worker that stops sending its
+        model.
         """
         now = self.clock()
         with self._lock:
@@ -285,7 +288,7 @@ class OfferStage:
             return True
 
     def hold(self, stream: ServerStream) -> bool:
-        """Let a client wait on its stream for some seconds; return False if the shard has its
+        """Let a client wait on its stream for some seconds; return False if the shard already has a
         model.
         """
         with self._lock:
@@ -332,7 +335,7 @@ class OfferStage:
         self.guard.record_refusal("offer", stream.peer, why)
 
     def send_away(self, stream: ServerStream, retry_after_seconds: float = _RETRY_SECONDS) -> None:
-        """Request a client to retry soon, and end the client's stream.
+        """Request a client to connect again soon, and end the client's stream.
 
         Args:
             stream: Stream of the client that must retry.
@@ -370,7 +373,10 @@ class OfferStage:
             self._came.put(error)
             if self.phase and not self._closing.is_set():
                 logging.error(
-                    "this shard receives no model for phase %d of the run: %s", self.phase, error
+                    "this PS shard receives no model for phase %d of the run (a new model of the "
+                    "script): %s",
+                    self.phase,
+                    error,
                 )
             return
         with self._lock:
@@ -401,7 +407,7 @@ class OfferReader:
             clock.
 
     Args:
-        stage: Object of the shard that accepts the model.
+        stage: Object of the shard that accepts the model that a worker offers.
         stream: Stream of the client that this object reads.
     """
 
@@ -427,7 +433,7 @@ class OfferReader:
             self.forget()
 
     def receive(self, data: bytes | Arriving) -> bool:
-        """Handle one frame of a client's stream; return True if the stream continues."""
+        """Process one received frame of a client's stream; return True if the stream continues."""
         try:
             self._take(data)
             return True
@@ -446,7 +452,7 @@ class OfferReader:
         return False
 
     def forget(self) -> None:
-        """Notify the stage that the client's stream has ended."""
+        """Notify the `OfferStage` that the stream of this client has ended."""
         self._stage.forget(self.stream)
 
     def _take(self, data: bytes | Arriving) -> None:
@@ -471,7 +477,9 @@ class OfferReader:
             self._stage.receive(received)
 
     def _note_progress(self, num_bytes: int) -> None:
-        """Renew the worker's time limit each time the worker has sent MIN_CHUNK_BYTES more."""
+        """Extend an offering worker's time limit each time the worker has sent MIN_CHUNK_BYTES
+        more.
+        """
         self._bytes += num_bytes
         if self._bytes >= MIN_CHUNK_BYTES:
             self._bytes, self.progress_at = 0, self._stage.clock()
@@ -503,14 +511,16 @@ class OfferReader:
         if (full := guard.hello_received(self.stream)) is not None:
             self._reject(full[0], (pb.REASON_FULL, full[1]))
         if hello.role == pb.ROLE_SUPERVISOR and hello.halts:
-            logging.info("the client %s ends this run, which has no model yet", self.stream.peer)
+            logging.info(
+                "the client %s ends this training run, which has no model yet", self.stream.peer
+            )
             _refuse(self.stream, pb.REASON_ENDS, "this PS has not received a model yet, and ends.")
             stage.interrupt()
             raise _SentAway
         self._expects, self.worker, self._program = "", hello.id, program_of(hello)
         self.progress_at = stage.clock()
         if is_worker and stage.claim(self):
-            logging.info("this shard requests the script's model from worker %d", hello.id)
+            logging.info("this PS shard requests the script's model from worker %d", hello.id)
             self._expects = "offer"
             _refuse(
                 self.stream,
@@ -535,12 +545,12 @@ class OfferReader:
     def _limit(self, message: pb.ToServer) -> int:
         """Check the document that describes an offered model; return the payload's length in bytes.
 
-        The assembler of a worker's messages calls this method before it allocates memory for an
+        The assembler of a worker's messages calls `_limit` before it allocates memory for an
         offered model.
 
         Raises:
-            OfferRefused, OtherWeights: The document that describes the model, or the length of the
-                payload, is invalid.
+            OfferRefused, OtherWeights: The document that describes an offered model, or the length
+                of the offer's payload, is invalid.
         """
         if self._expects != "offer" or message.WhichOneof("body") != "offer":
             raise Malformed("a message has a payload, but no payload is expected")
@@ -568,8 +578,8 @@ class OfferReader:
         return expected
 
     def _reject(self, why: str, refusal: tuple[int, str]) -> None:
-        """Send a client a refusal and end the client's stream. The port's guard counts the refusal
-        under the name `why`.
+        """Send a client a refusal and end the client's stream. The connection guard of the port
+        counts the refusal under the name `why`.
         """
         _refuse(self.stream, *refusal)
         self._stage.guard.record_refusal(why, self.stream.peer, refusal[1])

@@ -2,8 +2,8 @@
 
 A phase is a period in which the run trains one model. The stream of a worker whose Hello message
 names a later phase (model) than the shard's phase is passed to an `OfferStage`. While a shard waits
-for the script's next model, the streams of scripts, supervisors and other shards continue
-unchanged. The thread that reads a worker's offered model also builds the model, so that the writer
+for the script's next model, it serves the streams of scripts, supervisors and other shards as
+before. The thread that reads a worker's offered model also builds the model, so that the writer
 thread can continue to serve the current model. When the script's next model is built, the shard's
 writer thread begins the phase of this model.
 
@@ -23,10 +23,10 @@ class NextPhase:
     """Owner of the object that accepts the script's next model while workers wait for this model.
 
     Args:
-        make: Function of a phase number that creates the `OfferStage`, which accepts the phase's
-            model.
-        is_agreed: Function of a phase number that returns True if all scripts have agreed to begin
-            the phase (another model).
+        make: Function that creates the `OfferStage` (acceptor of a model) for the phase with a
+            given number.
+        is_agreed: Function that returns True if all scripts have agreed to begin the phase (model)
+            with a given number.
     """
 
     def __init__(self, make: Callable[[int], OfferStage], is_agreed: Callable[[int], bool]) -> None:
@@ -35,7 +35,7 @@ class NextPhase:
         self._lock = threading.Lock()
 
     def reader(self, phase: int, stream: ServerStream) -> OfferReader | None:
-        """Return a reader for the stream of a worker that already has the script's next model.
+        """Return a reader for the stream of a worker whose script already has its next model.
 
         Returns:
             The reader, or None if the scripts have not agreed on the phase yet; then the worker
@@ -51,15 +51,17 @@ class NextPhase:
             return OfferReader(self._stage, stream)
 
     def tick(self) -> None:
-        """Send heartbeats to waiting workers; make workers that wait too long retry (writer
-        thread).
+        """Send heartbeats to waiting workers; make workers that wait too long retry (called on the
+        writer thread).
         """
         stage = self._stage
         if stage is not None:
             stage.tick()
 
     def close(self, stage: OfferStage) -> None:
-        """Refuse all workers that wait for a model (phase) that has been replaced or is in use."""
+        """Refuse all workers that wait to send a model that the shard already serves or has
+        replaced.
+        """
         with self._lock:
             if self._stage is stage:
                 self._stage = None

@@ -40,12 +40,12 @@ from thinwire.ps.service.connections import Connection
 
 
 class RunControl:
-    """Network interface of a run's scripts (writer thread, except methods marked "any thread").
+    """Server side of the control streams of a run's scripts (writer thread, except where noted).
 
     Args:
         barriers: State of the barriers between the workers' scripts.
         lease_seconds: Time after which a disconnected Supervisor counts as lost, in seconds.
-        put: Function that queues an event for the shard's core.
+        put: Function that queues an event for the shard's state machine.
         version: Function that returns the number of updates that the shard has applied so far.
         held: Function that returns the ids of the workers that wait in a round for other workers'
             pushes.
@@ -75,22 +75,26 @@ class RunControl:
         self._evaluator: Connection | None = None
 
     def is_worker(self, worker: int) -> bool:
-        """Return True if the run has a worker with this id (any thread)."""
+        """Return True if the run has a worker with this id; any thread may call this."""
         return self._barriers.is_worker(worker)
 
     def has_begun(self, phase: int) -> bool:
-        """Return True if all scripts have agreed to begin the given phase (model) or a later one
-        (any thread).
+        """Return True if all scripts have agreed to begin phase (model) number `phase` or a later
+        phase; any thread may call this.
         """
         return self._barriers.phase >= phase
 
     def is_running(self, worker: int) -> bool:
-        """Return True if a worker's script has connected and takes part in the run (any thread)."""
+        """Return True if a worker's script has connected and is still running; any thread may call
+        this.
+        """
         return self._barriers.is_running(worker, self._clock())
 
     @staticmethod
     def range_refusal(worker: int) -> str:
-        """Return an error text for a script whose worker id the run does not have (any thread)."""
+        """Return an error text for a script whose worker id the run does not have; any thread may
+        call this.
+        """
         return f"id: there is no worker {worker}; give all nodes the same --nb_workers."
 
     def why(self, reason: str) -> str:
@@ -112,7 +116,7 @@ class RunControl:
         self._conclude(self._meetings.begin(worker, incarnation, now))
 
     def arrive(self, connection: Connection, arrival: BarrierArrival) -> None:
-        """Record that a worker's script has reached a barrier."""
+        """Record that a worker's script has reached a barrier of all scripts."""
         if self._is_current(connection):
             now, worker = self._clock(), connection.id
             self._perform(self._barriers.arrive(worker, arrival, now))
@@ -150,7 +154,9 @@ class RunControl:
         """Record that a script ends the current call of fit early for all scripts."""
         if self._is_current(connection):
             logging.info(
-                "the script of worker %d stops its call %d of fit early", connection.id, fit
+                "the script of worker %d ends its call number %d of fit before its last epoch",
+                connection.id,
+                fit,
             )
             self._meetings.end_fit(fit, epochs)
             self._perform(self._barriers.stop_fit(connection.id, fit, epochs, self._clock()))
@@ -171,7 +177,7 @@ class RunControl:
         self._conclude(self._meetings.arrive(connection.id, "", self._clock()))
 
     def alive(self, connection: Connection) -> None:
-        """Record a heartbeat message of a worker's script."""
+        """Record the time of a heartbeat message of a worker's script."""
         if self._is_current(connection):
             self._perform(self._barriers.alive(connection.id, self._clock()))
 
@@ -228,7 +234,7 @@ class RunControl:
             self._notify(self._evaluations.answer(evaluated, self._clock()))
 
     def lose_evaluator(self, connection: Connection) -> None:
-        """Record that the evaluator's stream has ended."""
+        """Record that the control stream of the run's evaluator has ended."""
         if self._evaluator is connection:
             self._evaluator = None
             self._notify(self._evaluations.end_evaluator(self._clock()))
@@ -242,14 +248,16 @@ class RunControl:
         self._meetings.excuse(seconds)
 
     def tick(self) -> None:
-        """Handle the scripts' deadlines that have passed."""
+        """Send the scripts the messages that result from deadlines that have passed."""
         now = self._clock()
         self._perform(self._barriers.tick(now))
         self._notify(self._evaluations.tick(now, self._version()))
         self._conclude(self._meetings.tick(now, self._version()))
 
     def next_deadline(self) -> float | None:
-        """Return the next time at which `tick` must be called; None if no deadline is set."""
+        """Return the time of the scripts' next deadline, at which `tick` must be called; None if
+        none is set.
+        """
         now = self._clock()
         parts = (self._barriers, self._evaluations, self._meetings)
         moments = [part.next_deadline(now) for part in parts]

@@ -1,8 +1,9 @@
-"""Network service of a PS shard: `ShardServer` (module server) runs the core in one thread.
+"""Network service of a PS shard: `ShardServer` (module server) runs the state machine in one
+thread.
 
-A `StreamReader` (module stream_reader) for each client's stream checks and queues messages.
+One `StreamReader` (module stream_reader) for each client's stream checks and queues its messages.
 The module `connections` holds the open streams of clients and sends replies. The module `handshake`
 checks the Hello message of each client. `LeaderClient` (leader_client) connects a following shard
-(id 1 and up) to shard 0. The package `ps.service` imports none of its modules: they need gRPC, and
---help must work without gRPC.
+(id 1 and up) to shard 0. The package `ps.service` does not import its own modules, because they
+load gRPC, and --help must work without gRPC.
 """

@@ -1,4 +1,4 @@
-"""Limit on the messages that one client has in the writer thread's queue.
+"""Limit on the number of one client's messages in the queue of the shard's writer thread.
 
 At the limit of queued messages, the thread that reads the client's stream waits, so that TCP slows
 the client down.
@@ -21,7 +21,8 @@ _LOOK_SECONDS = 0.2  # seconds between two checks that the client's stream is st
 
 
 class Backlog:
-    """Count of the messages that one stream's reader has queued; used only by the reader's thread.
+    """Count of the messages that the reader of one client's stream has queued; used only by the
+    reader's thread.
 
     Args:
         put: Function that queues a call for the shard's writer thread.

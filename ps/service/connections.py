@@ -57,7 +57,7 @@ class Connection:
         self.welcomed = False  # True if the core has admitted the worker on this stream
 
     def send(self, message: pb.ToClient, counted: bool = False) -> None:
-        """Queue a message without payload for a client.
+        """Queue a message without payload that the shard sends to a client.
 
         If `counted` is True, the bytes of the queued message count as training traffic.
         """
@@ -66,8 +66,8 @@ class Connection:
     def send_report(self, report: pb.Report) -> int:
         """Queue a status report for a client.
 
-        Older status reports in the queue of a client that reads slowly are dropped. Return the
-        number of reports that were dropped.
+        If a client reads slowly, older status reports in the client's queue are dropped. Return the
+        number of older status reports that were dropped from the queue.
         """
         return self.stream.send_report(frame(pb.ToClient(report=report)))
 
@@ -84,14 +84,14 @@ class ReplySender:
         members: Callable[[], list[pb.Member]],
         datagrams: DatagramReceiver | None,
     ) -> None:
-        """Start a batch of replies to workers.
+        """Start a batch of the shard's replies to pulls and pushes of workers.
 
         Args:
             layout: Layout of the shard: the slices of variables that it holds.
             generation: Number of times that the shard has been restarted.
-            members: Function that returns the workers that take part in the next round; called at
-                the first reply.
-            datagrams: Receiver of UDP datagrams; None if the method sends no datagrams.
+            members: Function that returns the workers of the next training round; it is called
+                once, at the first reply.
+            datagrams: Receiver of UDP datagrams; None if the training method sends no datagrams.
         """
         self._layout, self._generation = layout, generation
         self._find_members, self._datagrams = members, datagrams
@@ -99,9 +99,9 @@ class ReplySender:
         self._shared: dict[int, SharedBlocks] = {}
 
     def send(self, reply: events.Reply, connection: Connection, counted: bool = True) -> None:
-        """Queue one reply of the shard to a worker.
+        """Queue one of the shard's replies to a worker's pull or push.
 
-        The thread that sends on a worker's stream encodes the reply.
+        A reply is encoded by the thread that sends on the worker's stream.
         """
         if self._members is None:
             self._members = self._find_members()
@@ -147,7 +147,8 @@ class Connections:
             or another shard.
         had_supervisor: True if a supervisor that evaluates has connected.
         was_evaluated: True if a supervisor that evaluates has left with a Leave message.
-        had_onlooker: True if any supervisor has connected.
+        had_onlooker: True if any supervisor has connected, even a supervisor that does not
+            evaluate.
     """
 
     def __init__(self) -> None:
@@ -164,8 +165,8 @@ class Connections:
         self._lock = threading.Lock()
 
     def add_worker(self, connection: Connection) -> None:
-        """Register the stream of an admitted worker. The shard closes an older stream of a worker
-        that registers a new stream.
+        """Register the gRPC stream of a worker that the shard has admitted. The shard closes an
+        older stream of a worker that registers a new stream.
         """
         with self._lock:
             old = self.workers.pop(connection.id, None)
@@ -234,7 +235,7 @@ class Connections:
             ]
 
     def everyone(self) -> list[Connection]:
-        """Return the connections of all workers and observers."""
+        """Return the open network connections of all workers and observers."""
         with self._lock:
             return [*self.workers.values(), *self.observers.values()]
 
@@ -262,11 +263,11 @@ KEPT_PER_WORKER = 512 << 10
 
 
 class RoundsRelay:
-    """Relays the workers' reports on their rounds to the Supervisor (writer thread).
+    """Relays the workers' reports on their rounds to the Supervisor (called on the writer thread).
 
-    A worker sends its reports on rounds in batches. The shard stores the newest batches of round
-    reports for a Supervisor that connects or reconnects. A Supervisor may receive a batch of round
-    reports twice and ignores the repetition.
+    A worker sends its reports on training rounds in batches. The shard stores the newest batches of
+    round reports for a Supervisor that connects or reconnects. A Supervisor may receive a batch of
+    round reports twice and ignores the repetition.
     """
 
     def __init__(self, kept_per_worker: int = KEPT_PER_WORKER) -> None:
@@ -276,7 +277,7 @@ class RoundsRelay:
     def take(self, worker: int, batch: str, listeners: list[Connection]) -> int:
         """Store a worker's batch of round reports and send the batch to all listening Supervisors.
 
-        The function returns the number of reports that were dropped because listeners read too
+        `take` returns the number of round reports that were dropped because listeners read too
         slowly.
         """
         batches = self._kept.setdefault(worker, collections.deque())
@@ -303,9 +304,10 @@ class RoundsRelay:
 
 
 class Observers:
-    """Sends the run's status, round reports and membership epochs to observers (writer thread).
+    """Sends the run's status, round reports and membership epochs to observers (called on the
+    writer thread).
 
-    A new observer also receives the earlier reports and the membership epoch that it needs.
+    A new observer first receives the earlier reports and the membership epoch that it needs.
 
     Attributes:
         on_status: Function that returns the status document for supervisors; None to send no

@@ -1,18 +1,22 @@
-"""Isolation of failures in the writer thread: a failed request affects only its client.
+"""Isolation of failures in a shard's writer thread: a failed request affects only its client.
 
-The writer thread serves all clients of a shard, and does three kinds of work:
+The writer thread serves all clients of a shard, and does three kinds of work.
 
-* Events of the core. An event that fails may leave the core's state inconsistent. If an event of a
-  worker fails, `JournaledCore` expels that worker; any other failing event ends the process.
-* Work for one client: a welcome, a status, a script's barrier, the sending of a reply. Work of the
-  writer thread for one client only reads the core. If work for one client fails, the client gets a
-  refusal and its stream ends.
-* Regular work for all clients, for example sending the status to all observers. If regular work of
-  the writer thread fails, the thread skips the work until it is due again.
+First, the writer thread calls the shard's state machine with events. An event that fails may leave
+the state of the state machine inconsistent. If an event of a worker fails, `JournaledCore` expels
+that worker; any other failing event ends the process.
 
-`Containment` runs the work for one client and the regular work. Each failure of such work is a bug
-of Thinwire. The connection guard counts each failure in `refused_peers` as `internal`, and the
-first failure of each kind is logged with a traceback.
+Second, the writer thread works for single clients: it sends a welcome, a status, a reply, or the
+opening of a script's barrier. Work of the writer thread for one client only reads the shard's state
+machine. If work for one client fails, the client gets a refusal and its stream ends.
+
+Third, the writer thread does regular work for all clients, for example sends the status to all
+observers. If regular work of the writer thread fails, the thread skips the work until it is due
+again.
+
+`Containment` runs the work for one client and the regular work. Each failure of work for one client
+or of regular work is a bug of Thinwire. The connection guard counts each failure in `refused_peers`
+as `internal`, and the first failure of each kind is logged with a traceback.
 """
 
 from __future__ import annotations
@@ -86,7 +90,8 @@ class Containment:
     def run(self, what: str, work: Callable[[], None]) -> None:
         """Do regular work.
 
-        If the regular work fails, log the failure and skip the work until it is due again.
+        If regular work of the writer thread fails, log the failure and skip the work until it is
+        due again.
         """
         self._failure_of(what, "regular work", work)
 

@@ -1,4 +1,6 @@
-"""Checks of a client's Hello message before it reaches the core; limits on a client's requests."""
+"""Checks of a client's Hello message before it reaches the shard's state machine; limits on a
+client's requests.
+"""
 
 from __future__ import annotations
 
@@ -155,11 +157,11 @@ def program_of(hello: pb.Hello) -> program.Rows:
 
 
 def _first_of_offers(expected: Sequence[pb.Setting], given: Sequence[pb.Setting]) -> str | None:
-    """Return a text about the first row that differs if this row describes the model; else None.
+    """Return a text if the first differing row of two Hellos describes a model; else None.
 
-    An offer describes the model of a worker's script. The rows that describe a model are long JSON
-    documents (`Offer.fingerprint`), so the text about a difference names only its place in the
-    document.
+    An offer is a worker's description of the model of its script. The rows that describe a model
+    are long JSON documents (`Offer.fingerprint`), so the text about a difference names only its
+    place in the document.
     """
     for row, client_row in zip(expected, given, strict=False):
         if row != client_row:
@@ -218,7 +220,7 @@ _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_0
 
 
 def guard_of(run: Run) -> ConnectionGuard:
-    """Return the guard of a shard's port.
+    """Return the `ConnectionGuard` that limits the clients of a shard's network port.
 
     The guard's limits are wide enough for all clients of the run to share one IP address.
     """
@@ -250,7 +252,8 @@ def checked_link(given: pb.EmulatedLink) -> Link:
     """Return the emulated link (rate, delay, loss) that a client has requested.
 
     Raises:
-        Malformed: A value of the link is NaN or outside the limits of the flags.
+        Malformed: A value of the emulated link is NaN or outside the limits of the command-line
+            flags.
     """
     link = Link(given.mbps, given.delay_ms, given.loss)
     # NaN fails every comparison, so the conditions test for values that are allowed.

@@ -1,7 +1,7 @@
 """Connection of a following shard (id 1 and up) to shard 0, which leads the run.
 
 A shard with id 1 or higher receives the run id, the membership epochs and the end of the run from
-shard 0. A shard with id 1 or higher sends reports with its counters to shard 0.
+shard 0. A shard with id 1 or higher regularly sends its counters to shard 0.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PHASE = "phase"
 
 @dataclasses.dataclass(frozen=True)
 class LeaderModel:
-    """Identity of shard 0's model, sent to another shard without a model."""
+    """Identity of shard 0's model, which shard 0 sends to another shard that has no model."""
 
     run_id: str
     weights_digest: str
@@ -60,9 +60,9 @@ def find_model(run: Run, mine: Identity, closing: threading.Event) -> LeaderMode
 
     Args:
         run: Settings of the training run.
-        mine: Identity (settings) of this shard, which has no model, with the phase number of the
-            wanted model.
-        closing: Event that ends the wait when it is set.
+        mine: Identity (settings) of this shard, which has no model yet, with the phase number of
+            the model that it waits for.
+        closing: Event that ends the wait for shard 0's model when the event is set.
 
     Raises:
         Unreachable: Shard 0 did not answer within the time limit.
@@ -96,7 +96,7 @@ class LeaderClient:
     """Connection of a following shard (id 1 and up) to shard 0, with automatic reconnection.
 
     Attributes:
-        halted: Cause of the run's end as shard 0 reported it; None before the end.
+        halted: Cause of the run's end as shard 0 reported it; None while the run continues.
         lost_for_good: True if this shard has given up reconnecting to shard 0.
     """
 
@@ -116,10 +116,10 @@ class LeaderClient:
             address: ``host:port`` of shard 0.
             hello: Hello message of this shard for shard 0.
             layout: Layout of this shard: the slices of variables that it holds.
-            put: Function that queues an event for the core of this shard.
+            put: Function that queues an event for the state machine of this shard.
             report: Function that returns this shard's counters as JSON text.
             credentials: Certificates and token with which this shard authenticates to shard 0.
-            is_wanted: Function that returns True if workers are connected to this shard.
+            is_wanted: Function that returns True while workers are connected to this shard.
         """
         self._is_wanted = is_wanted
         self._hello, self._put, self._report = hello, put, report
@@ -157,14 +157,17 @@ class LeaderClient:
         return welcome
 
     def follow(self, reconnect_seconds: float) -> None:
-        """Start the threads that receive from shard 0, report to shard 0, and reconnect."""
+        """Start the threads that receive shard 0's messages, report to shard 0, and reconnect to
+        it.
+        """
         threading.Thread(
             target=self._listen, args=(reconnect_seconds,), name="leader", daemon=True
         ).start()
         threading.Thread(target=self._report_regularly, name="leader-report", daemon=True).start()
 
     def begin_phase(self, hello: pb.Hello) -> None:
-        """Reconnect to shard 0 with the next model, as a restarted shard would with that model.
+        """Reconnect to shard 0 with the script's next model, as if this shard had restarted with
+        the model.
 
         Args:
             hello: Hello message of this shard for the next model.
@@ -176,7 +179,7 @@ class LeaderClient:
             session.close()
 
     def request_end(self, cause: str) -> None:
-        """Request shard 0 to end the run (any thread).
+        """Request shard 0 to end the run; any thread may call this.
 
         The shard repeats its request to end the run after a reconnection to shard 0.
         """
@@ -196,7 +199,7 @@ class LeaderClient:
             session.send_control(pb.ToServer(heartbeat=pb.Heartbeat(unreachable=members)))
 
     def close(self) -> None:
-        """Send a last report and a Leave message to shard 0, and close the connection."""
+        """Send the last counters and a Leave message to shard 0, and close the connection."""
         self._closing.set()
         self._hurry.set()
         session = self._session
@@ -213,7 +216,7 @@ class LeaderClient:
                 if self._closing.is_set() or self.halted:
                     return
                 if not self._comes_again:
-                    logging.warning("this shard lost its connection to shard 0: %s", error)
+                    logging.warning("this PS shard lost its connection to shard 0: %s", error)
                 self._comes_again = False
                 if not self._return(reconnect_seconds):
                     return
@@ -221,8 +224,8 @@ class LeaderClient:
     def _return(self, reconnect_seconds: float) -> bool:
         """Reconnect to shard 0; retry while workers are connected to this shard.
 
-        Connected workers show that the run continues and that only the network path to shard 0
-        failed.
+        If workers are connected to this shard, the run continues, and only the network path to
+        shard 0 has failed.
 
         Returns:
             True if shard 0 was reached; False if the run is over for this shard.
@@ -255,12 +258,12 @@ class LeaderClient:
     def _end_in_time(self, stop: events.Stop) -> None:
         """End this shard.
 
-        If the run has reached its limit of updates or epochs, the shard first receives pending
-        pushes.
+        If the run has reached its limit of updates or epochs, the shard first receives the pushes
+        in flight.
 
-        All pending pushes have arrived at a shard when all workers have left, because a worker
-        waits for the reply of every shard. At the end of the run, a shard waits at most one lease
-        for the workers to leave, since a worker may be dead or unable to reach this shard.
+        When all workers have left the run, all their pushes have arrived, because a worker waits
+        for the reply of every shard. At the end of the run, a shard waits at most one lease for the
+        workers to leave, since a worker may be dead or unable to reach this shard.
         """
         if stop.reason not in _SPENT:
             self._put(stop)
@@ -276,9 +279,9 @@ class LeaderClient:
         self._put(stop)
 
     def report_end(self) -> None:
-        """Make the report thread send a report to shard 0 immediately; later calls do nothing.
+        """Make the report thread send this shard's counters to shard 0 immediately, once in a run.
 
-        The method `close` sends the last report to shard 0.
+        The method `close` sends the last report of this shard's counters to shard 0.
         """
         if not self._has_reported_end:
             self._has_reported_end = True

@@ -1,4 +1,6 @@
-"""Network server of a PS shard: reader threads queue messages, one writer thread runs the core."""
+"""Network server of a PS shard: reader threads queue messages, one writer thread runs the state
+machine.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ _COUNTED_BY_CORE = ("NON_FINITE", *_GIVEN_UP)
 
 
 def dscp_of(router: Router, marks: str) -> int | None:
-    """Return the DSCP value (packet priority) of a shard's streams; None for the system's default.
+    """Return the DSCP value (IP priority) of a shard's gRPC streams; None for the system's default.
 
     Args:
         router: Routing policy of the training method, which may use UDP datagrams.
@@ -164,7 +166,7 @@ class ShardServer:
         bounds: ClaimBounds,
         groups: Sequence[Collection[int]],
     ) -> None:
-        """Prepare the push decoder and the UDP datagram port for the core's current model."""
+        """Prepare the push decoder and the UDP datagram port for the shard's current model."""
         core, model = self.core, self.core.model
         model.freezer.turn_on(lambda values: self.copied(values))
         self.layout, self.share, self.bounds = layout, share, bounds
@@ -185,7 +187,8 @@ class ShardServer:
         bounds: ClaimBounds,
         groups: Sequence[Collection[int]],
     ) -> None:
-        """Serve the script's next model, which the core has already loaded (writer thread).
+        """Serve the script's next model, which the shard's state machine has already loaded (called
+        on the writer thread).
 
         During the change of the model, the shard admits no client until `open_for` is called.
         After a change of the model, workers and supervisors that evaluate must connect again.
@@ -206,7 +209,7 @@ class ShardServer:
         self.connections.end_training()
 
     def listen(self, bind: str, port: int, marks: str = "off") -> int:
-        """Open the port and start to accept clients; return the port number.
+        """Open the shard's network port and start to accept clients; return the port number.
 
         Args:
             bind: IP address of this machine to listen on.
@@ -222,14 +225,14 @@ class ShardServer:
         return self.server.port
 
     def take_over(self, listening: GrpcServer, guard: ConnectionGuard) -> int:
-        """Serve the streams of a port that is already open; return the port number."""
+        """Serve the streams of a network port that is already open; return the port number."""
         self.server, self.guard = listening, guard
         listening.hand_over(self._read)
         return listening.port
 
     @property
     def version(self) -> int:
-        """Number of updates that the core has applied so far."""
+        """Number of updates that the shard's state machine has applied so far."""
         return self.core.version
 
     def open_for(self, identity: Identity, document: str) -> None:
@@ -247,11 +250,13 @@ class ShardServer:
         StreamReader(self, self.decoder, stream).read()
 
     def expect(self, incarnation: int, connection: Connection) -> None:
-        """Store a worker's stream until the core admits or rejects the worker (reader threads)."""
+        """Store a joining worker's stream until the shard's state machine admits or rejects it
+        (called on reader threads).
+        """
         self._welcomes[incarnation] = connection
 
     def lose(self, connection: Connection) -> None:
-        """Record that a worker's stream has ended (reader threads).
+        """Record that the gRPC stream of a worker has ended (called on reader threads).
 
         The loss of the stream is queued behind the stream's Hello message. If the loss of a stream
         were handled before its Hello message, the Hello message would register a stream that has
@@ -279,8 +284,8 @@ class ShardServer:
         self.queue.put(ClientRequest(connection, "a Hello", welcome))
 
     def observe(self, connection: Connection, number: int) -> None:
-        """Send an observer the whole model, or an evaluator the model that it evaluates (writer
-        thread).
+        """Send an observer the whole model, or an evaluator the model that it evaluates (called on
+        the writer thread).
         """
         phase = connection.phase
         if connection.role != pb.ROLE_EVALUATOR or phase >= self.ended_models.since:
@@ -297,10 +302,10 @@ class ShardServer:
             connection.send(pb.ToClient(refusal=refusal))
 
     def welcome_script(self, connection: Connection) -> None:
-        """Admit the control stream of a worker's script (writer thread).
+        """Admit the control stream of a worker's script (called on the writer thread).
 
         A script that connects without an incarnation (process number) only requests the optimizer's
-        state and waits at no barriers.
+        state and never waits at barriers.
         """
         connection.send(self._welcome_message(connection))
         if not connection.incarnation:
@@ -310,7 +315,8 @@ class ShardServer:
         self.scripts.begin(connection)
 
     def send_slots(self, connection: Connection, weights: bool) -> None:
-        """Send a worker's script the optimizer's state between two updates (writer thread).
+        """Send a worker's script the optimizer's state between two updates (called on the writer
+        thread).
 
         All scripts request the optimizer's state after one update, so they all get the same encoded
         arrays.
@@ -365,7 +371,9 @@ class ShardServer:
             self._do_regular_work(time.monotonic())
 
     def _deadlines(self) -> list[float]:
-        """Return the times of the next deadlines of the core and of pushes awaiting datagrams."""
+        """Return the next deadlines of the shard's state machine and of pushes that wait for
+        missing datagrams.
+        """
         deadlines = [self.core.next_deadline()]
         if self.datagrams is not None:
             deadlines.append(self.datagrams.receiver.next_deadline())
@@ -421,7 +429,7 @@ class ShardServer:
                 self._actions[type(action)](self, action)
 
     def _members(self) -> list[pb.Member]:
-        """Return the connected workers if workers sum gradients among themselves; else []."""
+        """Return the connected workers if the workers all-reduce gradients; otherwise return []."""
         core = self.core
         if core.model.kind is not Kind.VALUES:
             return []

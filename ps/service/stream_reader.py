@@ -75,34 +75,40 @@ _SHARD_HALT_CAUSES = (STOP_REASON,)
 
 
 class _EndOfStream(Exception):
-    """Raised inside this module to end the client's stream."""
+    """Raised inside the module `stream_reader` to end a client's stream."""
 
 
 class OfferingStream(Protocol):
     """Reader of the stream of a worker that offers a model or waits for another worker's offer."""
 
     def admit(self, hello: pb.Hello) -> bool:
-        """Handle an authenticated worker's Hello message; return True to continue reading."""
+        """Process the Hello message of an authenticated worker; return True to continue reading its
+        stream.
+        """
 
     def receive(self, data: bytes | Arriving) -> bool:
-        """Handle one frame of a client's stream; return True to continue reading the stream."""
+        """Process one received frame of a client's stream; return True to continue reading the
+        stream.
+        """
 
     def forget(self) -> None:
         """Record that the stream of an offering worker has ended."""
 
 
 class PhaseGate(Protocol):
-    """Interface through which stream readers reach a script's next phase (next model)."""
+    """Interface through which a stream reader passes on workers that have the script's next
+    model.
+    """
 
     def reader(self, phase: int, stream: ServerStream) -> OfferingStream | None:
-        """Return a reader for the stream of a worker that already has the script's next model.
+        """Return a reader for the stream of a worker whose script already has its next model.
 
-        The reader is None if the scripts have not agreed on the worker's model yet.
+        `reader` returns None if the scripts have not agreed on the worker's model yet.
         """
 
     def tick(self) -> None:
-        """Send heartbeats to waiting workers; make workers that wait too long retry (writer
-        thread).
+        """Send heartbeats to waiting workers; make workers that wait too long retry (called on the
+        writer thread).
         """
 
 
@@ -119,11 +125,13 @@ class StreamOwner(Protocol):
 
     @property
     def guard(self) -> ConnectionGuard:
-        """Guard that authenticates clients and limits their streams and messages."""
+        """Object that authenticates clients and limits their streams and messages."""
 
     @property
     def identity(self) -> Identity | None:
-        """Identity of the shard; None before the shard can accept a client's Hello."""
+        """Identity of the shard (settings and model); None before the shard can accept a client's
+        Hello.
+        """
 
     @property
     def layout(self) -> ShardLayout:
@@ -145,11 +153,13 @@ class StreamOwner(Protocol):
 
     @property
     def queue(self) -> WriterQueue:
-        """Queue of work for the shard's writer thread."""
+        """Queue of events and calls for the shard's writer thread."""
 
     @property
     def datagrams(self) -> DatagramPort | None:
-        """Port of the shard that receives UDP datagrams; None if the method sends no datagrams."""
+        """Port of the shard that receives UDP datagrams; None if the training method sends no
+        datagrams.
+        """
 
     @property
     def connections(self) -> Connections:
@@ -157,7 +167,9 @@ class StreamOwner(Protocol):
 
     @property
     def observers(self) -> Observers:
-        """Object that sends reports to supervisors, and membership epochs to the other shards."""
+        """Object that sends status reports to supervisors, and membership epochs to other
+        shards.
+        """
 
     @property
     def directory(self) -> ShardDirectory:
@@ -178,7 +190,9 @@ class StreamOwner(Protocol):
         """
 
     def expect(self, incarnation: int, connection: Connection) -> None:
-        """Store the stream of a worker's Hello until the core admits or rejects the worker."""
+        """Store the stream of a worker's Hello until the shard's state machine admits or rejects
+        the worker.
+        """
 
     def lose(self, connection: Connection) -> None:
         """Record that a worker's stream to the shard has ended."""
@@ -188,28 +202,26 @@ class StreamOwner(Protocol):
         """The control streams between the shard and the workers' scripts."""
 
     def welcome_observer(self, connection: Connection) -> None:
-        """Admit a supervisor, an evaluator or another shard."""
+        """Admit a supervisor, an evaluator or another shard as an observer of this shard."""
 
     def observe(self, connection: Connection, number: int) -> None:
-        """Send an observer the whole model, or an evaluator the model that it evaluates (writer
-        thread).
+        """Send an observer the whole model, or an evaluator the model that it evaluates (called on
+        the writer thread).
         """
 
     def welcome_script(self, connection: Connection) -> None:
-        """Admit the control stream of a worker's script (writer thread)."""
+        """Admit the control stream of a worker's script (called on the writer thread)."""
 
     def send_slots(self, connection: Connection, weights: bool) -> None:
-        """Send a script the optimizer's state and, if `weights` is True, the weights (writer
-        thread).
-        """
+        """Send a worker's script the optimizer's state and, if `weights` is True, the weights."""
 
 
 class StreamReader:
     """Reader of one client's stream, which runs in a thread of its own.
 
-    Invalid input from a client raises at most Malformed, which ends only that client's stream. The
-    reader accepts a worker's messages only after the core has welcomed this stream as that worker's
-    stream, and only until a newer stream of the worker replaces it.
+    Invalid input from a client raises at most Malformed, which ends only that client's stream.
+    `StreamReader` accepts a worker's messages only after the shard has admitted the worker on the
+    stream, and only until a newer stream of the worker replaces the stream.
     """
 
     def __init__(self, server: StreamOwner, decoder: PushDecoder, stream: ServerStream) -> None:
@@ -239,7 +251,9 @@ class StreamReader:
             self.forget()
 
     def receive(self, frame: bytes | Arriving) -> bool:
-        """Handle one frame, or a received part of a frame; return True if the stream continues."""
+        """Process one received frame, or a part of a frame; return True if the client's stream
+        continues.
+        """
         if self._offers is not None:
             return self._offers.receive(frame)
         try:
@@ -347,7 +361,7 @@ class StreamReader:
         self._offers = offers
 
     def _announce(self, hello: pb.Hello) -> None:
-        """Record the address of a following shard (id 1 and up) that has its model."""
+        """Record the network address of a shard with id 1 or higher that has its model."""
         if hello.role == pb.ROLE_SHARD and hello.model:
             directory = self.server.directory
             conflict = directory.announce(hello.id, hello.generation, hello.peer_address)
@@ -460,11 +474,11 @@ class StreamReader:
 
     def _take_rounds(self, batch: str) -> None:
         if self._worker.role != pb.ROLE_WORKER:
-            raise Malformed("a client that is not a worker sent measured rounds")
+            raise Malformed("a client that is not a worker sent time records of training rounds")
         if len(batch.encode()) > MAX_DOCUMENT_BYTES:
             raise Malformed(
-                f"a worker sent a document of measured rounds of {len(batch)} characters, which "
-                "is too long"
+                f"a worker sent a document of time records of rounds, of {len(batch)} characters, "
+                "which is too long"
             )
         self._serve("rounds", self.server.observers.pass_on_rounds, self._worker.id, batch)
 
@@ -569,7 +583,9 @@ class StreamReader:
         return self.connection
 
     def _check_current(self, connection: Connection) -> None:
-        """Raise Malformed or end the stream if it is not the worker's current, admitted stream."""
+        """Raise Malformed or end the stream if the worker is not admitted, or has a newer
+        stream.
+        """
         if not connection.welcomed:
             raise Malformed("the client sent a message before the PS had accepted its Hello")
         if self.server.connections.workers.get(connection.id) is not connection:
@@ -591,15 +607,15 @@ class StreamReader:
         self.stream.send((framing.frame(pb.ToClient(refusal=refusal)),), counted=False)
 
     def _reject_stream(self, why: str, refusal: tuple[int, str]) -> None:
-        """Send the client a refusal and end the client's stream. The port's guard counts the
-        refusal under the name `why`.
+        """Send the client a refusal and end the client's stream. The connection guard of the port
+        counts the refusal under the name `why`.
         """
         self._refuse(*refusal)
         self.server.guard.record_refusal(why, self.stream.peer, refusal[1])
         raise _EndOfStream
 
     def forget(self) -> None:
-        """Notify the server that this client's stream has ended; called once, after the last
+        """Notify the server that this client's stream has ended; called once, after its last
         frame.
         """
         connection = self.connection
@@ -661,7 +677,8 @@ class StreamReader:
 def _check_place(fit: int, epoch: int) -> None:
     if not (0 < fit < _MOST_COUNTED and epoch < _MOST_COUNTED):
         raise Malformed(
-            f"the message names epoch {epoch} of fit {fit}; expected numbers within their range"
+            f"the message names training epoch {epoch} of call {fit} of fit; expected numbers "
+            "within their range"
         )
 
 

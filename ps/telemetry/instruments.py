@@ -1,4 +1,4 @@
-"""Instruments (metrics) of one shard for monitoring; they describe the shard, not the whole run."""
+"""Prometheus metrics of one parameter server shard, which describe the shard, not the whole run."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class ShardInstruments:
     """Exporter of a PS shard's metrics (for Prometheus). The shard's writer thread collects the
     metrics and never waits for a scrape.
 
-    Only the shard's writer thread may read the core's counters. Therefore a scrape of the metrics
+    Only the shard's writer thread may read the state machine's counters. A scrape of the metrics
     port queues a request for the writer thread, and the scraping thread waits for the collected
     metrics.
 
     Args:
         server: Network server of the shard.
         reporter: Object that returns the shard's status counters.
-        received: Function that returns the counts of received datagrams, or None if the method
-            sends no datagrams.
+        received: Function that returns the counts of received datagrams, or None if the training
+            method sends no datagrams.
         clock: Function that returns monotonic time in seconds; tests replace the function.
     """
 
@@ -62,7 +62,7 @@ class ShardInstruments:
         return metrics_server.open_port(run, node, self.collect)
 
     def collect(self) -> list[Instrument]:
-        """Return fresh metrics, or the last collected metrics if the shard's writer thread is
+        """Return new metrics, or the last collected metrics if the shard's writer thread is
         busy.
         """
         with self._lock:
@@ -79,9 +79,9 @@ class ShardInstruments:
         return [*self._latest, gauge("figures_age_seconds", text, age)]
 
     def _refresh(self) -> None:
-        """Collect the shard's metrics (writer thread).
+        """Collect the shard's metrics (called on the writer thread).
 
-        An error during the collection of metrics is logged and does not end the run.
+        An error during the collection of the shard's metrics is logged and does not end the run.
         """
         try:
             self._latest = self._read()

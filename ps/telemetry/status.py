@@ -29,7 +29,7 @@ _LONGEST_STATUS = MAX_MESSAGE_BYTES - 1024
 
 @dataclasses.dataclass(frozen=True)
 class StatusSources:
-    """Functions that return those counters of a shard that the shard's core does not have.
+    """Functions that return counters of a shard that are stored outside the shard's state machine.
 
     Attributes:
         refused_peers: Function that returns reason -> number of clients that were refused or
@@ -60,7 +60,7 @@ class StatusReporter:
         received: Callable[[], DatagramCounts | None] = lambda: None,
         sources: StatusSources | None = None,
     ) -> None:
-        """Store the functions and objects that the status documents are made from.
+        """Store the functions and objects from which status documents are computed.
 
         For each status document, the writer thread reads the current values of the counters.
         """
@@ -69,11 +69,13 @@ class StatusReporter:
         self._ledger = PrivacyLedger(run.method.privacy, run.dp_delta)
 
     def begin_phase(self, spec: ModelSpec) -> None:
-        """Report the model `spec` in all later status documents."""
+        """Report the variables and shapes in `spec` as the model in all later status documents."""
         self._spec = spec
 
     def about(self) -> dict[str, Any]:
-        """Return the settings of the run that the Welcome message to a client carries."""
+        """Return the settings of the run that the shard sends in the Welcome message to a
+        client.
+        """
         run = self._run
         return {
             "method": run.method.name,
@@ -107,7 +109,7 @@ class StatusReporter:
         return json.dumps(figures)
 
     def document(self) -> str:
-        """Return the run's status as JSON that fits into one message.
+        """Return the run's status as JSON text that fits into one wire message.
 
         If the status document is too long, it omits the label counts of the workers' data, which
         take most of the space and rarely change.
@@ -120,7 +122,9 @@ class StatusReporter:
         return dataclasses.replace(status, workers=workers).to_json()
 
     def status(self) -> run_status.RunStatus:
-        """Return the status of the whole run, as shard 0 knows it."""
+        """Return the status of the whole run, computed from the counters that shard 0 has
+        received.
+        """
         run, core = self._run, self._core
         workers = self._workers()
         counters, membership = core.counters, core.membership
@@ -162,7 +166,7 @@ class StatusReporter:
         return {worker: self._state(worker, worker in waits) for worker in core.known_workers()}
 
     def guards(self) -> dict[str, Any]:
-        """Return the pushes that limits rejected on all shards, and the workers in quarantine."""
+        """Return the numbers of pushes that any shard refused, and the workers in quarantine."""
         block = self._core.guard_summary()
         if not block:
             return {}
@@ -173,8 +177,8 @@ class StatusReporter:
         return {"guards": block | {"refused": {why: dict(by) for why, by in refused.items()}}}
 
     def privacy(self) -> dict[str, Any]:
-        """Return the run's privacy guarantee, such as epsilon; {} if the method has no privacy
-        bound.
+        """Return the run's privacy guarantee, such as epsilon; {} if the training method has no
+        privacy bound.
 
         The status states the privacy guarantee for the worker whose updates were merged into the
         most rounds. The privacy accountant counts an upper bound of a worker's rounds, because a
@@ -187,7 +191,9 @@ class StatusReporter:
         return self._ledger.block(most + self._lost_updates())
 
     def _policies(self, workers: list[run_status.WorkerMetrics]) -> dict[str, Any]:
-        """Return the parts of the run's status that only runs with certain policies have."""
+        """Return entries of the run's status that only some runs have, such as UDP datagram
+        counts.
+        """
         summary = self._core.summary()
         weighting, down = summary.pop("weighting"), summary.pop("down")
         return {
@@ -204,7 +210,7 @@ class StatusReporter:
         }
 
     def _composition(self) -> dict[str, str]:
-        """Return the chosen policies of the training method, by part, as in the run's summary."""
+        """Return kind of policy (for example "codec") -> chosen policy, as in the run's summary."""
         method = self._run.method
         return {**method.choices, "collective": method.collective}
 
@@ -259,7 +265,7 @@ class StatusReporter:
         return {block: dict(total)} if total["bytes"] else {}
 
     def _datagrams(self) -> dict[str, Any]:
-        """Return the datagram counts of all shards and workers; {} if the method sends no
+        """Return the datagram counts of all shards and workers; {} if the training method sends no
         datagrams.
         """
         received = self._received()
@@ -288,12 +294,12 @@ class StatusReporter:
         return {"refused_peers": dict(total)} if total else {}
 
     def _lost_updates(self) -> int:
-        """Return the number of lost updates summed over all shards, which count separately."""
+        """Return the number of updates lost in crashes, summed over all shards of the run."""
         lost = {"lost_updates": self._core.counters.lost_updates}
         return self._totals("membership", lost)["lost_updates"]
 
     def _reports(self, role: int) -> dict[int, str]:
-        """Return client id -> newest status report, for the clients of one role."""
+        """Return client id -> newest status report, for the clients of one role such as workers."""
         # copy the reports of nodes, because reader threads write to `reports` meanwhile
         documents = self._server.reports.copy()
         return {number: text for (client, number), text in documents.items() if client == role}
@@ -315,6 +321,6 @@ class StatusReporter:
 
 
 def _restarted(workers: list[run_status.WorkerMetrics]) -> dict[str, dict[str, int]]:
-    """Return worker id -> number of restarts by a Cluster; {} if no worker was restarted."""
+    """Return worker id -> number of restarts by a `Cluster`; {} if no worker was restarted."""
     counts = {str(worker.id): worker.restarts for worker in workers if worker.restarts}
     return {"restarted_workers": counts} if counts else {}

@@ -22,7 +22,7 @@ _INTERVAL_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class _Reading:
-    """Values of a PS shard's counters at one time."""
+    """Values of a parameter server shard's counters at one time."""
 
     at: float  # time at which the counters were read, in seconds of the monotonic clock
     version: int
@@ -69,7 +69,7 @@ class PsScalars:
         self._file.close()
 
     def values(self, now: float) -> dict[str, float | None]:
-        """Return the TensorBoard scalars by tag.
+        """Return TensorBoard tag -> current value of each scalar of the shard.
 
         Rates and means among the scalars cover the time since the last call of `values`.
         """
@@ -113,7 +113,7 @@ class PsScalars:
 def _of_datagrams(
     before: ReassemblyCounters | None, now: ReassemblyCounters | None
 ) -> dict[str, float | None]:
-    """Return mean datagram counts per push since `before`, and the number of lost datagrams."""
+    """Return mean datagram counts per push since the reading `before`, and the lost datagrams."""
     if before is None or now is None:
         return {}
     new = now.minus(before)
@@ -126,5 +126,5 @@ def _of_datagrams(
 
 
 def _of_privacy(found: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the privacy accountant's epsilon; {} if the method has no privacy bound."""
+    """Return the privacy accountant's epsilon; {} if the training method has no privacy bound."""
     return {"privacy/epsilon": block["epsilon"]} if (block := found.get(BLOCK)) else {}

@@ -1,4 +1,4 @@
-"""Wire messages of a PS shard: decodes bytes into checked events; codes replies as frames.
+"""Decodes a PS shard's received messages into checked events, and encodes its replies.
 
 `PushDecoder` (module push_decoder) checks and decodes the pushes of workers. `ClaimBounds` (module
 claims) checks the numbers that workers report in messages. The modules `epochs` and `reports`

@@ -1,4 +1,4 @@
-"""Bounds of the numbers that a worker's message may claim, checked while the message is decoded.
+"""Bounds of the numbers that a worker's message may contain, which a shard checks on decoding.
 
 Workers count their own steps and examples, and a PS shard cannot repeat the count. A shard rejects
 a number that no worker of the run can have reached. The error for a rejected number names the
@@ -60,8 +60,9 @@ class ClaimBounds:
 
     The number of `samples` (examples) of a push is, for each local step, at least one example and
     at most the largest batch: the size of the training set, if --epochs makes that size known, else
-    2**24. The number of `samples` of a push is never above 2**31 - 1. The number of `samples` is 0
-    if the round has one local step and the worker has no training example left for the step.
+    2**24. The number of `samples` of a push is never above 2**31 - 1. The number of `samples` of a
+    push is 0 if the round has one local step and the worker has no training example left for this
+    step.
 
     The `learning_rate` of a push is finite and not negative, and at most 1e6 if the optimizer steps
     with this rate.
@@ -74,18 +75,20 @@ class ClaimBounds:
     0. The field `overflow` of a push is True only if the script scales its loss; the push then has
     no blocks.
 
-    The `changes` of a push (the script's own changes of weights) are absent if workers sum among
-    themselves, or if a guard measures updates. Durations in a worker's messages (`..._seconds`) are
-    0 to 1e6 and not NaN.
+    The `changes` of a push (the script's own changes of weights) are absent if workers all-reduce
+    gradients, or if the shard limits the norms of updates. Durations in a worker's messages
+    (`..._seconds`) are 0 to 1e6 and not NaN.
 
-    A push that only copies the model to the shard has no steps and no samples. If a worker had no
-    examples in a round, its push has 0 steps, 0 samples and no blocks. `PushDecoder` reports a loss
-    that is not finite as `NonFinite`, not as a false claim. The default bounds of the reported
-    numbers are wide enough for all training methods. A shard reads its journal with the default
-    bounds, because it has checked the journal's events when they arrived.
+    A push that only copies the model to the shard has 0 local steps and 0 samples. If a worker had
+    no examples in a round, its push has 0 local steps, 0 samples and no blocks of an update.
+    `PushDecoder` reports a loss that is not finite as `NonFinite`, not as a false claim. The
+    default bounds of the reported numbers are wide enough for all training methods. A shard reads
+    its journal with the default bounds, because it has checked the journal's events when they
+    arrived.
 
     Attributes:
-        most_local_steps: Largest number of local optimizer steps that one push may cover.
+        most_local_steps: Largest number of a worker's local optimizer steps that one push may
+            cover.
         largest_batch: Largest number of training examples of one local step.
         lags: True if a push may be computed at an older version than the worker holds (--overlap).
         scales_loss: True if a training script of the run has a LossScaleOptimizer.
@@ -125,7 +128,7 @@ class ClaimBounds:
         )
 
     def check_push(self, push: pb.Push) -> None:
-        """Check all numbers that a push claims.
+        """Check the bounds of all numbers that a worker's push contains.
 
         Raises:
             Malformed: A number of the push is out of its bounds.
@@ -183,7 +186,7 @@ class ClaimBounds:
             )
 
     def check_query(self, query: pb.Query) -> None:
-        """Check all numbers that a query (a worker's report to the pacer) claims.
+        """Check the bounds of all numbers in a query (a worker's report to the pacer).
 
         Raises:
             Malformed: A number of the query is out of its bounds.
@@ -194,7 +197,7 @@ class ClaimBounds:
             _check(name, getattr(query, name), 0, MOST_SECONDS)
 
     def check_pull(self, pull: pb.Pull) -> None:
-        """Check the version of the weights that a worker claims to hold.
+        """Check the bounds of the version of the weights that a worker reports in a pull.
 
         Raises:
             Malformed: The claimed version is out of its bounds.

@@ -35,8 +35,8 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
     """Return the membership epoch that a wire message describes.
 
     Raises:
-        Malformed: In a group, a draw or a set of joining workers, the number of steps or
-            incarnations differs from the number of workers.
+        Malformed: The number of steps or incarnations in the message of a membership epoch differs
+            from the number of workers that they belong to.
     """
     incarnations: dict[int, int] = {}
     # Incarnation 0 means that shard 0 does not send the worker's incarnation.
@@ -53,13 +53,13 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
     for draw in message.draws:
         if len(draw.after) != len(draw.workers) or len(draw.steps) not in (0, len(draw.workers)):
             raise Malformed(
-                f"membership epoch {message.epoch}: a draw of workers does not list one step for "
-                "each of its workers"
+                f"membership epoch {message.epoch}: a draw (sampled workers of a round) does not "
+                "list one step for each of its workers"
             )
     if any(len(entry.after) != len(entry.members) for entry in message.joiners):
         raise Malformed(
-            f"membership epoch {message.epoch}: an entry of joining workers does not list one "
-            "step for each of its members"
+            f"membership epoch {message.epoch}: an entry of workers that join does not list one "
+            "step for each worker"
         )
     joiners = tuple(
         Joiners(tuple(entry.workers), entry.has_entered, tuple(entry.members), tuple(entry.after))

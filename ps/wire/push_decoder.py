@@ -43,8 +43,8 @@ class DecodedPush:
         blocks: Decoded blocks (parts) of the update, with indices into the shard's weights.
         aux: [n] float32 values that shard 0 averages over workers; None if the push has none.
         num_bytes: Size of the push's coded blocks with their payload, in bytes.
-        plain: View of the push's payload as an update, if the payload is the whole shard as
-            float32; else None.
+        plain: View of the push's payload as an update, if the payload holds all values of the shard
+            as float32; else None.
         change: Change that the script made to the weights outside its optimizer; None if the script
             made no change.
         coded: The push's coded blocks as received, if the decoder stores coded blocks; else ().
@@ -79,7 +79,7 @@ class PushDecoder:
         groups: Sequence[Collection[int]] | None = (),
         keeps_blocks: bool = False,
     ) -> None:
-        """Store the properties of the shard and the run that every push must fit.
+        """Store the properties of the shard and the run with which every push must agree.
 
         Args:
             layout: Layout of the shard: the slices of the model that the shard holds.
@@ -130,12 +130,13 @@ class PushDecoder:
         num_bytes: int,
         coded: tuple[Any, Sequence[Any]] | None = None,
     ) -> events.Push:
-        """Return the core's event for a push that arrived in one message.
+        """Return the `Push` event of the shard's state machine for a push that arrived in one
+        message.
 
         Args:
             worker: Id of the worker that pushes.
             push: Push message that the worker has sent.
-            contents: Decoded contents that `read` returned for the push message.
+            contents: Decoded contents of the push message, which `read` returned.
             num_bytes: Size of the push's coded blocks, in bytes.
             coded: Push message and payload, if the event is to keep the received bytes; else None.
 
@@ -152,9 +153,9 @@ class PushDecoder:
         """Check and decode one Push message; do not check that its values are finite.
 
         Args:
-            push: Push message that a worker has sent.
+            push: Push message of the wire protocol that a worker has sent.
             payload: Payload bytes that arrived with the message.
-            parts: True if the push message may hold only a part of an update.
+            parts: True if the push message may hold only some blocks of an update.
 
         Raises:
             Malformed: The push message does not fit the run or the shard, or one of its numbers is
@@ -186,15 +187,15 @@ class PushDecoder:
         """Split the script's changes of the weights off the end of a push's payload.
 
         Raises:
-            Malformed: The script's changes do not fit the shard, or this is not the push's last
-                message.
+            Malformed: The script's changes of weights do not fit the shard, or come before the
+                push's last message.
         """
         if not push.changes and not push.change_bytes:
             return payload, None
         start = len(payload) - push.change_bytes
         if start < 0 or push.more:
             raise Malformed(
-                f"the push has {push.change_bytes} bytes of changes in a payload of "
+                f"the push has {push.change_bytes} bytes of weight changes in a payload of "
                 f"{len(payload)} bytes; expected no more than the payload, and no changes before "
                 "the last message of a push"
             )
@@ -212,7 +213,7 @@ class PushDecoder:
         blocks: tuple[WireBlock, ...] | None = None,
         coded: tuple[Any, Sequence[Any]] | None = None,
     ) -> events.Push:
-        """Return a whole update as a Push event; each argument sets the event field of its name.
+        """Return a whole update as a Push event, whose fields have the names of the arguments.
 
         Raises:
             NonFinite: A value of the update, or its loss, is NaN or infinite.

@@ -42,7 +42,7 @@ class WholeShard:
     """All weights of a shard as a read-only array, sent to one worker without coding."""
 
     def __init__(self, weights: FrozenArray, layout: ShardLayout) -> None:
-        """Store the array `weights` of the shard, which no other object reads."""
+        """Store the array `weights` of the shard, which only this object reads."""
         self._weights, self._layout = weights, layout
 
     def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
@@ -71,13 +71,13 @@ def coded_update(
     layout: ShardLayout,
     shared: dict[int, SharedBlocks],
 ) -> CodedUpdate:
-    """Return the object that writes a reply's update into the wire message.
+    """Return an object that writes the update in a shard's reply into the wire message.
 
     Args:
         update: Update of the weights in the reply to a worker.
         layout: Layout of the shard: the slices of the model that the shard holds.
         shared: Python `id` of an update -> object that writes that update. Replies with the same
-            update share one such object.
+            update share one object that writes it.
     """
     if isinstance(update, RelayedRounds):
         return PassedOn(update)
@@ -85,7 +85,9 @@ def coded_update(
 
 
 def blocks_of_reply(update: Update | tuple[Block, ...], layout: ShardLayout) -> list[Block]:
-    """Return the blocks of a reply's update, in order of the shard's slices."""
+    """Return the blocks (variable slices) of the update in a reply, in order of the shard's
+    slices.
+    """
     return list(update) if isinstance(update, tuple) else blocks_of(update, layout)
 
 
@@ -98,16 +100,16 @@ def reply_frames(
     chunk_bytes: int | Callable[[], int],
     reception: pb.DatagramOutcome | None = None,
 ) -> Iterable[Frame]:
-    """Return the wire frames of one reply to a worker. The thread that sends to a worker calls this
-    function to code the reply.
+    """Return the wire frames of one reply to a worker. The thread that sends to a worker calls
+    `reply_frames` to encode the reply.
 
     Args:
-        reply: Reply that the core returned as an action.
+        reply: Reply that the shard's state machine returned as an action.
         generation: Generation of the shard (number of restarts).
-        members: Workers that sum together in the next round, if workers sum among themselves; else
-            empty.
+        members: Workers that all-reduce gradients in the next round; empty if the workers do not
+            all-reduce gradients.
         update: Object that writes the reply's update into the wire message.
-        chooser: Object that chooses the coding of indices for the worker's stream.
+        chooser: Object that chooses how indices of sparse updates are coded on the worker's stream.
         chunk_bytes: Size of the largest frame for the worker's link, in bytes, or a function that
             returns this size.
         reception: Counts of the arrived UDP datagrams of the worker's push; None if the push had no

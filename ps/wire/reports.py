@@ -36,7 +36,7 @@ _LONGEST_NUMBER = 18
 
 
 def check_worker(text: str) -> None:
-    """Reject a status report that no correct worker sends.
+    """Reject a worker's status report that a correct worker cannot have sent.
 
     Raises:
         Malformed: The status report is ill-formed; the error names the field, its value and the
@@ -83,7 +83,9 @@ def _check_counts(value: Any, where: str) -> None:
         for item in value:
             _check_counts(item, where)
     elif type(value) is int and not 0 <= value <= MOST_COUNTED:
-        raise ValueError(f"{where} has the value {value}; expected 0 to {MOST_COUNTED}")
+        raise ValueError(
+            f"in a node's report, {where} has the value {value}; expected 0 to {MOST_COUNTED}"
+        )
 
 
 def own_counters(text: str) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Argument parser of the report tools, with the exit codes that all roles use."""
+"""Argument parser of the commands that write reports, with the exit codes of all Thinwire
+processes.
+"""
 
 from __future__ import annotations
 

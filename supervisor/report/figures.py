@@ -63,7 +63,7 @@ THEMES: Mapping[str, Theme] = {
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Values of a metric in one run, and the cost (seconds, bytes or updates) of each value."""
+    """Values of a metric in one run, and the cost (seconds, bytes or updates) until each value."""
 
     name: str
     costs: Sequence[float]
@@ -77,7 +77,7 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """Label and unit of a metric in a picture."""
+    """Label and unit with which a picture shows a metric."""
 
     label: str
     unit: str = ""
@@ -96,7 +96,7 @@ class Quantity:
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """A cost axis of a picture: its label and its units as (name, size), smallest first."""
+    """The axis of a picture that shows a cost: label, and units as (name, size), smallest first."""
 
     label: str
     units: tuple[tuple[str, float], ...]
@@ -115,10 +115,10 @@ UPDATES = Axis("Updates applied", (("", 1.0),))
 
 
 def metric_figure(curves: Sequence[Curve], axis: Axis, quantity: Quantity, theme: Theme) -> bytes:
-    """Draw a test metric against a cost, one line per run.
+    """Draw a test metric against a cost (time, bytes or updates), one line per run.
 
-    A single curve of a metric is labeled with its last value. For several curves of a metric, a
-    legend is above the axes.
+    If a picture shows a single curve, its last value is written next to the curve's end. For
+    several curves of a metric, the picture has a legend above the axes.
     """
     figure, axes = empty_axes(theme, width_inches=5.2, height_inches=3.5)
     logarithmic = _spread([max(curve.costs, default=0) for curve in curves]) > _LOG_SPREAD
@@ -305,7 +305,7 @@ def _scale_logarithmically(axes: Any) -> None:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Return the ratio of the largest to the smallest positive value; 1 without positive values."""
+    """Return the ratio of the largest to the smallest positive value; 1 if no value is positive."""
     positive = [value for value in values if value > 0]
     return max(positive) / min(positive) if positive else 1.0
 
@@ -347,8 +347,9 @@ def known_rows(workers: Rows) -> list[Mapping[str, Any]]:
 def split_figure(workers: Rows, theme: Theme) -> bytes:
     """Draw the number of examples of each label per worker, one stacked bar per worker.
 
-    If the training set is split evenly among workers, all bars are equal. A bar of few colors
-    stands for a worker with few labels. A short bar stands for a worker with few examples.
+    If the training set is split evenly among workers, all bars of the figure are equal. In the
+    figure of the data split, a bar of few colors stands for a worker with few labels. In the figure
+    of the data split, a short bar stands for a worker with few examples.
     """
     known = known_rows(workers)
     figure, axes = empty_axes(theme, 5.2, height_of_bars(len(known)))
@@ -416,7 +417,7 @@ def _colours(num_labels: int) -> list[Any]:
 
 
 def _add_legend(axes: Any, num_labels: int, theme: Theme) -> None:
-    """Put the legend of the labels above the axes, up to ten labels per row."""
+    """Put a legend of the training labels above the axes, with up to ten labels per row."""
     axes.legend(
         title="label",
         title_fontproperties={"size": 10},

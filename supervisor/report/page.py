@@ -2,7 +2,7 @@
 
 The functions `run_page` and `comparison_page` make whole report pages. The functions `table` and
 `figures` make HTML tables with formatted and escaped values. The function `tables` makes the HTML
-tables of a run's datagram counts.
+tables of a run's UDP datagram counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_METRICS_SHOWN = 4
 def table(
     heads: Sequence[str], rows: Sequence[str], kind: str = "", differs: Sequence[bool] = ()
 ) -> str:
-    """Return an HTML table with column titles and rows.
+    """Return an HTML table with the given column titles and rows.
 
     Args:
         heads: Titles of the table's columns.
@@ -54,7 +54,7 @@ Shown = Sequence[tuple[str, str, Callable[[Any], str]]]
 
 
 def figures(head: str, rows: Sequence[tuple[str, Mapping[str, Any]]], shown: Shown) -> str:
-    """Return an HTML table of values with one row for each name.
+    """Return an HTML table of formatted values with one row for each name in `rows`.
 
     Args:
         head: Title of the table's column of names.
@@ -80,7 +80,7 @@ def is_number(value: Any) -> bool:
 
 
 def _shown(write: Callable[[float], str]) -> Callable[[Any], str]:
-    """Return a formatter that applies a given formatter to numbers and shows a dash otherwise."""
+    """Return a function that formats numbers with a given formatter and other values as a dash."""
     return lambda value: write(value) if is_number(value) else ABSENT
 
 
@@ -142,7 +142,7 @@ def block_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def tables(summary: Mapping[str, Any]) -> str:
-    """Return HTML tables of datagram counts: by channel, by worker, not sent and dropped."""
+    """Return HTML tables of UDP datagram counts by channel, by worker, and by reason of a loss."""
     block = block_of(summary)
     if not block:
         return ""
@@ -247,7 +247,7 @@ class RunSection:
 
 @dataclasses.dataclass(frozen=True)
 class _Column:
-    """A column of the report's table that summarizes runs.
+    """A column of the report's table in which each row summarizes one run.
 
     The field ``better`` of a column is the function that selects the best of several values; with
     None, no value is marked as best.
@@ -335,7 +335,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
 
 
 def _target_tile(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the HTML tile with the run's time to its target; empty text without a target."""
+    """Return the HTML tile with the run's time to its target metric value; "" without a target."""
     target = summary.get("target")
     if not isinstance(target, dict):
         return []
@@ -426,7 +426,9 @@ def _leading(names: Iterable[str]) -> list[str]:
 
 
 def _datagram_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
-    """Return the table columns "fresh" and "fill" if a run sent datagrams; else an empty list."""
+    """Return the table columns "fresh" and "fill" (of UDP datagrams) if a run sent datagrams, else
+    [].
+    """
     if not any(map(block_of, summaries)):
         return []
     return [
@@ -450,7 +452,9 @@ def _mark_column(mark: str) -> _Column:
 
 
 def _policies_table(runs: Sequence[RunSection]) -> str:
-    """Return an HTML table of the runs' training policies; rows in which runs differ are tinted."""
+    """Return an HTML table of the policies (such as codecs) of several runs; rows in which runs
+    differ are tinted.
+    """
     names = dict.fromkeys(name for run in runs for name in run.summary["seams"])
     rows = []
     for interface in names:

@@ -174,7 +174,9 @@ def _curve_picture(
 
 
 def _file_names(names: Sequence[str]) -> list[str]:
-    """Return distinct names that are valid file names on every operating system."""
+    """Return one distinct name for each metric that is a valid file name on every operating
+    system.
+    """
     safe: list[str] = []
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9_.-]", "-", name).lstrip(".-")[:_LONGEST_FILE_NAME]

@@ -195,7 +195,7 @@ def _push(payload_bytes: int, payload: bytes = b"") -> bytes:
         ([_chunk(b"x")], "without a header"),
         ([_push(3), _chunk(b"abcd")], "where 3 are missing"),
         ([_push(3), _chunk(b"")], "chunk of 0 bytes"),
-        ([_push(3), _push(3)], "middle of a payload"),
+        ([_push(3), _push(3)], "in the middle of"),
         (
             [_push(3), pb.ToServer(heartbeat=pb.Heartbeat()).SerializeToString()],
             "middle",

@@ -25,7 +25,7 @@ class MeasuredCost:
         flags: Flags that select the composition of policies, without --local_steps.
         metric: Name of the measured metric, for example "accuracy" or "loss".
         value: Measured value of the metric with this composition of policies.
-        reference: Measured value of the metric with the exact method.
+        reference: Value of the metric measured with the exact training method, the baseline.
         against: Name of the exact training method of the comparison, for example "bsp".
         work: Model, data, number of workers and length of the measured run, as text.
         source: Page and heading below docs/ that document the measurement.
@@ -56,13 +56,13 @@ class MeasuredCost:
 
 
 def load() -> list[MeasuredCost]:
-    """Return all rows of costs.toml, the table of measured accuracy costs."""
+    """Return all rows of costs.toml, the table of measured accuracy costs of training policies."""
     rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))["cost"]
     return [MeasuredCost(**row | {"flags": tuple(row["flags"])}) for row in rows]
 
 
 def of(flags: Sequence[str], rows: Iterable[MeasuredCost]) -> MeasuredCost | None:
-    """Return the row of measured costs that fits the flags of a composition best, or None.
+    """Return the row of measured costs that fits a composition's flags best; None if no row fits.
 
     A row of measured costs fits a composition of policies that has all flags of the row. Among
     fitting rows of measured costs, the row with the most flags is best. Among rows with equally

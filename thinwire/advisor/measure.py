@@ -1,14 +1,15 @@
 """Measures devices and links by two short real runs (probes) on the nodes of the planned run.
 
-In the *dense* run, workers push dense gradients and pull the whole model. In the *sparse* run,
-workers push few gradient entries; most replies of the PS are small, and every fourth reply has the
-whole model. The rounds of the dense run, sparse rounds with a small reply and sparse rounds with a
-whole model as reply differ in their bytes on the uplink and on the downlink, and in their coding
-time, which is measured on this machine. For each worker, `worker_link` solves the equations
+In the Advisor's *dense* probe, workers push dense gradients and pull the whole model. In the
+Advisor's *sparse* probe, workers push few gradient entries; most replies of the PS are small, and
+every fourth reply has the whole model. Training rounds of three kinds (dense, sparse with a small
+reply, sparse with the whole model as reply) differ in their bytes on the uplink and on the
+downlink, and in their coding time, which is measured on this machine. For each worker,
+`worker_link` solves the equations
 
-    t = step + coding + bytes up / rate up + bytes down / rate down + round trip
+    round time = step time + coding time + bytes up / rate up + bytes down / rate down + round trip
 
-for the rates of uplink and downlink and the round trip time.
+for both rates and the round-trip time.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ SPARSE = Probe(
 
 
 class ProbeFailed(Exception):
-    """A probe (short measuring run) failed. The exception's argument is the probe's exit code."""
+    """A probe (short measuring run) failed; the exception's argument is the probe's exit code."""
 
 
 def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
@@ -112,7 +113,10 @@ def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
     """
     folder = run.run_dir / "advice" / probe.name
     logging.info(
-        "starting the %s run that measures links; it trains at most %g s", probe.name, seconds
+        "starting the %s run that measures the workers' links to the PS; this run trains at most "
+        "%g s",
+        probe.name,
+        seconds,
     )
     code = _wait_for(command(run, probe, seconds, folder))
     if code:
@@ -257,7 +261,7 @@ def worker_link(
 
 
 def _warm(rounds: Sequence[Round]) -> list[Round]:
-    """Drop each worker process's first round, in which TCP windows open and code compiles."""
+    """Drop the first training round of each worker process, which includes one-time delays."""
     return [record for record in rounds if record.num_iters > 1]
 
 

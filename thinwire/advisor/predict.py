@@ -110,13 +110,13 @@ class GradientPool:
         return cls(trainer.spec, trainer.weights, trainer.statistics, gradients, run.batch_size)
 
     def local_of(self, number: int) -> State:
-        """Return an empty state: a pool of gradients needs no state of a worker."""
+        """Return an empty worker state, because stored gradients need no state of a worker."""
         return {}
 
     def step(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
     ) -> Step:
-        """Return the result of a training step with a copy of the next stored gradient."""
+        """Return a copy of the next stored gradient as the result of a simulated training step."""
         gradient = self._gradients[self._number % len(self._gradients)].copy()
         self._number += 1
         return Step(gradient, 1.0, self._samples, statistics, local)
@@ -128,7 +128,7 @@ class ProgressPoint:
 
     Attributes:
         seconds: Virtual time since the start of the run, in seconds.
-        core_seconds: CPU time that the simulating process has used until the moment, in seconds.
+        core_seconds: CPU time that the simulating process has used since its start, in seconds.
         updates: Number of updates that the PS has applied.
         pushes: Number of updates that all workers together have pushed.
         replies: Number of replies that the PS has sent to all workers together.
@@ -148,7 +148,7 @@ class ProgressPoint:
 
 
 class Predictor:
-    """Simulates a run with different compositions of policies; returns the predicted rates."""
+    """Simulates a training run with given policies; returns the predicted updates per second."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class Predictor:
     def _play(
         self, run: Run, links: Sequence[WorkerLink], coding_seconds: float, pushes: int
     ) -> tuple[ProgressPoint, ProgressPoint]:
-        """Simulate a training run; return its totals after half of its pushes and after all."""
+        """Simulate a training run; return its totals after half of the pushes and after all."""
         run = dataclasses.replace(run, iter_max=2**31 - 2, epochs=None, max_seconds=None)
         devices = [_device(link, coding_seconds) for link in links]
         simulation = Simulation(
@@ -261,7 +261,7 @@ def _numbers(run: Run) -> range:
 
 
 def _device(link: WorkerLink, coding_seconds: float) -> EmulatedDevice:
-    """Return an emulated device that delays each way by half the round-trip and coding time."""
+    """Return an emulated worker that delays each message by half the round-trip and coding time."""
     one_way = (link.round_trip_seconds + coding_seconds) / 2
     return EmulatedDevice(Link(link.up_mbps, 1e3 * one_way), 1.0, 0.0)
 
@@ -361,8 +361,8 @@ class RunnableCandidate:
     """A candidate composition of policies that does not contradict the user's flags.
 
     Attributes:
-        candidate: The composition of policies, as flags.
-        run: Settings of a training run with this composition of policies, at the run's start.
+        candidate: The composition of training policies, as flags.
+        run: Settings of a training run with this composition of policies, warm-up included.
         settled: Settings for predicting the training run after its warm-up.
         local_steps: Smallest and largest number of local steps per round that the Advisor may
             choose; (0, 0) if the number is fixed.
@@ -383,7 +383,7 @@ def trials(
     given: flags.FlagValues = FLAGS,
     server_optimizer: str | None = None,
 ) -> tuple[list[RunnableCandidate], list[Excluded]]:
-    """Return the compositions that fit the user's flags, and the excluded ones with reasons.
+    """Return the compositions of policies that fit the user's flags, and why others do not fit.
 
     Args:
         folder: Run directory in the settings of the returned candidate compositions.
@@ -439,7 +439,7 @@ def trials(
 
 
 def compose(extra: tuple[str, ...], folder: pathlib.Path, given: flags.FlagValues = FLAGS) -> Run:
-    """Return the settings of a training run with the user's flags plus the `extra` flags.
+    """Return the settings of a training run that has the user's flags plus the `extra` flags.
 
     Raises:
         ConfigurationError: The user's flags and the `extra` flags contradict each other.
@@ -453,7 +453,7 @@ def compose(extra: tuple[str, ...], folder: pathlib.Path, given: flags.FlagValue
 
 
 def _refuse_contradiction(candidate: Candidate, given: flags.FlagValues) -> None:
-    """Reject a candidate composition that contradicts a flag that the user gave."""
+    """Reject a candidate composition of policies that contradicts a flag that the user gave."""
     for flag in candidate.flags:
         name = flag.removeprefix("--").partition("=")[0]
         if not given[name].present:
@@ -476,7 +476,8 @@ def propose(predicted: Sequence[Predicted], ideal: float, rate: float) -> tuple[
     """Choose the composition of policies to propose, from the predicted rates.
 
     Args:
-        predicted: Predicted rates of one or more compositions of policies, from exact to lossy.
+        predicted: Predicted samples and updates per second of compositions of policies, from exact
+            to lossy.
         ideal: Total rate of the workers without communication, in samples per second.
         rate: Share of the rate `ideal`, from 0.01 to 1, that is fast enough for a composition.
 

@@ -49,14 +49,14 @@ class Subject(Protocol):
         """Measure the model's step time; return the settings of the run that measures the links."""
 
     def predictor(self, run: Run, pushes: int) -> Predictor:
-        """Return the predictor that simulates the planned run with different compositions."""
+        """Return the predictor that simulates the planned run under compositions of policies."""
 
     def parts_of_batch(self, run: Run) -> int:
-        """Return the number of workers that divide one measured batch; 1 if none is divided."""
+        """Return how many workers share a measured batch; 1 if each takes whole batches."""
 
 
 class _ModelSubject:
-    """The model and data set that flags name, as subject of the Advisor."""
+    """Model and data set from flags, for which the Advisor proposes policies."""
 
     def __init__(self) -> None:
         self.script: list[str] = []
@@ -71,7 +71,7 @@ class _ModelSubject:
         return _predictor(run, pushes)
 
     def parts_of_batch(self, run: Run) -> int:
-        """Return 1 part, because --batch_size is the batch size of each single worker."""
+        """Return 1, because --batch_size is the batch size of each single worker."""
         return 1
 
 
@@ -138,7 +138,7 @@ def advise(run: Run, subject: Subject) -> int:
 
 
 def _refuse_long(given: list[str]) -> None:
-    """Reject flags that are too long for the file advice.json, before the measurement."""
+    """Reject flags that are too long for the file advice.json, before links are measured."""
     for flag in given:
         if len(flag) > _LONGEST_FLAG:
             raise ConfigurationError(
@@ -163,8 +163,8 @@ def _repeat(path: Any, given: list[str], script: list[str]) -> int:
             f"flags {' '.join(current)}; give --overwrite, or choose another --run_dir."
         )
     logging.info(
-        "printing the advice that is stored in --run_dir; give --overwrite to measure the links "
-        "again"
+        "printing the Advisor's earlier proposal, which is stored in --run_dir; give --overwrite "
+        "to measure the links again"
     )
     sys.stdout.write(predict.describe(advice, path))
     return EXIT_DONE
@@ -205,8 +205,8 @@ def _predict(
 ) -> predictions.Predicted:
     """Predict the rates of one composition of policies; choose its number of local steps.
 
-    The prediction assumes that a training step on 1 / `parts` of the measured batch takes 1 /
-    `parts` of the measured time.
+    If n workers share a measured batch, the prediction assumes that a training step on 1 / n of the
+    batch takes 1 / n of the measured time.
     """
     coding_seconds = predictor.coding_seconds(trial.settled)
     links = [dataclasses.replace(link, step_seconds=link.step_seconds / parts) for link in measured]

@@ -27,11 +27,11 @@ class RoundCosts:
 
     @classmethod
     def of(cls, played: Prediction, step_seconds: float, stepping_seconds: float) -> RoundCosts:
-        """Return the times of simulated training rounds of `PLAYED_STEPS` local steps.
+        """Return exchange and step time of simulated training rounds of `PLAYED_STEPS` local steps.
 
         Args:
-            played: Predicted rates of training rounds of `PLAYED_STEPS` local steps. The simulated
-                exchange time includes the local optimizer's work.
+            played: Prediction (updates per second) for training rounds of `PLAYED_STEPS` local
+                steps. The simulated exchange time includes the local optimizer's work.
             step_seconds: Time that the slowest worker needs for the gradient of a mini-batch, in
                 seconds.
             stepping_seconds: Time that the local optimizer needs per step, in seconds.
@@ -57,7 +57,7 @@ class RoundCosts:
         return min(max(least, sufficient), most)
 
     def stretched(self, played: Prediction, steps: int) -> Prediction:
-        """Return the rates of `played`, converted to rounds of `steps` local steps."""
+        """Convert the predicted rates `played` to training rounds of `steps` local steps each."""
         rounds = 1 / (self.exchange_seconds + steps * self.step_seconds)
         growth = steps / PLAYED_STEPS * rounds / played.updates_per_second
         return dataclasses.replace(

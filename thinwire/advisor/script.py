@@ -1,9 +1,9 @@
 """Proposes a composition of policies for a user's training script by measuring its model.
 
-The user's script runs on one worker until `fit` has measured a few steps
-(`thinwire.script.keras.measure`). Then real nodes measure the links while they train a stand-in
-model, whose tensor shapes and step time equal the tensor shapes and step time of the script's
-model. Predictions use the gradients of the user's script.
+For the Advisor, the user's script runs on one worker until `fit` has measured a few training steps
+(`thinwire.script.keras.measure`). After the script's measurement, real nodes measure the links
+while they train a stand-in model, whose tensor shapes and step time equal the tensor shapes and
+step time of the script's model. The Advisor's predictions use the gradients of the user's script.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main(run: Run, script: Sequence[str]) -> int:
 
 
 class _ScriptSubject:
-    """The model that a user's script trains, as subject of the Advisor (`role.Subject`)."""
+    """Model of a user's script, for which the Advisor proposes policies (a `role.Subject`)."""
 
     def __init__(self, script: Sequence[str]) -> None:
         self.script = list(script)
@@ -118,7 +118,7 @@ class _ScriptSubject:
 
 
 def _divides_batch(run: Run) -> bool:
-    """Return True if workers divide each batch of the script, False if each gets whole batches."""
+    """Return True if workers divide each batch of the script, False if each takes whole ones."""
     usual = "global" if run.method.steps_together and run.data.shard == "auto" else "worker"
     return (run.data.batch or usual) == "global"
 
@@ -195,5 +195,5 @@ def _num_examples(found: MeasuredModel, nb_workers: int) -> int:
 
 
 def _server_optimizer(name: str) -> str | None:
-    """Return a --server_optimizer for a script's optimizer: "adam", or None for Keras's SGD."""
+    """Return "adam" as --server_optimizer; return None if the script's optimizer is Keras's SGD."""
     return None if name == "SGD" else "adam"

@@ -1,9 +1,9 @@
-"""The command ``thinwire``: a table of subcommands and their modules.
+"""Defines the command ``thinwire`` by a table of its subcommands and their modules.
 
 In a checkout, ``thinwire ps --flag=value`` equals ``python main.py --type_node=PS --flag=value``:
 both commands run one node (`thinwire.cli.node`) in the given role. A subcommand's modules are
-imported only when the subcommand runs. So ``--help`` is instant, and the subcommands ``report`` and
-``certificates`` work without TensorFlow.
+imported only when the subcommand runs. Because modules are imported late, ``--help`` is instant,
+and the subcommands ``report`` and ``certificates`` work without TensorFlow.
 """
 
 from __future__ import annotations

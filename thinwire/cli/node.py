@@ -287,7 +287,7 @@ def _set_level() -> None:
 def _lock(run: Run) -> None:
     """Lock this node's files until the process ends.
 
-    The process writes no file before it holds the lock.
+    A node's process writes no file before it holds the lock.
     """
     number = _node_number()
     address = run.addresses[number] if run.type_node == "PS" else ""
@@ -310,7 +310,7 @@ def _keep_log(run: Run) -> None:
 
 
 def _write_to_log_stream(text: str) -> None:
-    """Write to the log's stream.
+    """Write a text to the stream of this node's log.
 
     The stream of a launcher's log is a copy of stderr that never blocks.
     """

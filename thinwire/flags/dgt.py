@@ -1,4 +1,4 @@
-"""Flags of the router DGT, and the environment variables of the original DGT that set them."""
+"""Flags of DGT (differential gradient transmission), and the original's environment variables."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def _percent(text: str) -> dict[str, str]:
 
 
 def _mode(text: str) -> dict[str, str]:
-    """Translate ENABLE_DGT to flags: 2 sends over the gRPC stream, 3 also rounds to four bits."""
+    """Translate ENABLE_DGT to flags: the text 2 selects gRPC, 3 selects gRPC and 4-bit values."""
     modes = {"2": {"dgt_transport": "grpc"}}
     modes |= {"0": {}, "1": {}, "3": modes["2"] | {"dgt_low_bits": "4"}}
     if text not in modes:
@@ -297,7 +297,7 @@ NOT_READ = {
 
 
 def fill(values: flags.FlagValues, variables: Mapping[str, str]) -> None:
-    """Set the flags that were not given from the original DGT's variables; log each set flag.
+    """Set DGT flags that the user omitted from the original DGT's environment variables; log them.
 
     Args:
         values: Parsed flags of this process. This function changes them.
@@ -361,7 +361,7 @@ def _bad(variable: str, text: str, error: Exception) -> ConfigurationError:
 
 
 def transport(given: flags.FlagValues, router: str) -> Transport:
-    """Return the settings of DGT's datagram transport, from the flags.
+    """Return from the flags how DGT (differential gradient transmission) sends datagrams.
 
     Raises:
         ConfigurationError: A flag of DGT's transport differs from its default, but --router is not

@@ -26,7 +26,7 @@ def flags_of(environment: Mapping[str, str], topics: Sequence[Topic]) -> dict[st
 
     Args:
         environment: Environment variables of this process.
-        topics: Tables of every flag of every role.
+        topics: Tables that define every command-line flag of every role.
 
     Raises:
         ConfigurationError: The text of THINWIRE_FLAGS is not a list of flags with valid values.

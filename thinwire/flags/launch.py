@@ -266,7 +266,7 @@ def check(runs_script: bool = False) -> str:
 
 
 def launcher_here() -> str:
-    """Return the launcher's name from the flags; without a flag, "slurm" or "local".
+    """Return the launcher's name from --launcher; without this flag, return "slurm" or "local".
 
     Raises:
         ConfigurationError: Slurm's environment variables cannot be parsed.
@@ -373,7 +373,7 @@ def refuse_chosen_addresses() -> None:
     """Reject --ip_PS and --port=0, which only PS shards on the launching host can use.
 
     Raises:
-        ConfigurationError: --ip_PS is set, or --port is 0.
+        ConfigurationError: --ip_PS is set, or --port is 0, although other hosts run PS shards.
     """
     if _is_set("ip_PS"):
         raise ConfigurationError(

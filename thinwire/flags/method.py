@@ -1,4 +1,4 @@
-"""Flags of the training method (policies, hyper-parameters, guards), equal on all nodes."""
+"""Flags of the training method (policies, hyper-parameters, limits on updates) of all nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Flags of a training run as a whole, equal on every node; builds a `Run` from the flags.
 
-The main functions of the roles receive a `Run` (thinwire.runtime.run.settings) and do not read the
-flags of this module themselves.
+The roles' main functions receive a `Run` (thinwire.runtime.run.settings) and do not read the flags
+of the module `run` themselves.
 """
 
 from __future__ import annotations
@@ -573,7 +573,7 @@ def _check_partition(given: flags.FlagValues) -> None:
 
 
 def _check_files(given: flags.FlagValues) -> None:
-    """Reject flags that name a missing file, on which the run would fail after its start."""
+    """Reject flags that name a missing file, because the run would fail after its start."""
     folder = None if given.data_dir is None else pathlib.Path(given.data_dir)
     if folder is not None and not (folder.is_dir() and any(folder.iterdir())):
         raise ConfigurationError(
@@ -591,7 +591,7 @@ def _check_files(given: flags.FlagValues) -> None:
 
 
 def _check_model_from(given: flags.FlagValues) -> None:
-    """If --model_from=worker, reject flags that name a model or let rounds have fewer workers."""
+    """If --model_from=worker, reject flags of a model and of rounds with some of the workers."""
     if given.model_from == FROM_FLAGS:
         if given.schedule_clock != given["schedule_clock"].default:
             raise ConfigurationError(
@@ -642,7 +642,7 @@ def _method(given: flags.FlagValues, nb_ps: int) -> Method:
 
 
 def _with_script_optimizer(choices: Choices, kind: Kind, given: flags.FlagValues) -> Choices:
-    """Return the method's choices with the script's optimizer, unless flags choose an optimizer.
+    """Return the training method's settings with the script's optimizer, unless flags choose one.
 
     The optimizer that the script compiled runs on the PS if workers push gradients, and on the
     workers if workers push changes of weights.
@@ -668,7 +668,7 @@ def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> No
 
 
 def _draws(given: flags.FlagValues) -> tuple[tuple[int, ...], ...] | None:
-    """Return the rounds in the file of --draws; () if the role needs none, None without it."""
+    """Return each training round's workers from --draws; None without --draws, () if not needed."""
     if given.draws is None:
         return None
     return read_draws(given.draws, given.nb_workers) if given.type_node in _ROLES_THAT_DRAW else ()
@@ -687,7 +687,7 @@ def _guards(given: flags.FlagValues, method: Method) -> Guards:
 
 
 def _groups(given: flags.FlagValues) -> dict[str, Any]:
-    """Return the values of the `Choices` fields about groups of workers (fixed or automatic)."""
+    """Return the settings of worker groups (fixed or automatic) as fields of `Choices`."""
     if given.groups is not None and given.groups_file is not None:
         raise ConfigurationError(
             "--groups and --groups_file were both given, and both define the worker groups; leave "
@@ -707,7 +707,7 @@ def _groups(given: flags.FlagValues) -> dict[str, Any]:
 
 
 def _auto_groups(given: flags.FlagValues) -> AutoGroups:
-    """Return the settings of --groups=auto.
+    """Return the settings of automatic worker groups (--groups=auto).
 
     By default, the warm-up before the first automatic grouping lasts 10 updates per worker, and the
     PS groups the workers again every 60 s.

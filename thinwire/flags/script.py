@@ -59,9 +59,9 @@ _USUAL = {*NEVER, *_OFTEN_OF_SCRIPTS, *itertools.chain(*OPTIMIZER.values())}
 def misplaced(target: ScriptTarget, known: Collection[str]) -> str:
     """Return a warning about Thinwire's flags that follow the script on the command line.
 
-    Only the script, not Thinwire, receives the words after the script's name. The warning omits
-    flag names that scripts often use, flag names in the script's text, and all words after ``--``,
-    because the user means these words for the script.
+    Only the script, not Thinwire, receives the words after the script's name. The warning about
+    misplaced flags omits flag names that scripts often use, flag names in the script's text, and
+    all words after ``--``, because the user means these words for the script.
 
     Args:
         target: User's script of the command line, with the script's arguments.

@@ -2,8 +2,8 @@
 
 ``srun thinwire run train.py`` starts one launcher process for every task. The Slurm task of rank r
 starts worker r + 1. The Slurm task of rank 0 also starts the Supervisor. The first Slurm task of
-each host also starts PS shards, such that shard s runs on host s modulo the number of hosts. So
-every Slurm task can compute the addresses of all shards from Slurm's variables.
+each host also starts PS shards, such that shard s runs on host s modulo the number of hosts. With
+this rule, every Slurm task can compute the addresses of all PS shards from Slurm's variables.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class SlurmStep:
 def step_of(environment: Mapping[str, str]) -> SlurmStep | None:
     """Return the Slurm step in which this process is a task.
 
-    The result is None if srun has not started this process, or if the Slurm step has one task. A
-    Slurm batch script also has a rank variable, although srun has not started the script.
+    `step_of` returns None if srun has not started this process, or if the Slurm step has one task.
+    A Slurm batch script also has a rank variable, although srun has not started the script.
 
     Raises:
         ConfigurationError: Slurm's environment variables contradict each other or cannot be parsed.

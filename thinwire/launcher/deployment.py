@@ -154,7 +154,8 @@ def unpack(archive: bytes, folder: pathlib.Path) -> None:
     """Unpack an archive that `pack` has returned into a folder of this host.
 
     `unpack` skips symbolic links that lead out of the folder, with a warning. Ray, which sends the
-    folder to its nodes, would follow such a link and send the link's target.
+    unpacked folder to its nodes, would follow a symbolic link out of the folder and send the link's
+    target.
     """
 
     def keep(info: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
@@ -162,7 +163,10 @@ def unpack(archive: bytes, folder: pathlib.Path) -> None:
             return tarfile.data_filter(info, path)
         except tarfile.FilterError as error:
             logging.warning(
-                "file %s is not unpacked, because its path or type is unsafe: %s", info.name, error
+                "file %s of the copied code is not unpacked, because its path or type is unsafe: "
+                "%s",
+                info.name,
+                error,
             )
             return None
 
@@ -171,7 +175,7 @@ def unpack(archive: bytes, folder: pathlib.Path) -> None:
 
 
 def _named_files() -> dict[str, pathlib.Path]:
-    """Return name of a flag -> file, for the flags that name a file which every node reads."""
+    """Return name of a flag -> path, for the flags that name a file which every node reads."""
     named = {
         name: pathlib.Path(str(FLAGS[name].value))
         for name in FLAGS
@@ -208,7 +212,7 @@ def _is_visible(name: str) -> bool:
 
 
 def _rule_of_script(folder: pathlib.Path) -> Callable[[str], bool]:
-    """Return a predicate that is True for the archive name of a script's file to send to hosts.
+    """Return a predicate: True if a file of the script's folder, by archive name, is sent to hosts.
 
     The launcher does not send the run's token and key files, and the folder `runs/`.
     """

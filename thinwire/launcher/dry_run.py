@@ -53,7 +53,7 @@ def _policies(run: Run) -> str:
 
 
 def _traffic(run: Run) -> Iterator[str]:
-    """Yield lines on the bytes that a worker sends and receives in an exchange, without framing."""
+    """Yield lines of text: bytes that a worker sends and receives per exchange, without framing."""
     size = _last_size(run)
     codec = coding_of(run.method.codec)
     value_dtype = codec.value_dtype

@@ -1,10 +1,10 @@
 """Finds the one-line reason and the documented exit code of an error that ends a script.
 
 Keras and TensorFlow surround an error raised in a model or within a `tf.function` with pages of
-text, for example the arguments of each layer and the traceback of the graph. This module extracts
-the error's one-line reason from the text. `thinwire run` shows the reason as its last line
-(`thinwire.launcher.script`), and `exit_with_reason` shows it for a script that a shell or another
-launcher has started.
+text, for example the arguments of each layer and the traceback of the graph. The module
+`error_reasons` extracts an error's one-line reason from such pages of text. `thinwire run` shows
+the reason as its last line (`thinwire.launcher.script`), and `exit_with_reason` shows it for a
+script that a shell or another launcher has started.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def original_of(error: BaseException) -> BaseException:
     """Return the original error that an error of a library wraps, or `error` if there is none.
 
     TensorFlow's error of a training step hides the original error, which the step has recorded in
-    `RECORD`. AutoGraph and Keras raise a new error whose text quotes the original error. The new
-    error's chain of `__cause__` and `__context__` leads to the original error.
+    `RECORD`. AutoGraph and Keras replace an error by a new error, whose text quotes the original
+    error. Such an error's chain of `__cause__` and `__context__` leads to the original error.
     """
     error = RECORD.cause_of(error)
     passed = {id(error)}
@@ -117,8 +117,8 @@ def reason_of(error: BaseException) -> str:
 def place_of(error: BaseException) -> str:
     """Return the script's line in an error's traceback, as ``file:line``, or an empty string.
 
-    The returned line is the traceback's innermost line in the user's own files before the script's
-    first call into Thinwire.
+    `place_of` returns the traceback's innermost line in the user's files before the script's first
+    call into Thinwire.
     """
     frames = [*_before_thinwire(error.__traceback__)]
     script_frames = [frame for frame in frames if _is_of_script(frame.filename)]
@@ -128,7 +128,8 @@ def place_of(error: BaseException) -> str:
 def _before_thinwire(trace: TracebackType | None) -> Iterator[traceback.FrameSummary]:
     """Yield a traceback's frames from the script's first frame to its first call into Thinwire.
 
-    The traceback begins with the frames of Thinwire that run the script, which this function skips.
+    `_before_thinwire` skips the traceback's first frames, which belong to the part of Thinwire that
+    runs the script.
     """
     frames = [*traceback.extract_tb(trace)]
     while frames and frames[0].filename.startswith(_PACKAGE):
@@ -149,8 +150,8 @@ def exit_with_reason() -> None:
     """Make a script that runs without `thinwire run` end with its error's reason as last line.
 
     An error of Thinwire is written as one line to stderr, and the process exits with the error's
-    documented exit code. An error of the script keeps its traceback. If the traceback does not end
-    with the error's reason, a last line repeats the reason.
+    documented exit code. An error of the script keeps its traceback. If the traceback of a script's
+    error does not end with the reason, a last line repeats the reason.
     """
     before = sys.excepthook
 

@@ -84,7 +84,7 @@ class Failure:
 
     @classmethod
     def read(cls, line: str) -> tuple[str, Failure | None]:
-        """Return a line's text before a failure report, and the failure (None without a report)."""
+        """Return the text before a failure report in an output line, and the failure or None."""
         before, mark, text = line.partition(FAILURE)
         if not mark:
             return line, None

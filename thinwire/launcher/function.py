@@ -62,7 +62,7 @@ class RunFailed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionRun:
-    """Result of a run of `thinwire.run` that ended successfully.
+    """Result of a training run by `thinwire.run` that ended successfully.
 
     Attributes:
         run_dir: Path of the run directory.
@@ -87,9 +87,10 @@ def run(
 ) -> FunctionRun:
     """Run a function on several workers, with a PS and a Supervisor; every worker is a process.
 
-    The function builds its Keras model, passes the model to `thinwire.distribute` and calls `fit`,
-    as a script does. The function is pickled by name if other processes can import it. A function
-    of a notebook or of the main program is pickled by value, with the global values that it uses.
+    The user's function builds its Keras model, passes the model to `thinwire.distribute` and calls
+    `fit`, as a script does. The user's function is pickled by name if other processes can import
+    it. A function of a notebook or of the main program is pickled by value, with the global values
+    that it uses.
 
     Args:
         function: Python function that every worker calls.
@@ -172,8 +173,8 @@ def _write_call(folder: pathlib.Path, function: Callable[..., Any], args: Sequen
 def _digest_of(function: Callable[..., Any], args: Sequence[Any]) -> str:
     """Return a digest of a function, of the functions of its module that it calls, and of `args`.
 
-    The script that every worker runs contains the digest of the function. A changed function
-    changes the digest in the script, and a changed script does not resume the earlier run. The
+    The script that every worker runs contains the digest of the function. If the function changes,
+    the digest in the script changes, and a changed script does not resume the earlier run. The
     digest covers the source text instead of a pickle, because a pickle contains the number of a
     notebook's cell, which changes when the unchanged cell is evaluated again.
     """
@@ -184,9 +185,9 @@ def _digest_of(function: Callable[..., Any], args: Sequence[Any]) -> str:
 
 
 def _used(function: Any, known: dict[str, Any]) -> dict[str, Any]:
-    """Return name -> value for a function and for the functions and constants that it uses.
+    """Return name -> value for a function and the functions and constants of its module it uses.
 
-    The result has no functions of modules other than the function's own module.
+    The returned dict has no functions of modules other than the function's own module.
     """
     code = getattr(function, "__code__", None)
     known[getattr(function, "__qualname__", type(function).__name__)] = function
@@ -283,7 +284,7 @@ class _RepeatedLines:
         self._screen.write(line, is_error, "the run")
 
     def close(self) -> str:
-        """Stop writing output; return a report of lost lines, and log it if stderr is writable."""
+        """Stop writing output; return a report of lost output lines, and log it if stderr works."""
         self._screen.close()
         if self._screen.is_error_stalled:
             return "; ".join(filter(None, (copy.report() for copy in self._screen.copies)))

@@ -34,7 +34,7 @@ class Host:
         return f"{self.user}@{self.name}" if self.user else self.name
 
     def __str__(self) -> str:
-        """Return the host in the format of the hosts file, for messages."""
+        """Return the host as `[user@]host[:port]`, the format of the hosts file, for messages."""
         name = f"[{self.name}]" if ":" in self.name else self.name
         user = f"{self.user}@" if self.user else ""
         return f"{user}{name}" + (f":{self.port}" if self.port else "")
@@ -49,7 +49,7 @@ class HostAssignment:
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """Hosts that run one or more nodes, without duplicates."""
+        """Hosts that run one or more nodes of the training run, without duplicates."""
         return tuple(dict.fromkeys(self.shards + self.workers))
 
 
@@ -63,7 +63,7 @@ def parse_hosts(text: str, source: str) -> tuple[Host, ...]:
 
     Args:
         text: Content of the hosts file.
-        source: Name of the hosts file, for messages.
+        source: Name of the hosts file, for error messages.
 
     Returns:
         One host per slot, in the order of the file's lines.

@@ -2,9 +2,10 @@
 
 Every worker runs the same script, so all workers write the same `model.summary()` and the same
 warnings: the common lines. Of the workers' common lines, the launcher shows the lines of the
-leader, which is the running worker with the lowest id. A common line of another worker is shown
-only if the leader does not write the same line. Lines on stdout other than model summaries, for
-example results and progress, are private to a worker and are all shown.
+leader, which is the running worker with the lowest id. A common line (of all workers) from a worker
+other than the leader is shown only if the leader does not write the same line. Lines on stdout
+other than model summaries, for example results and progress, are private to a worker and are all
+shown.
 
 The output of each worker is in one of four states, which only `LineMerger` changes. `LineMerger`
 has no threads, clock or files. The methods of `LineMerger` take an event and the time, and return
@@ -28,8 +29,8 @@ LEADING   the worker has ended                      the lowest running worker is
 ========  ========================================  ============================================
 
 At most `MOST_WAITING` lines of a worker wait, and if more lines arrive, the merger shows the
-worker's oldest line. For each worker the merger notes the leader's newest `MOST_NOTED` lines. An
-output line beyond these bounds may be shown twice but is never lost.
+worker's oldest line. For each worker the `LineMerger` notes the leader's newest `MOST_NOTED` lines.
+An output line beyond `MOST_WAITING` or `MOST_NOTED` may be shown twice but is never lost.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ _TIME = re.compile(r"^([IWEF])\d{4} [\d:.]+ +\d+ |^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:
 
 
 class LineState(enum.Enum):
-    """State of a worker's output in the `LineMerger`; this module's table has the transitions."""
+    """State of a worker's output in the `LineMerger`, for example LEADING or HOLDING."""
 
     LEADING = enum.auto()
     SHOWING = enum.auto()
@@ -80,7 +81,7 @@ class WrittenLine:
 
     @property
     def key(self) -> bytes | None:
-        """Digest by which equal lines of workers are found; None if the line is never merged."""
+        """Digest by which equal lines of workers are found; None if a line is never merged."""
         text = _ESCAPES.sub("", self.text)
         if not self.is_error and not _SUMMARY.match(text):
             return None
@@ -98,7 +99,7 @@ class _Waiting:
 
 
 class _WorkerLines:
-    """Output state and waiting lines of one worker, and the leader's lines that it may repeat."""
+    """Output state and waiting lines of one worker, and lines of the leader that it may repeat."""
 
     def __init__(self) -> None:
         self.state = LineState.SHOWING
@@ -106,7 +107,7 @@ class _WorkerLines:
         self._noted: collections.OrderedDict[bytes, int] = collections.OrderedDict()
 
     def note(self, key: bytes) -> None:
-        """Drop this worker's waiting line that equals the leader's (by `key`), or note the key."""
+        """Drop this worker's waiting line that equals the leader's line, or note the line's key."""
         for entry in list(self.waiting):
             if entry.key == key:
                 # A signal handler may have just shown and removed the waiting line
@@ -119,7 +120,7 @@ class _WorkerLines:
             self._noted.popitem(last=False)
 
     def take_noted(self, key: bytes) -> bool:
-        """Return whether the leader wrote a line with this key, and remove one note of the line."""
+        """Return whether the leader wrote a line with this key; remove one note of such a line."""
         count = self._noted.get(key, 0)
         if count > 1:
             self._noted[key] = count - 1
@@ -144,7 +145,7 @@ class _WorkerLines:
 
 
 class LineMerger:
-    """Decides which output lines of workers are shown, and when, by this module's state table.
+    """Decides which output lines of workers the launcher shows, and when, by a state table.
 
     Args:
         workers: Ids of the workers whose output lines are merged.
@@ -166,7 +167,7 @@ class LineMerger:
 
         Args:
             line: The line that a worker wrote.
-            now: Current time in seconds, on any clock that all calls share.
+            now: Current time in seconds, on the clock of all calls of the `LineMerger`.
         """
         worker, key = self._workers[line.worker], line.key
         if key is not None and worker.take_noted(key):
@@ -180,7 +181,7 @@ class LineMerger:
         return list(worker.release(lambda _: len(worker.waiting) > MOST_WAITING))
 
     def look(self, now: float) -> list[WrittenLine]:
-        """Return the workers' lines that have waited for `patience_seconds`, to show them now."""
+        """Return the workers' output lines that waited for `patience_seconds`, to show them now."""
         return [
             line
             for worker in self._workers.values()
@@ -210,7 +211,7 @@ class LineMerger:
         return []
 
     def _match(self, key: bytes) -> Iterator[WrittenLine]:
-        """Match a line of the leader with other workers' lines; yield lines that no longer wait."""
+        """Match an output line of the leader with other workers' lines; yield lines to show now."""
         for worker in self._workers.values():
             if worker.state is not LineState.LEADING:
                 worker.note(key)
@@ -220,10 +221,10 @@ class LineMerger:
 class MergedLines:
     """Merges workers' lines by a `LineMerger`, for the threads that read the workers' output.
 
-    The function `show` blocks while nothing reads the launcher's output. The threads that read
-    workers' output then block in `line` and `release`, so the workers block at their pipes. The
-    methods `look` and `ended`, which the launcher's main thread calls, also in a signal handler,
-    never wait for a thread that is in `show`.
+    The function `show` blocks while nothing reads the launcher's output. While `show` blocks, the
+    threads that read workers' output block too, so the workers block at their pipes. The launcher's
+    main thread, even in a signal handler, calls `look` and `ended`, which never wait for a thread
+    that is in `show`.
 
     Args:
         workers: Ids of the workers whose output lines are merged.
@@ -247,13 +248,13 @@ class MergedLines:
         self._showing = threading.Lock()
 
     def line(self, worker: int, text: str, is_error: bool) -> None:
-        """Accept a worker's output line, and show the lines that need not wait any longer."""
+        """Accept a worker's output line, and show the output lines that need not wait longer."""
         with self._lock:
             self._decided += self._merger.line(WrittenLine(worker, text, is_error), self._clock())
         self._show_decided(may_wait=True)
 
     def look(self) -> None:
-        """Show the workers' lines that have waited long enough; called several times a second."""
+        """Show the workers' output lines that waited long enough; called several times a second."""
         with self._lock:
             self._decided += self._merger.look(self._clock())
         self._show_decided(may_wait=False)
@@ -265,7 +266,7 @@ class MergedLines:
         self._show_decided(may_wait=True)
 
     def ended(self, worker: int) -> None:
-        """Record that a worker has ended, and show the worker's waiting lines."""
+        """Record that a worker has ended, and show its output lines that wait."""
         with self._lock:
             self._decided += self._merger.ended(worker)
         self._show_decided(may_wait=False)

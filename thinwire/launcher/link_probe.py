@@ -27,7 +27,7 @@ def _report(**values: object) -> None:
 
 
 def _answer(client: socket.socket) -> None:
-    """Serve one client of a link measurement: echo single bytes, or read and acknowledge many."""
+    """Serve one client of a link measurement: echo single bytes; acknowledge long transfers."""
     with client:
         client.settimeout(_PATIENCE_SECONDS)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -41,7 +41,7 @@ def _answer(client: socket.socket) -> None:
 
 
 def serve(port: int, seconds: float) -> None:
-    """Serve clients that measure a link, until a time limit.
+    """Serve clients that measure the TCP link to this host, until a time limit.
 
     Args:
         port: TCP port to listen on; 0 for any free port.

@@ -88,7 +88,7 @@ def exit_code(code: int) -> int:
 def start_here(
     node: Node, *more_flags: str, variables: Mapping[str, str] | None = None
 ) -> SupervisedProcess:
-    """Start a node on the launching host.
+    """Start a node of the run (PS shard, worker or Supervisor) on the launching host.
 
     Args:
         node: PS shard, worker or Supervisor to start. A node without `output` writes to the
@@ -168,12 +168,12 @@ class SupervisedProcess:
 
     @property
     def started(self) -> bool:
-        """Whether the watchdog has reported the command's start; True if it never reports."""
+        """True if the watchdog has reported the command's start, or if it never reports starts."""
         return self._was_started.is_set()
 
     @property
     def last_output(self) -> str:
-        """The last `_LAST_LINES` lines that the command wrote, joined into one line."""
+        """The last `_LAST_LINES` output lines of the supervised command, joined into one line."""
         return " / ".join(self._lines)
 
     def wait_until_started(self, seconds: float) -> bool:

@@ -1,9 +1,9 @@
 """Shows output lines of nodes, with node names and colors, above a line of progress.
 
-No function of this module raises an error or blocks forever when a terminal, a pipe or a disk
-accepts no output. If a function of this module failed or blocked, the threads that read the nodes'
-pipes would stop, and the nodes would block. The module `thinwire.runtime.output_copy` writes all
-output and counts lost lines.
+No function of the module `output` raises an error or blocks forever when a terminal, a pipe or a
+disk accepts no output. If a function that shows output failed or blocked, the threads that read the
+nodes' pipes would stop, and the nodes would block. The module `thinwire.runtime.output_copy` writes
+all output and counts lost lines.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Screen:
         return self._error.is_stalled
 
     def write(self, line: str, is_error: bool = False, source: str = "thinwire") -> None:
-        """Write a line of output above the line of progress.
+        """Write a line of output to the terminal, above the line of progress.
 
         Args:
             line: Text of the output line without its line end.
@@ -182,7 +182,7 @@ class Screen:
             self._out.close()
 
     def end_progress(self) -> None:
-        """End the line of progress with a line end, so that it stays visible above later lines."""
+        """End the line of progress with a line end, so that it stays above later output lines."""
         with self._lock:
             if self._progress:
                 self._out.put("\n", "")
@@ -217,7 +217,7 @@ class _ScreenStream(io.StringIO):
         self._screen = screen
 
     def write(self, text: str) -> int:
-        """Write a text of whole lines to stderr; return the number of characters of the text."""
+        """Write a text of whole lines to the launcher's stderr; return its number of characters."""
         for line in text.splitlines():
             self._screen.write(line, is_error=True)
         return len(text)
@@ -227,10 +227,10 @@ class _ScreenStream(io.StringIO):
 def shown_log(
     screen: Screen, files: Callable[[], Sequence[OutputCopy]] = lambda: ()
 ) -> Iterator[None]:
-    """Write this process's log to a screen; at exit, close all outputs and log the lost lines.
+    """Write this process's log to a `Screen`; at exit, close all outputs and log the lost lines.
 
-    At exit, stderr and the log in the run directory get a report of lost lines, if they accept
-    output.
+    At exit, stderr and the log in the run directory get a report of lost output lines, if they
+    accept output.
 
     Args:
         screen: `Screen` by which the launcher writes to stdout and stderr.
@@ -391,7 +391,7 @@ class WorkerOutput:
             self._on_failure(self._worker, failure)
 
     def show(self, text: str) -> None:
-        """Show a text of the launcher, prefixed with the worker's name, after waiting lines."""
+        """Show a text of the launcher, with the worker's name, after the worker's waiting lines."""
         if self._merged is not None:
             self._merged.release(self._worker)
         for line in text.splitlines():

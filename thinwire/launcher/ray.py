@@ -8,9 +8,9 @@ directory of the run's runtime environment in Ray. Ray only places the PS and wo
 their messages to each other directly.
 
 When a node of Ray is lost, Ray moves the node's bundles to other nodes and restarts the bundles'
-actors there. Then `role.Cluster` starts the lost PS and workers in the restarted actors, as
---restart_workers and --restart_ps allow. A restarted PS has a new address, which every Ray actor
-writes to a file for the actor's worker or PS (`thinwire.proto.moved`).
+actors there. After Ray has restarted actors, `role.Cluster` restarts the lost PS and workers in
+them, as --restart_workers and --restart_ps allow. A restarted PS has a new address, which every Ray
+actor writes to a file for the actor's worker or PS (`thinwire.proto.moved`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class RayProcess:
         arrange: Callable[[ActorLocation], tuple[list[str], str]],
         output: LineSink,
     ) -> None:
-        """Start a thread that starts the PS or worker as soon as Ray has placed its actor.
+        """Start a thread that starts the PS or worker when Ray has placed the node's actor.
 
         Args:
             ray: The Python package `ray`, imported.
@@ -357,7 +357,7 @@ class RayLauncher:
         return process
 
     def _put_input(self, given: StandardInput) -> Any:
-        """Put the standard input into Ray's object store; return its reference (None without)."""
+        """Put the workers' standard input into Ray's object store; return its reference or None."""
         file = whole_input(given)
         if file is None:
             return None
@@ -365,7 +365,7 @@ class RayLauncher:
             return self._ray.put(file.read())
 
     def _arrange(self, node: Node, found: ActorLocation) -> tuple[list[str], str]:
-        """Return a node's command line on its actor's host, and the text on moved PS shards."""
+        """Return a node's command line for its actor's host, and the list of moved PS addresses."""
         place = node.role, node.number
         with self._lock:
             before, self._found[place] = self._found[place], found
@@ -407,7 +407,7 @@ class RayLauncher:
         return supervised, moved
 
     def _move(self, shard: int) -> None:
-        """Send the new address of a PS shard to every node; the caller holds `_lock`."""
+        """Send a restarted PS shard's address to every node's actor; the caller holds `_lock`."""
         self._former[self._addresses[shard]] = shard
         self._addresses[shard] = self._address(shard)
         self._former.pop(self._addresses[shard], None)

@@ -36,8 +36,8 @@ def _code_folder() -> pathlib.Path:
     """Return the folder of the package thinwire: the current folder, if it exists.
 
     Ray's nodes on one machine share the folder of the package, and another Ray node may have
-    deleted and created the folder again. If so, the process's current folder does not exist, and
-    the package's path gives the new folder.
+    deleted and created the folder again. If the process's current folder no longer exists,
+    `_code_folder` finds the new folder by the package's path.
     """
     try:
         return pathlib.Path.cwd()

@@ -100,8 +100,8 @@ class Restarts:
 
     Args:
         most: Maximum number of restarts of one node within the window; 0 for no restarts.
-        window_seconds: Length of the sliding window for the number of restarts, in seconds. An
-            older restart does not count.
+        window_seconds: Length of the sliding window for the number of restarts, in seconds. A
+            restart before the window does not count.
         clock: Function that returns the current time in seconds; replaced in tests.
         mendable: Exit codes of a node after which a restart may succeed. A node that a signal
             killed may be restarted too.
@@ -256,13 +256,13 @@ class Launcher(Protocol):
 
 
 def _as_it_is(node: Node, process: Process, code: int) -> int:
-    """Return a node's exit code unchanged; the default of a `Cluster`'s `read_code`."""
+    """Return a node's exit code unchanged; default of the argument `read_code` of `Cluster`."""
     return code
 
 
 @dataclasses.dataclass
 class Child:
-    """State of one node, which the `Cluster` has started one or more times."""
+    """State of one node (process), which the `Cluster` has started one or more times."""
 
     node: Node  # description of the node at its last start
     process: Process  # process of the node's last start
@@ -346,7 +346,7 @@ def check_nodes_here(run: Run, launcher: str) -> None:
 def nodes_of(run: Run, addresses: Sequence[str]) -> list[Node]:
     """Return the nodes to start: PS shards, then workers, then the Supervisor.
 
-    The returned list has all nodes of the run, or in a Slurm step the nodes that this task starts.
+    `nodes_of` returns all nodes of the run, or in a Slurm step the nodes that this task starts.
 
     Args:
         run: Settings of the run, from the flags.
@@ -512,8 +512,8 @@ class Cluster:
     def _wait(self) -> None:
         """Wait until every node has ended; after a failure that no restart repairs, end all nodes.
 
-        After a failure that ends the run, workers get SIGTERM first. PS and Supervisor get SIGTERM
-        later, when `patient` becomes False, if they have not ended without a signal.
+        After a failure that ends the run, workers get SIGTERM first. After a worker's failure, PS
+        and Supervisor get SIGTERM when `patient` becomes False, unless they have ended.
         """
         ending_since, patient = None, False
         # time.monotonic() at the end of the last worker; None before
@@ -554,7 +554,7 @@ class Cluster:
             over = over or any(child.is_gone for child in self._of("PS"))
 
     def _restart(self, child: Child, over: bool) -> None:
-        """Restart a node whose backoff is over; decide whether to restart a node that has ended."""
+        """Restart a node whose restart delay is over; decide whether to restart an ended node."""
         if child.again_at is not None and over:
             child.again_at = None
         elif child.again_at is not None and time.monotonic() >= child.again_at:

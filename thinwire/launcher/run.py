@@ -164,7 +164,7 @@ def main(run: Run, script: Sequence[str]) -> int:
 
 
 def show(run: Run, script: Sequence[str]) -> int:
-    """Write a description of the nodes that `main` would start to stdout; return the exit code.
+    """Describe the nodes that `main` would start, as text on stdout; return the exit code.
 
     The function `show`, for --dry_run, starts no node and writes no file.
 
@@ -220,8 +220,9 @@ def _may_need_keras(run: Run, script: pathlib.Path) -> bool:
     """Return whether the PS will probably need Keras, because the script's optimizer is not SGD.
 
     The PS can apply SGD updates without importing Keras. A script whose text does not contain "SGD"
-    uses another optimizer, or takes its optimizer from another file. If this guess is wrong, the PS
-    wastes memory on Keras, or imports Keras only when the run begins, which takes seconds.
+    uses another optimizer, or takes its optimizer from another file. If the guess about Keras is
+    wrong, the PS wastes memory on Keras, or imports Keras only when the run begins, which takes
+    seconds.
     """
     if run.method.kind is not Kind.GRADIENT:
         return False
@@ -299,7 +300,7 @@ class _ScriptRun:
 
     @property
     def _first(self) -> tuple[int, Failure] | None:
-        """The worker that failed first, and its failure; None if no worker failed.
+        """The worker whose script failed first, and the failure; None if no worker failed.
 
         A failure that follows from another worker's failure is returned only if no worker reported
         a failure of its own.
@@ -358,7 +359,7 @@ class _ScriptRun:
         return dataclasses.replace(node, output=output, input=self._input)
 
     def _read_code(self, node: Node, process: Process, code: int) -> int:
-        """Return the exit code with which a node's end is treated (`read_code` of `Cluster`).
+        """Return the exit code that the launcher uses for a node's end (`read_code` of `Cluster`).
 
         A worker whose script calls os._exit(0) before the script's end counts as failed.
         """
@@ -393,7 +394,7 @@ class _ScriptRun:
             note_failure(self._run.run_dir, text, self._begun_at)
 
     def _on_failure(self, worker: int, failure: Failure) -> None:
-        """Show the first failure of a worker; later failures are only in the workers' files.
+        """Show the first failure of a worker; later failures are only in the workers' output files.
 
         A failure whose text is one line becomes the launcher's last line of output. A script's
         failure with a traceback is shown immediately.
@@ -419,7 +420,7 @@ class _ScriptRun:
         """If a worker failed, make PS shard 0 end the run for the Slurm step's other tasks.
 
         Other tasks of the Slurm step do not notice a script that failed before its first training
-        step. PS shard 0 answers only when it has a model, so this method waits up to
+        step. PS shard 0 answers only when it has a model, so `_end_others` waits up to
         --start_timeout_seconds.
         """
         part = launch.part_here()
@@ -441,7 +442,7 @@ class _ScriptRun:
         control.finish(True, self._failures[worker].headline, FLAGS.start_timeout_seconds)
 
     def _report(self, code: int) -> None:
-        """Log the further workers that failed, the run's result, and the path of its report.
+        """Log which further workers failed, the run's result, and the path of the run's report.
 
         Args:
             code: Exit code of the whole run.
@@ -455,7 +456,7 @@ class _ScriptRun:
         if failed:
             names = ", ".join(map(str, failed))
             logging.error(
-                "also failed: worker %s; the logs of all nodes are in %s",
+                "further workers whose scripts failed: %s; the logs of all nodes are in %s",
                 names,
                 self._run.run_dir / "logs",
             )

@@ -31,8 +31,8 @@ def claim_run_directory(
 ) -> None:
     """Check that no other process writes to the run directory; with --overwrite, clear it.
 
-    This process releases the directory locks before the nodes start, because each node takes its
-    own lock. A task of a Slurm step locks only the folders of the nodes that the task starts, and
+    The launcher releases the directory locks before the nodes start, because each node locks its
+    own folder. A task of a Slurm step locks only the folders of the nodes that the task starts, and
     these nodes clear their folders themselves.
 
     Args:

@@ -2,8 +2,8 @@
 
 The newest checkpoint of PS shard 0 decides whether the run resumes
 (`thinwire.runtime.run.resuming`). If the checkpoint is on another host, the launcher reads only the
-Supervisor's records in the run directory. In this case, the PS compares the run's settings with the
-checkpoint at the start of the PS.
+Supervisor's records in the run directory. If the launcher cannot read the checkpoint, the PS
+compares the run's settings with the checkpoint when the PS starts.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _newest(run: Run) -> State | None:
 
 
 def _version(run: Run, state: State) -> int:
-    """Return the model's number of updates after a PS loads the checkpoint and its journal."""
+    """Return the number of updates in a model that a PS loads from a checkpoint and its journal."""
     core, mark = state["core"], read_mark(checkpoints_of(run.run_dir, _FIRST_SHARD))
     version = int(core["model"]["version"])
     if state.get("journal") is None or mark is None or mark.generation < core["generation"]:

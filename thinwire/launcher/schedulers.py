@@ -27,7 +27,7 @@ Environment = Mapping[str, str]
 def position(environment: Environment) -> tuple[str, ClusterPosition] | None:
     """Return the scheduler's name, and this process's role, worker id and PS addresses.
 
-    The function returns None if no scheduler has started this process.
+    The function `position` returns None if no scheduler has started this process.
 
     Args:
         environment: Environment variables of this process.

@@ -1,12 +1,12 @@
 """Runs a user's script as a worker or the evaluator of a run, as ``python script.py`` would.
 
 `thinwire run` starts ``script.py [--flag=value ...] -- SCRIPT [ARGUMENT ...]``, by the path of this
-module or as ``-m``. This module writes the flags to a file that only this user can read, for
-`thinwire.script.settings`. The module sets the seeds and threads of a library when the user's
-script imports the library. If the script fails on a worker, this module writes one line for the
-launcher (`failures`), which shows the failure once and ends the run. If the script fails as the
-evaluator, this module writes the traceback, and the run continues. Because
-`thinwire.launcher.script` may run as the main program, no module imports from it.
+module or as ``-m``. `launcher/script.py` writes the flags to a file that only this user can read,
+for `thinwire.script.settings`. `launcher/script.py` sets the seeds and threads of a library when
+the user's script imports the library. If the script fails on a worker, `launcher/script.py` writes
+one line for the launcher (`failures`), which shows the failure once and ends the run. If the script
+fails as the evaluator, `launcher/script.py` writes the traceback, and the run continues. Because
+`thinwire.launcher.script` may run as the main program, no module imports names from it.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _absolute(word: str) -> str:
 
 
 def _values(words: Sequence[str]) -> dict[str, str]:
-    """Return name -> value for flags written as --name=value; the last of equal names counts."""
+    """Return name -> value for words --name=value; if a flag is repeated, its last value counts."""
     pairs = (word.removeprefix("--").partition("=") for word in words)
     return {name: value for name, _, value in pairs}
 
@@ -193,7 +193,7 @@ def _prepare_process(given: Mapping[str, str]) -> None:
 
 
 def _prepare_libraries(given: Mapping[str, str]) -> None:
-    """Set seeds and threads of numpy and TensorFlow, and protect the chief worker's files."""
+    """Set seeds and threads of numpy and TensorFlow, and protect files that the chief writes."""
     seed, threads = int(given["seed"]), int(given.get("worker_threads", "0"))
     # A training step blocks one of TensorFlow's threads while it waits for an exchange with the PS.
     # With --kernels=tf the exchange itself calls TensorFlow and needs threads that are not blocked.
@@ -218,7 +218,7 @@ def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int, calls: int) ->
 
 
 def _end(number: int, frame: Any) -> None:
-    """Raise SystemExit on SIGTERM, so that the script can release its resources."""
+    """Raise SystemExit on SIGTERM, so that the user's script can release its resources."""
     signal.signal(number, signal.SIG_DFL)
     _ENDED.append(number)
     time.sleep(_INTERRUPTED_SECONDS)
@@ -232,7 +232,7 @@ def _end_evaluator(number: int, frame: Any) -> None:
 
 
 def _act_after_imports(actions: Mapping[str, Callable[[Any], None]]) -> None:
-    """Call each action with its module: now if it is imported already, else after its import."""
+    """Call each function with its module, now if the module is imported, else after its import."""
     later = dict(actions)
     for name, action in actions.items():
         # Python's start-up files (sitecustomize) may have imported the module
@@ -243,7 +243,7 @@ def _act_after_imports(actions: Mapping[str, Callable[[Any], None]]) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Import hook that calls an action once, as soon as a module has been imported.
+    """Import hook that calls a function once, as soon as a given module has been imported.
 
     Args:
         actions: Name of a module -> function that is called with the imported module.
@@ -255,7 +255,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return a module's spec, whose loader also calls the module's action after the import."""
+        """Return a module's spec, whose loader calls the module's function after the import."""
         # The action is removed first, because `importlib.util.find_spec` calls this method again,
         # and the second call must return None to let Python's usual finders find the module.
         action = self._actions.pop(fullname, None)
@@ -390,7 +390,7 @@ def _evaluate(words: Sequence[str]) -> int:
 
 
 def _execute(words: Sequence[str]) -> None:
-    """Run the user's script as the main module, which it remains after its end."""
+    """Run the user's script as the main module `__main__`, which it remains after its end."""
     # From this line on, the callers catch the exceptions that signal handlers raise.
     admit_signals()
     if words[0] == MODULE_OPTION:
@@ -409,8 +409,8 @@ def _execute(words: Sequence[str]) -> None:
 def _execute_module(name: str, arguments: Sequence[str]) -> None:
     """Run a module as ``python -m`` does, after importing the module's packages.
 
-    This function does not use `runpy.run_module`, which restores the previous main module at its
-    end, although the script's threads and exit handlers still need the script as main module.
+    `_execute_module` does not use `runpy.run_module`, which restores the previous main module at
+    its end, although the script's threads and exit handlers still need the script as main module.
     """
     # `python -m` sets the same sys.argv while Python imports packages.
     sys.argv[:] = [MODULE_OPTION, *arguments]

@@ -331,7 +331,7 @@ class SshLauncher:
         return process
 
     def settle(self) -> None:
-        """Wait until every node that was started over ssh runs.
+        """Wait until every node that the launcher started over ssh runs.
 
         Raises:
             Unreachable: A node has not started. The message names the node's host.
@@ -364,9 +364,9 @@ class SshLauncher:
         """Copy the launcher's standard input to a node's host, unless the host has a copy.
 
         The copies of the standard input on different hosts have different names, because hosts may
-        share the folder. The last node that opens the host's copy deletes the copy, so a restarted
-        node needs a new copy. The launcher sends heartbeats to running nodes while it copies the
-        standard input.
+        share the folder. The last node that opens the host's copy of the standard input deletes it,
+        so a restarted node gets a new copy. The launcher sends heartbeats to running nodes while it
+        copies the standard input.
 
         Returns:
             The watchdog's argument for the copy, ``file:PATH``; empty if the node has no input.
@@ -445,7 +445,7 @@ class SshLauncher:
         return str(ordered[0][4][0])
 
     def _choose_addresses(self, given: tuple[str, ...]) -> tuple[str, ...]:
-        """Return host:port of every PS shard for workers, by --ps_hosts or where the PS listen."""
+        """Return host:port of every PS shard, from --ps_hosts or from the PS's host."""
         if FLAGS.ps_hosts:
             return given
         dialed = [

@@ -51,7 +51,9 @@ def main(run: Run) -> int:
     if run.overwrite:
         clear_node(run.run_dir, _NAME)
     if not run.overwrite and (finished := finished_summary(run)):
-        logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
+        logging.info(
+            "this run is finished (%s); its results are in %s", finished, run.run_dir / "report"
+        )
         return EXIT_DONE
     shared = SharedModel(run.model, run.seed)
     dataset = load_dataset(run.data, run.model, shared.user_module, run.seed)
@@ -188,8 +190,8 @@ class _Standalone:
     def _compile(self) -> None:
         """Compile the training step on the first batch, then restore the trainer's state.
 
-        Compiling before the first counted training step keeps the compilation time out of
-        `seconds`.
+        Compilation before the first counted training step keeps the compilation time out of the
+        measured `seconds`.
         """
         state = self.trainer.save()
         batch = slice(0, self.run.batch_size)

@@ -5,10 +5,10 @@ Cluster managers set the environment variable TF_CONFIG for TensorFlow's strateg
     {"cluster": {"ps": ["host:port", ...], "worker": [...], "chief": [...], "evaluator": [...]},
      "task": {"type": "worker", "index": 0}}
 
-The address ``ps`` i belongs to PS shard i. The ``chief`` is worker 1, and then the list ``worker``
-begins with worker 2. Without a chief, ``worker`` i is worker i + 1. The task type ``evaluator``
-means Thinwire's Supervisor. Workers of Thinwire accept no connections, so their addresses are
-counted but not used.
+The address ``ps`` i belongs to PS shard i. The ``chief`` of TF_CONFIG is worker 1, and then the
+list ``worker`` begins with worker 2. If TF_CONFIG has no chief, its ``worker`` i is Thinwire's
+worker i + 1. The task type ``evaluator`` of TF_CONFIG means Thinwire's Supervisor. Workers of
+Thinwire accept no connections, so their addresses in TF_CONFIG are only counted.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def _task(
 def fill(values: flags.FlagValues, text: str) -> None:
     """Set the flags that were not given on the command line to the values in ``TF_CONFIG``.
 
-    A given flag overrides ``TF_CONFIG``. Roles without a task type in TF_CONFIG, for example
-    Cluster or Standalone, ignore ``TF_CONFIG``.
+    A flag of the command line overrides ``TF_CONFIG``. Roles without a task type in TF_CONFIG, for
+    example Cluster or Standalone, ignore ``TF_CONFIG``.
 
     Args:
         values: Parsed flags of this process. This function changes them.
@@ -155,7 +155,7 @@ def fill(values: flags.FlagValues, text: str) -> None:
 
 
 def fill_position(values: flags.FlagValues, place: ClusterPosition, source: str) -> None:
-    """Set the flags of role, number and addresses that were not given from a node's position.
+    """Set a node's omitted flags of role, number and PS addresses from its cluster position.
 
     Args:
         values: Parsed flags of this process. This function changes them.
@@ -180,7 +180,7 @@ def fill_position(values: flags.FlagValues, place: ClusterPosition, source: str)
 
 
 def _settings(values: flags.FlagValues, place: ClusterPosition, source: str) -> dict[str, Any]:
-    """Return flag -> value for a node's position, without PS addresses if a flag gives some."""
+    """Return flag -> value for a node's role, number and, if no flag gives them, PS addresses."""
     settings: dict[str, Any] = {}
     if place.role is not None:
         settings["type_node"] = place.role

@@ -4,10 +4,10 @@
 
 The launcher writes to the watchdog's standard input, through ssh or a pipe. When the launcher ends
 or dies, the watchdog's standard input ends. If a broken network hides the launcher's end, the
-watchdog notices that heartbeats are missing. After its end, the watchdog leaves no process of its
-command running. On Linux the watchdog also ends processes that the command has started in other
-sessions. When the parents of these processes have ended, the system makes the processes children of
-the watchdog, which kills all its children.
+watchdog notices that heartbeats are missing. When the watchdog ends, no process of its command
+remains running. On Linux the watchdog also ends processes that the command has started in other
+sessions. When a process of the command ends, Linux makes its children the watchdog's children, and
+the watchdog finally kills all its children.
 
 The standard input of the watchdog's command is /dev/null, an inherited descriptor
 (``--input=fd:NUMBER``), or a file (``--input=file:PATH``).
@@ -107,7 +107,7 @@ class Watchdog:
         return code if code >= 0 else 128 - code
 
     def _read_launcher(self) -> None:
-        """Wait up to `_POLL_SECONDS` for the launcher's bytes; send the signals that they name."""
+        """Wait up to `_POLL_SECONDS` for bytes from the launcher; send the signals they name."""
         readable, _, _ = select.select([0], [], [], _POLL_SECONDS)
         now = time.monotonic()
         if readable:
@@ -121,7 +121,7 @@ class Watchdog:
             self.orphaned = True
 
     def _reap_orphans(self) -> None:
-        """Reap adopted processes that have ended, but not the command, which `subprocess` reaps."""
+        """Reap ended orphan processes that the watchdog has adopted, but not its command."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, flags)) and ended.si_pid != self.child.pid:
@@ -172,7 +172,7 @@ def _children() -> list[int]:
 def _die_with_parent() -> Callable[[], None] | None:
     """Return a `preexec_fn` that makes the kernel kill the command when the watchdog is killed.
 
-    Systems other than Linux lack this kernel function, and the result is None.
+    On systems other than Linux, the result is None, because the kernel lacks this function.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -189,7 +189,7 @@ def _open_input(place: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Supervise the command that the arguments name; return the command's exit code."""
+    """Run as a watchdog of the command that the arguments name; return the command's exit code."""
     silence_seconds, grace_seconds, manner, *command = arguments
     given_input = subprocess.DEVNULL
     if command[0].startswith(INPUT):

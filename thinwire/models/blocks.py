@@ -1,14 +1,15 @@
 """Building blocks of the larger networks: input, convolutions, pools, normalization, classifier.
 
-The networks pad images explicitly and symmetrically. Keras' padding "same" adds the odd row and
-column of a convolution or pool with stride 2 only at the bottom right. With this padding, the image
-would be shifted by a pixel relative to the published networks. Kernels start from Xavier's uniform
-distribution (limit sqrt(6 / (fan in + fan out))) and biases from zero. These initial values are
-Keras' defaults, with a new initializer for each layer.
+Thinwire's built-in networks pad images explicitly and symmetrically. Keras' padding "same" adds the
+odd row and column of a convolution or pool with stride 2 only at the bottom right. With Keras'
+padding "same", a feature map would be shifted by a pixel relative to the published networks.
+Kernels start from Xavier's uniform distribution (limit sqrt(6 / (fan in + fan out))) and biases
+from zero. Xavier's uniform kernels and zero biases are Keras' defaults; each layer gets its own
+initializer.
 
-Every function of this module takes and returns symbolic tensors [N, height, width, channels]
-float32. The caller names the layers, because Keras' automatic names count up within a process, but
-a variable's path must be the same on every node.
+Every function of the module `blocks` takes and returns symbolic tensors [N, height, width,
+channels] float32. The caller of a building block names its layers, because Keras' automatic names
+count up within a process, but a variable's path must be the same on every node.
 """
 
 from __future__ import annotations

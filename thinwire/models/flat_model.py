@@ -1,8 +1,8 @@
 """Reads and assigns a model's shared variables as one flat vector, equal on every node.
 
-`SharedModel` holds the model and the signature of its W_global variables. `moving_statistics`
-returns the moving means and variances of a model's BatchNormalization layers, which are not in
-W_global.
+`SharedModel` holds a Keras model and the signature of its shared variables (W_global).
+`moving_statistics` returns the moving means and variances of a model's BatchNormalization layers,
+which are not in W_global.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _NAMES = frozenset({"moving_mean", "moving_variance"})
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     """Return a model's moving means and variances layer by layer, each mean before its variance.
 
-    The list of moving statistics includes inner models and frozen layers. The order of the
+    The list of moving statistics includes inner models and frozen layers. The order of the moving
     statistics depends only on the model, so every node that builds the same model gets the same
-    order. The list of moving statistics may be empty.
+    order. The list of moving statistics is empty if the model has no BatchNormalization layer.
 
     Args:
         model: Built Keras model.
@@ -56,7 +56,7 @@ class FlatVariables:
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
-        """Prepare functions that read and assign `variables`; the first calls run uncompiled."""
+        """Prepare functions that read and assign `variables`; their first calls run uncompiled."""
         import tensorflow as tf
 
         self._variables = list(variables)
@@ -72,12 +72,12 @@ class FlatVariables:
 
     @property
     def _is_worth_compiling(self) -> bool:
-        """True after more than `_CALLS_AS_THEY_ARE` reads of this property, which are counted."""
+        """True if `read` and `assign` were called so often that compiling them saves time."""
         self._num_calls += 1
         return self._num_calls > _CALLS_AS_THEY_ARE
 
     def read(self) -> Float32:
-        """Return a copy of the variables' values as one vector, [size] float32."""
+        """Return a copy of all variables' values as one vector, [size] float32."""
         if not self.size:
             return np.empty(0, np.float32)
         return np.array(self._joined() if self._is_worth_compiling else self._join())
@@ -106,7 +106,7 @@ class FlatVariables:
             variable.value.assign(values)
 
     def parts(self, flat: Any) -> list[tuple[Any, Any]]:
-        """Return pairs (variable, its values in `flat`), for use inside a tf.function.
+        """Return pairs (variable, the variable's values in `flat`), for use inside a tf.function.
 
         Args:
             flat: Values of all variables as one vector, [size] float32.
@@ -197,7 +197,7 @@ class SharedModel:
         return np.concatenate([np.asarray(v.value).ravel() for v in self.variables])
 
     def part(self, layout: ShardLayout) -> Float32:
-        """Return a copy of a PS shard's part of the model, [k] float32, in the shard's order."""
+        """Return a copy of the k parameters that a PS shard stores, [k] float32, in its order."""
         part, filled = np.empty(layout.size, np.float32), 0
         for piece in layout.slices:  # one variable at a time, because reading copies a variable
             values = np.asarray(self.variables[piece.tensor].value).ravel()

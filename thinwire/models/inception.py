@@ -47,7 +47,7 @@ def _convolution(
     strides: int = 1,
     padding: int | None = None,
 ) -> Any:
-    """Apply a convolution without bias, batch normalization and ReLU."""
+    """Apply a convolution (without bias), then batch normalization, then ReLU."""
     x = blocks.convolution(x, filters, kernel, f"{name}_conv", strides=strides, padding=padding)
     return blocks.relu(blocks.normalise(x, f"{name}_norm", _EPSILON), f"{name}_relu")
 

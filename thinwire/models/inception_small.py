@@ -1,4 +1,4 @@
-"""Inception with batch normalization for small images.
+"""The network Inception with batch normalization, reduced for small images.
 
 The small Inception network has 1,651,114 parameters for 3 channels and 10 classes.
 
@@ -37,7 +37,7 @@ def build_model(image_size: int, image_depth: int, nb_classes: int) -> keras.Mod
 
 
 def _convolution(x: Any, filters: int, kernel: int, name: str, strides: int = 1) -> Any:
-    """Apply a convolution, batch normalization with a trained shift, and ReLU, in this order."""
+    """Apply a convolution, then batch normalization with a trained shift, then ReLU."""
     x = blocks.convolution(x, filters, kernel, f"{name}_conv", strides=strides, bias=True)
     norm = layers.BatchNormalization(
         momentum=blocks.MOMENTUM, epsilon=_EPSILON, scale=False, name=f"{name}_norm"

@@ -29,7 +29,7 @@ def ensure_compiled_loss(
 
     Args:
         model: Built Keras model, compiled or not.
-        task: Task that the model is trained for.
+        task: Training task of the model, an entry of `TASKS`.
 
     Returns:
         The loss that the model was compiled with, or else the loss of the task. For classification,

@@ -1,4 +1,4 @@
-"""The file with measurements of a script's model, written by `thinwire.script.keras.measure`."""
+"""Defines the file with measurements of a script's model, which `script.keras.measure` writes."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _stem(x: Any) -> Any:
 
 
 def _stages(x: Any, block: Block, channels: Sequence[int], sizes: Sequence[int]) -> Any:
-    """Stack the residual blocks of all stages; stages after the first halve height and width."""
+    """Stack the residual blocks of all stages; later stages halve the images' size."""
     for stage, (width, size) in enumerate(zip(channels, sizes, strict=True), 1):
         for number in range(1, size + 1):
             strides = 2 if stage > 1 and number == 1 else 1

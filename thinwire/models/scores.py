@@ -2,7 +2,8 @@
 
 A mean of the batches' means would depend on the split of the test set into batches, but sums over
 all examples do not. The sums over examples are float64, in which counts are exact. Only the
-functions of this module import TensorFlow, so that flags can read the tasks without TensorFlow.
+functions of the module `scores` import TensorFlow, so that flags can read the tasks without
+TensorFlow.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 `TASKS` has one row for each value of --task, and no other code distinguishes tasks. To add a task,
 add a row to `TASKS`. If no existing network or generator of examples fits a new task, add a network
-to `registry` and a generator to thinwire.data.readers.synthetic. Only functions import Keras and
-numpy, because flags and ``--help`` read the table of tasks and must be fast.
+to `registry` and a generator to thinwire.data.readers.synthetic. Only functions of the module
+`tasks` import Keras and numpy, because flags and ``--help`` read the table of tasks and must be
+fast.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class LabelForm:
             inputs: Examples to which the labels belong, [N, ...].
 
         Raises:
-            ValueError: The labels do not have this form. The message continues a sentence that
-                starts with the labels' name.
+            ValueError: The labels do not have the dtype or shape that the task requires. The
+                message continues a sentence that starts with the labels' name.
         """
         import numpy as np
 

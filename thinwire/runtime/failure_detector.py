@@ -1,7 +1,8 @@
 """Adaptive timeouts for heartbeats and retries, estimated from measured durations.
 
-The caller passes in every moment and duration, so that the failure detector reads no clock. So a
-live server, the simulator and the replay of a server's journal compute equal timeouts.
+The caller passes in every moment and duration, so that the failure detector reads no clock. Without
+a clock of its own, the failure detector computes equal timeouts in a live server, the simulator and
+the replay of a server's journal.
 
 Source: Mean and mean deviation are Jacobson's ("Congestion Avoidance and Control", SIGCOMM 1988),
 with RFC 6298's constants for TCP's retransmission timer. Doubling a timeout after a false alarm
@@ -62,13 +63,13 @@ class MeanDeviation:
 
     @property
     def most_seconds(self) -> float:
-        """Mean plus four mean deviations, in seconds, which few durations exceed."""
+        """Mean plus four mean deviations of durations, in seconds, which few durations exceed."""
         return self.mean_seconds + _DEVIATIONS * self.deviation_seconds
 
 
 @dataclasses.dataclass
 class RtoEstimator:
-    """Adaptive timeout for a peer that sends heartbeats and other data.
+    """Adaptive timeout after which a peer that sends heartbeats and other data counts as dead.
 
     Attributes:
         least_seconds: Lower bound of the timeout, in seconds: more than two heartbeat intervals.

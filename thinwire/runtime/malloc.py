@@ -26,9 +26,9 @@ _SETTINGS = (
 def keep_freed_memory() -> bool:
     """Make malloc reuse large buffers instead of mapping fresh pages for each buffer.
 
-    Page faults make large messages slow in Python. With the malloc settings of `keep_freed_memory`,
-    a process never returns memory to the kernel. A process must call `keep_freed_memory` before
-    anything else. Without glibc, `keep_freed_memory` has no effect.
+    Page faults in newly mapped buffers make large messages slow in Python. With the malloc settings
+    of `keep_freed_memory`, a process never returns memory to the kernel. A process must call
+    `keep_freed_memory` before anything else. Without glibc, `keep_freed_memory` has no effect.
 
     Returns:
         True if malloc accepted every setting; False without glibc.

@@ -1,10 +1,10 @@
 """Copies output lines to a terminal, a pipe or a file without blocking the writing process.
 
-A thread reads the output of a process and copies the lines. If the copying raised an error or
-blocked, the thread would stop reading the process's pipe, and the process would wait in `print`
-forever. So the thread puts lines into a bounded backlog (`LineBacklog`, without threads or files),
-which a second thread writes (`OutputCopy`). Output lines that cannot be written are counted and
-reported.
+One thread reads the output lines of a process. If the copying raised an error or blocked, the
+thread would stop reading the process's pipe, and the process would wait in `print` forever. The
+thread that reads output lines only puts them into a bounded backlog (`LineBacklog`, without threads
+or files), which a second thread writes (`OutputCopy`). Output lines that cannot be written are
+counted and reported.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Loss:
     num_bytes: int = 0
 
     def add(self, other: Loss) -> None:
-        """Add the lost lines and bytes that `other` counts to this count."""
+        """Add the numbers of lost lines and bytes of another `Loss` to this `Loss`."""
         self.lines += other.lines
         self.num_bytes += other.num_bytes
 
@@ -57,7 +57,7 @@ class Loss:
 
 
 class BacklogState(enum.Enum):
-    """State of a `LineBacklog` (output lines that wait to be written), which writes change."""
+    """State of a `LineBacklog` (output lines that wait to be written) after the last write."""
 
     WRITING = "the last write succeeded, or there was no write yet"
     FAILING = "the last write raised an error"
@@ -82,7 +82,7 @@ class _WaitingLines:
 
     @property
     def cost(self) -> int:
-        """Memory that this entry of waiting lines takes in the backlog, in bytes."""
+        """Memory that an entry of waiting output lines takes in the backlog, in bytes."""
         return len(self.data) + _ENTRY_BYTES
 
 
@@ -92,10 +92,10 @@ class LineBacklog:
     A `LineBacklog` holds no lock, thread, clock or file. The user of a backlog takes bytes with
     `take`, writes the bytes, and reports the end of the write with `wrote` or `failed`.
 
-    A write that fails drops the whole backlog of output lines. Otherwise a sink that takes minutes
-    to report each error could stop the threads that offer lines. Output lines that are offered
-    after a failed write are written normally. So a disk that has space again gets a line with the
-    number of missing lines, then the new lines.
+    A write that fails drops the whole backlog of output lines. If a failed write kept the backlog,
+    a sink that takes minutes to report each error could stop the threads that offer lines. Output
+    lines that are offered after a failed write are written normally. For example, a disk that has
+    space again gets a line with the number of lost lines, then the new lines.
 
     Attributes:
         state: State of the backlog of output lines after the last write.
@@ -127,7 +127,7 @@ class LineBacklog:
 
     @property
     def is_empty(self) -> bool:
-        """True if no line waits, because every line offered to the backlog was written or lost."""
+        """True if no output line waits in the backlog, because every line was written or lost."""
         return not self._entries
 
     @property
@@ -136,7 +136,7 @@ class LineBacklog:
         return self._progress_at + self._patience_seconds
 
     def offer(self, data: bytes, source: str, since: float, now: float) -> Offered:
-        """Append whole lines, or drop the lines if the backlog is stalled or closed.
+        """Append whole output lines to the backlog, or drop them if it is stalled or closed.
 
         Args:
             data: Bytes of one or more output lines, with line ends.
@@ -180,7 +180,7 @@ class LineBacklog:
         return bytes(chunk[: end or _CHUNK_BYTES])
 
     def wrote(self, count: int, now: float) -> None:
-        """Remove ``count`` written bytes; 0 if the sink accepted none and raised no error."""
+        """Remove ``count`` written bytes from the backlog; 0 if the sink accepted no byte."""
         if self.state is BacklogState.CLOSED or not count:
             return
         self._progress_at = now
@@ -253,14 +253,15 @@ class Sink(Protocol):
     encoding: str
 
     def write(self, data: bytes) -> int:
-        """Write some of the bytes; return their number; the call may block or raise an error."""
+        """Write some of the output bytes, which may block or raise; return their number."""
 
 
 class DescriptorSink:
     """Sink (destination of copied output) that writes to a file descriptor of this process.
 
-    A `DescriptorSink` bypasses Python's own buffer. A buffer that cannot be flushed would keep its
-    bytes, and the interpreter would try to write them at its end, and block or exit with code 120.
+    A `DescriptorSink` bypasses Python's own buffer. A Python buffer that cannot be flushed would
+    keep its bytes, and the interpreter would try to write them at its end, and block or exit with
+    code 120.
     """
 
     def __init__(self, descriptor: int, encoding: str = "utf-8") -> None:
@@ -391,7 +392,7 @@ class OutputCopy:
             )
 
     def close(self) -> None:
-        """Write the waiting lines while the sink accepts bytes; drop lines of later `put` calls."""
+        """Write the waiting output lines while the sink accepts bytes; reject later `put` calls."""
         with self._changed:
             self._backlog.close()
             self._changed.notify_all()
@@ -405,7 +406,7 @@ class OutputCopy:
             self._changed.notify_all()
 
     def report(self) -> str:
-        """Return a sentence on lost lines by source, and the reason; empty if no line was lost."""
+        """Return a sentence on lost output lines by source; empty if no line was lost."""
         with self._changed:
             total = Loss()
             for loss in self._backlog.losses.values():
@@ -466,7 +467,7 @@ class OutputFile(OutputCopy):
         super().__init__(str(path), DescriptorSink(self._descriptor))
 
     def close(self) -> None:
-        """Write the waiting lines and close the file, unless a write to the file is blocked."""
+        """Write the waiting output lines and close the file, unless a write to it is blocked."""
         super().close()
         # While a write is blocked, the descriptor stays open. If it were closed, another file could
         # get its number, and the blocked write would write into that file.
@@ -483,7 +484,7 @@ def describe(error: Exception) -> str:
 
 
 def same_place(one: Any, other: Any) -> bool:
-    """Return True if two streams lead to the same terminal, pipe or file."""
+    """Return True if two output streams lead to the same terminal, pipe or file."""
     if one is other:
         return True
     try:

@@ -1,4 +1,4 @@
-"""Standard input of a launcher, all of which every started process can read.
+"""Standard input of a launcher, which every started process can read from its beginning.
 
 A user's script without Thinwire may read its stdin as in ``cat settings.json | python train.py``.
 In a run, several workers, restarted workers and the evaluator must be able to read the same stdin
@@ -8,18 +8,18 @@ from its beginning, at any time. A launcher's standard input is of one of four k
 - A terminal is read only by the launcher. The started processes get /dev/null, because several
   processes cannot share the input that a person types.
 - A file (``< settings.json``) is opened by every started process separately, at the position at
-  which the launcher received the file. The launcher's own position in the file does not move. So a
-  shell loop (``while read line; do thinwire run ...; done < list``) still reads all lines of its
-  list.
+  which the launcher received the file. The started processes do not move the launcher's own
+  position in an input file. So a shell loop (``while read line; do thinwire run ...; done < list``)
+  reads all lines of its list.
 - A stream (a pipe, a socket) is copied by one thread to an unnamed file, from which one thread per
-  started process feeds a pipe. The copy of the stream is at most `READ_AHEAD_BYTES` and a pipe's
-  capacity ahead of the process that has read most. So no process waits for the end of a stream, and
-  a stream without a reader takes no disk space. A shell loop cannot read the bytes of its list that
-  the thread has copied, as with ssh.
+  started process feeds a pipe. The copy of an input stream is at most `READ_AHEAD_BYTES` and a
+  pipe's capacity ahead of the process that has read most. No process waits for the end of an input
+  stream, and a stream without a reader takes no disk space. If its list comes from a pipe, a shell
+  loop cannot read the lines that a launcher has copied, as with ssh.
 
-An input stream is UNREAD until the first process opens it, then READING. A stream is ENDED at its
-end, or FAILED if it cannot be read or its copy cannot be written. Only the thread that reads the
-stream ends the state READING.
+The state of an input stream is UNREAD until the first process opens the stream, then READING. The
+state of a stream is ENDED at its end, or FAILED if it cannot be read or its copy cannot be written.
+Only the thread that reads an input stream ends the state READING.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class InputKind(enum.Enum):
-    """Kind of a launcher's standard input."""
+    """Kind of a launcher's standard input: none, terminal, file or stream."""
 
     NOTHING = "nothing"
     TERMINAL = "terminal"
@@ -206,7 +206,7 @@ class StandardInput:
             written += os.pwrite(self._copy.fileno(), data[written:], at)
 
     def _read_copy(self, position: int) -> bytes:
-        """Return the next bytes of the input's copy from a position; empty at the copy's end."""
+        """Return the next bytes of the standard input's copy; empty at the end of the copy."""
         with self._changed:
             count = min(_CHUNK_BYTES, self._size - position)
         if self._copy is None:
@@ -214,7 +214,7 @@ class StandardInput:
         return os.pread(self._copy.fileno(), count, position)
 
     def _feed(self, writer: int) -> None:
-        """Write the standard input into the pipe of one process, until input or process ends."""
+        """Write the standard input into one process's pipe, until the input or process ends."""
         position = 0
         try:
             while data := self._await(position):
@@ -229,7 +229,7 @@ class StandardInput:
             os.close(writer)
 
     def _await(self, position: int) -> bytes:
-        """Wait for the input's next bytes from a position; return no bytes at the input's end."""
+        """Wait for the next bytes of the standard input; return no bytes at the input's end."""
         with self._changed:
             while position >= self._size and self._state is _StreamState.READING:
                 self._changed.wait()

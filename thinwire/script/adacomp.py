@@ -1,4 +1,4 @@
-"""AdaComp's two functions: `PS()` serves a model, `Worker(dataset)` trains the model."""
+"""The two functions of AdaComp's interface: `PS()` serves a model, `Worker(dataset)` trains it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from thinwire.worker.role import Worker as WorkerRole
 def PS(  # noqa: N802 - AdaComp's name
     args: Any = None, model: Any = None, *, num_train: int | None = None, **settings: Any
 ) -> str:
-    """Serve a model as a parameter server (PS) until the run ends.
+    """Serve a model as a parameter server (PS) until the training run ends.
 
     Args:
         args: Settings of the PS, in any form that `thinwire.script.settings` reads.
@@ -72,12 +72,12 @@ def Worker(  # noqa: N802 - AdaComp's name
     num_train: int | None = None,
     **settings: Any,
 ) -> str:
-    """Train as a worker, on a data set of its own, until the run ends.
+    """Train a model as a worker, on the worker's own data set, until the training run ends.
 
     Args:
         dataset: Scaled examples of this worker: (images [n, ...], labels [n] whole numbers). The
             worker repeats the examples without end, in a new order in each epoch.
-        args: Settings of the worker, in any form that `thinwire.script.settings` reads.
+        args: Settings of this worker, in any form that the module `thinwire.script.settings` reads.
         model: A Keras model with a loss or logits, which holds the newest weights after the call.
             None: the model that the flag network or the flag model names.
         num_train: Number of training examples of all workers together, which the warm-up of the
@@ -147,7 +147,7 @@ def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int
 
 @contextlib.contextmanager
 def _run_with_folder(chosen: ScriptSettings) -> Iterator[Run]:
-    """Lock the run_dir of the settings during the run; without run_dir, use a temporary folder.
+    """Lock the run directory (--run_dir) during the run; without one, use a temporary folder.
 
     Raises:
         ConfigurationError: Another process of the same worker or server already writes to run_dir.
@@ -163,7 +163,7 @@ def _run_with_folder(chosen: ScriptSettings) -> Iterator[Run]:
 
 @contextlib.contextmanager
 def _ended_by_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let the first Ctrl-C in the block end the run cleanly, and a second Ctrl-C the process."""
+    """Within the `with` block, let a first Ctrl-C end the run cleanly, a second one the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -29,8 +29,8 @@ class GradientSGD(LeavesOnExit):
     `close`, at the end of a `with` block, or at the end of the process.
 
     Args:
-        model: A Keras model. The workers share the variables in its W_global, or all trainable
-            variables if W_global is empty.
+        model: A Keras model. The workers share the variables in the model's attribute W_global, or
+            all trainable variables if W_global is empty.
         lr: Learning rate, used in mode msgd only. In all other modes the server's learning rate
             counts, and a warning reports an lr that differs from the server's.
         momentum: Momentum that the worker applies: SAMomentum in mode dgs, momentum correction in
@@ -39,7 +39,7 @@ class GradientSGD(LeavesOnExit):
             h <- h + weight_decay * theta, with the gradient h and the weights theta.
         mode: Method of training, in upper or lower case: dgs (or gradient_sgd), asgd, gd (or aji),
             dgc, msgd (or sgd; without a server), or any value of ``--method``.
-        args: Settings of the worker, in any form that `thinwire.script.settings` reads.
+        args: Settings of this worker, in any form that the module `thinwire.script.settings` reads.
         num_train: Number of examples in the whole training set, which the warm-up of the method dgc
             needs.
         **settings: Further flags of the worker by name, for example ``id_worker=2``.
@@ -47,8 +47,8 @@ class GradientSGD(LeavesOnExit):
     Raises:
         ConfigurationError: The settings are invalid. Or the model is compiled with an optimizer
             other than plain SGD, and neither lr nor momentum is given.
-        Unreachable: No server answers.
-        Refused: The server has a different model or method than this script.
+        Unreachable: No parameter server answers this worker.
+        Refused: The server has a different model or training method than this script.
 
     Source: the published program of DGS. Differences: DGS's program discards its first gradient.
     """
@@ -111,7 +111,7 @@ class GradientSGD(LeavesOnExit):
             samples: Number of examples in the mini-batch; None: the value of the flag batch_size.
 
         Raises:
-            RunOver: The run ended before this step was sent.
+            RunOver: The run ended before this training step was sent to the servers.
             ConfigurationError: A variable is not shared by the workers, or a gradient has the wrong
                 shape.
             Diverged, Unreachable, Refused: Gradients stay non-finite, no server answers, or the
@@ -130,7 +130,7 @@ class GradientSGD(LeavesOnExit):
         return info
 
     def shard(self, *arrays: Any) -> Any:
-        """Return this worker's part of a training set; in mode msgd return the whole set."""
+        """Return this worker's part of a training set; in mode msgd (no server) the whole set."""
         if isinstance(self._stepper, Session):
             return self._stepper.shard(*arrays)
         return arrays[0] if len(arrays) == 1 else arrays
@@ -205,7 +205,8 @@ def _check_compiled(optimizer: Any) -> None:
     """Reject a compiled optimizer that `GradientSGD` would replace, unless it is plain SGD.
 
     Raises:
-        ConfigurationError: The compiled optimizer does more than SGD without momentum.
+        ConfigurationError: The model's compiled optimizer is not SGD with default settings (apart
+            from the learning rate).
     """
     if optimizer is None:
         return

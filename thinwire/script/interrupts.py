@@ -24,9 +24,9 @@ def add_listener(listener: Callable[[], None]) -> None:
     A listener for Ctrl-C is also called at SIGTERM if Python handles SIGTERM, as in scripts that
     `thinwire run` starts.
 
-    The first listener added in the main thread sets the process's wake-up descriptor for signals.
-    If another library has already set the wake-up descriptor for signals, no listener is ever
-    called.
+    The first listener for Ctrl-C that is added in the main thread sets the process's wake-up
+    descriptor for signals. If another library has already set the wake-up descriptor for signals,
+    no listener is ever called.
     """
     with _lock:
         _listeners.append(listener)

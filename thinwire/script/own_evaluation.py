@@ -16,8 +16,8 @@ def evaluate(function: Callable[[], Mapping[str, float]]) -> dict[str, float] | 
 
     Use `thinwire.evaluate` if `validation_data` cannot describe the evaluation: for a score of
     generated samples, or in a training loop of your own. Call `thinwire.evaluate` on every worker,
-    after `fit` or in a loop. Metrics recorded by `thinwire.evaluate` also count for the flag
-    --target.
+    after `fit` or in a training loop. Metrics of `thinwire.evaluate` count for the flag --target,
+    which ends the run at a metric's value.
 
     Args:
         function: Function that returns a dictionary of metric names and numbers. Only the chief

@@ -44,7 +44,7 @@ class Snapshot:
         samples: Number of training examples from which the updates of the copied model were
             computed.
         learning_rate: Learning rate of the server when the model was copied.
-        weights: Weights of each shared variable, in the variable's shape.
+        weights: For each shared variable, its weights as an array of the variable's shape.
         statistics: [m] float32 moving statistics (batch normalization), averaged over the workers;
             empty if the run averages no statistics.
     """
@@ -149,11 +149,11 @@ class ServerHandle:
 
     @property
     def stop_reason(self) -> str | None:
-        """Reason why the run ended; None while the run continues."""
+        """Reason why the training run ended; None while the run continues."""
         return self._shard.core.stop_reason
 
     def start(self) -> ServerHandle:
-        """Serve in background threads; if run_dir holds a finished run, only read its final model.
+        """Serve workers in background threads; for a finished run in run_dir, only read its model.
 
         Raises:
             ConfigurationError: Another process uses the server's port, or `start` was called twice.
@@ -185,8 +185,8 @@ class ServerHandle:
             timeout_seconds: Longest time to wait for the end of the run, in seconds; None: no
                 limit.
             idle_seconds: Time in seconds after which the server ends the run early if all workers
-                have been disconnected. Use it if workers may leave their loops before the run ends.
-                None: do not end the run early.
+                have been disconnected. Use a limit if workers may leave their loops before the run
+                ends. None: do not end the run early.
 
         Returns:
             Reason why the run ended: iter_max, epochs, max_seconds, interrupted or diverged. None

@@ -55,7 +55,7 @@ _CUT_SECONDS = 2.0
 
 
 class RunOver(Exception):
-    """The run has ended, so that this worker cannot take a step.
+    """Raised if the run has ended, so that this worker cannot take a training step.
 
     Attributes:
         cause: Reason why the run ended if another worker's script ended it; else an empty text.
@@ -102,8 +102,8 @@ class CentralState:
         layouts: For each shard, its layout, which lists the slices of the model that the shard
             stores.
         shards: For each shard, the states of its optimizers, then a state with all other values of
-            the shard, by slice of the layout. This last state holds weights and averaged statistics
-            only if they were requested.
+            the shard, by slice of the layout. The state with all other values holds weights and
+            averaged statistics only if they were requested.
     """
 
     spec: ModelSpec
@@ -133,7 +133,7 @@ class LeavesOnExit(contextlib.AbstractContextManager[Any]):
 
     @abc.abstractmethod
     def close(self, cause: str = "done") -> None:
-        """Leave the run as this worker; the model keeps its current weights."""
+        """End this worker's membership in the run; the model keeps its current weights."""
 
     def __exit__(
         self,
@@ -148,7 +148,7 @@ class Session:
     """Worker of a script, which joins the run, takes training steps, leaves, and may join again.
 
     Args:
-        settings: Settings of the run and of this worker in it.
+        settings: Settings of the training run and of this worker.
         shared: The script's model, with the variables that all workers train as one flat vector.
         num_train: Number of examples in the whole training set, by which a codec's warm-up counts
             epochs; None if unknown.
@@ -159,7 +159,7 @@ class Session:
         optimizers: Optimizers of the script that a PS runs, without their loss-scaling wrappers, in
             the order in which the PS knows them. Empty: the optimizers run on the worker.
         before: Session of this worker in the previous phase of the run; None in the first phase. In
-            a phase, the model and its optimizers stay the same.
+            a phase, the model and its optimizers do not change.
         phase: Number of the run's phase that this script is in, from 0, which the worker sends in
             its Hello message.
         check_offer: Function that is called with the session before the worker sends the model's
@@ -279,7 +279,7 @@ class Session:
 
     @property
     def sent_weights(self) -> Float32:
-        """Weights [num_parameters] without those changes by the script that were not pushed yet."""
+        """Weights [num_parameters] without changes by the script that are not pushed yet."""
         return self.weights if self._is_change_sent else self.part.core.weights
 
     @property
@@ -311,11 +311,12 @@ class Session:
         """Fetch the state of the script's optimizers from the shards.
 
         Args:
-            weights: True to fetch the weights and the averaged statistics as well.
+            weights: True to fetch the weights and the averaged moving statistics in addition to the
+                optimizer state.
 
         Raises:
             Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the
-                request.
+                request for optimizer state.
         """
         layouts, run = self.part.core.layouts, self.settings.run
         size = self.statistics.size if weights else None
@@ -374,11 +375,11 @@ class Session:
         self.part.core.stop_reason = before.stop_reason
 
     def schedule_count(self, optimizer: int) -> int | None:
-        """Return the step count at which an optimizer's schedule is evaluated; None if unknown.
+        """Return the step count at which an optimizer's rate schedule is evaluated; None: unknown.
 
-        The step count of a schedule is the count in shard 0's last reply, plus the batches that
-        this worker has trained on since that reply. The result is None if no reply of shard 0 has
-        contained a count.
+        The step count of a learning-rate schedule is the count in shard 0's last reply, plus the
+        batches that this worker has trained on since that reply. `schedule_count` returns None if
+        no reply of shard 0 has contained a step count.
         """
         core = self.part.core
         if optimizer >= len(core.schedule_counts):
@@ -418,8 +419,8 @@ class Session:
             call are then useless.
 
         Raises:
-            Unreachable: No server answers.
-            Refused: The server rejects this worker.
+            Unreachable: No parameter server answers this worker.
+            Refused: The parameter server rejects this worker.
             ConfigurationError: The server averages different moving statistics than this worker
                 has.
         """
@@ -505,17 +506,17 @@ class Session:
         Args:
             values: [num_parameters] float32 mean gradient at `weights`, which `step` may modify. If
                 `takes_weights` is true: the weights after the step of the script's optimizer.
-            samples: Number of examples in the mini-batch.
+            samples: Number of training examples in the mini-batch.
             loss: Mean loss of the mini-batch; None if unknown.
             statistics: [m] float32 moving statistics after the mini-batch; None if the run does not
                 average statistics over the workers.
             rate_factor: Factor for gradients (not weights): this worker's learning rate divided by
                 the run's learning rate.
-            figures: Learning rate, loss scale and sparse rows of the step of the script's
-                optimizer.
+            figures: Learning rate, loss scale and sparse gradient rows of the script's optimizer in
+                this training step.
 
         Raises:
-            RunOver: The run ended before this step was sent.
+            RunOver: The run ended before this training step was sent to the servers.
             Diverged: A hundred successive mini-batches had NaN or infinity.
             Unreachable, Refused: The server does not answer within the time limits, or rejects this
                 worker.
@@ -590,7 +591,8 @@ class Session:
         Args:
             change: [num_parameters] change of the weights by the script before the step; None
                 without a change.
-            done: Finished exchange of the step with the shards; None if the step exchanged nothing.
+            done: Finished exchange of the training step with the shards; None if the step exchanged
+                nothing.
         """
         if done is None or not self.settings.run.method.overlap:
             replies = [] if done is None else done.replies
@@ -620,10 +622,11 @@ class Session:
         return done
 
     def _go_on(self, statistics: Float32 | None) -> None:
-        """Start the next step with the values of the previous exchange, before this step's reply.
+        """Start the next training step with the previous exchange's values, before a step's reply.
 
-        With overlap, the moving statistics for the next step are the newest averages plus this
-        step's change, and the weights are the newest weights plus this step's change.
+        With overlap of computing and exchanging, the moving statistics for the next step are the
+        newest averages plus this step's change, and the weights are the newest weights plus this
+        step's change.
         """
         core = self.part.core
         self._versions = list(core.versions)
@@ -644,7 +647,7 @@ class Session:
         return _Exchanged(outgoing, self.part.finish_exchange(lambda weights: None))
 
     def _settle(self) -> _Exchanged:
-        """Wait for the exchange in the background, if any; return its result, empty without one."""
+        """Wait for the exchange in the background, if any; return its result or an empty one."""
         # the shards' reply replaces the weights even if the push was rejected
         if self._is_change_sent:
             self._change, self._is_change_sent = None, False
@@ -654,7 +657,7 @@ class Session:
         return _Exchanged(None, self.part.finish_exchange(lambda weights: None))
 
     def begin_compute(self) -> None:
-        """Restart the measurement of computing time, for example after a pause of the script."""
+        """Restart the measurement of a step's computing time, for example after a pause."""
         self._computes_from = time.monotonic()
 
     def flush(self) -> None:
@@ -700,7 +703,7 @@ class Session:
         logging.info("this worker left the run after %d exchanges (%s)", self.part.core.step, cause)
 
     def _cut(self) -> None:
-        """Wait `_CUT_SECONDS` for the exchange in the background, then abandon it."""
+        """Wait `_CUT_SECONDS` for the exchange in the background thread, then abandon it."""
         try:
             self._exchanges.result(_CUT_SECONDS)
         except TimeoutError:
@@ -732,7 +735,7 @@ class Session:
         return part
 
     def renew(self) -> None:
-        """Start a new incarnation of this worker with a fresh id, as a restarted process does."""
+        """Give this worker a new incarnation id, as if its process had been restarted."""
         old = self.part
         self.part, self._change = self._new_part(self.means), None
         # weights that are used until the PS sends its weights
@@ -746,7 +749,7 @@ class Session:
     def _info(
         self, outgoing: PushRequest | None, replies: Sequence[ShardReply | None], skipped: bool
     ) -> StepInfo:
-        """Return the result of a step, with traffic and times since the previous result."""
+        """Return the result of a training step, with traffic and times since the last result."""
         core, before = self.part.core, self._counted
         up, down, seconds = self._counted = self._counters()
         sent = outgoing.shards if outgoing is not None else []
@@ -770,7 +773,7 @@ def part_of(settings: ScriptSettings, data: Sequence[Any], fit: FitNumber | None
     """Return a worker's part of a training set; the parts of all workers are disjoint.
 
     Args:
-        settings: Settings of the run and of this worker in it.
+        settings: Settings of the training run and of this worker.
         data: Training data, equal on all workers: arrays [N, ...] in any nesting, or one
             tf.data.Dataset, keras.utils.PyDataset or ray.data.Dataset. Some values of --partition
             use the last arrays as labels.

@@ -161,8 +161,8 @@ def source_of(args: Any, keywords: Mapping[str, Any]) -> str | None:
 def _position() -> tuple[str, ClusterPosition | None] | None:
     """Return this process's place in a run, and where it comes from in the environment.
 
-    The returned place is None if THINWIRE_FLAGS contains it as --id_worker. The function returns
-    None if no environment variable gives this process a place in a run.
+    The returned place is None if THINWIRE_FLAGS contains the worker's id as --id_worker.
+    `_position` returns None if no environment variable gives this process a place in a run.
 
     Raises:
         ConfigurationError: The environment variables cannot be read, or THINWIRE_FLAGS and a
@@ -189,15 +189,16 @@ def read_settings(
     defaults: Mapping[str, Any] | None = None,
     momentum: float | None = None,
 ) -> ScriptSettings:
-    """Read and check a script's settings.
+    """Read and check a script's settings (values of Thinwire's flags).
 
     Args:
         args: Settings of the script: a namespace, a mapping, a list of ``--flag=value`` words, or
             None.
         keywords: Settings of the script by keyword, which override `args`.
-        type_node: Role of the process: "PS" or "Worker".
+        type_node: Role of this process in the run: "PS" or "Worker".
         builds_model: True if the process builds its model and data from flags, not from a script.
-        defaults: Maps names of flags to defaults that replace the flags' own defaults.
+        defaults: Maps names of flags to default values that replace the flags' usual default
+            values.
         momentum: Momentum that the worker applies, for the momentum flag of the training method;
             None: the flag keeps its value.
 
@@ -277,7 +278,8 @@ def _environment_words(elsewhere: Mapping[str, str]) -> list[str]:
     """Return the flags in THINWIRE_FLAGS that a script may set, as ``--flag=value`` words.
 
     Args:
-        elsewhere: Maps the name of a flag that a script must not set to advice what to use instead.
+        elsewhere: Maps the name of a flag that a script must not set to advice about what to use
+            instead.
 
     Raises:
         ConfigurationError: The variable THINWIRE_FLAGS is not a list of flags.
@@ -322,7 +324,7 @@ def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> Script
 
 
 def _as_names(args: Any, elsewhere: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return settings as (settings by name, list of words), one of which is empty."""
+    """Return settings as (dict by name, list of ``--flag=value`` words), of which one is empty."""
     if args is None:
         return {}, []
     if isinstance(args, str):
@@ -345,7 +347,8 @@ def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str
     misspelling.
 
     Raises:
-        ConfigurationError: `args` has no attributes, or an attribute is a misspelled flag.
+        ConfigurationError: The namespace `args` has no attributes, or an attribute is a misspelled
+            flag.
     """
     is_absl = isinstance(args, flags.FlagValues)
     everything = args.flag_values_dict() if is_absl else getattr(args, "__dict__", None)

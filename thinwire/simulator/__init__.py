@@ -1,8 +1,9 @@
 """The Simulator role: performs a whole training run in one process, with real gradients.
 
-A simulated run uses the state machines of workers and PS shards, the codecs and the worker's
-protocol of a real run. The Simulator simulates the time of devices (`devices`), links and streams
-(`links`), datagrams, deaths, and the capacity of a PS shard, on a virtual clock (`clock`).
+A simulated run uses the code of a real run for the states of workers and PS shards, the codecs and
+the worker's protocol. The Simulator simulates the times of devices (`devices`), links and gRPC
+streams (`links`), datagrams, deaths of workers, and the capacity of a PS shard, on a virtual clock
+(`clock`).
 
 The class `Simulation` (module simulation) builds all nodes and advances virtual time. The classes
 `SimulatedWorker` (module worker), `SimulatedExchange` (exchange) and `SimulatedClient` (client)

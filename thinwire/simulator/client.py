@@ -1,4 +1,4 @@
-"""A simulated worker's client of one PS shard: drives `ShardProtocol` on the virtual clock.
+"""A simulated worker's client of one PS shard, which runs `ShardProtocol` on a virtual clock.
 
 The simulated clients correspond to `thinwire.worker.client.shard_client` and `.pacing_client` of a
 real worker. Simulated clients use the protocol of a real worker, but no threads and no sockets, and
@@ -57,7 +57,7 @@ _PULL_SIZES = sizes_on_wire([frame(pb.ToServer(pull=pb.Pull()))])
 
 
 class ClientOwner(Protocol):
-    """Interface of a simulated worker's exchange that the client of one PS shard uses."""
+    """Interface that the client of one PS shard requires of a simulated worker's exchange."""
 
     number: int
     incarnation: int
@@ -65,35 +65,35 @@ class ClientOwner(Protocol):
     patience_seconds: float
 
     def send(self, shard: int, event: Delivery, sizes: list[int], counted: bool) -> None:
-        """Send a message to a PS shard; all messages of the worker use this method."""
+        """Send a message to a PS shard; the simulated worker sends all messages this way."""
 
     def lives(self, incarnation: int) -> bool:
         """Return whether `incarnation` is the worker's current incarnation (process)."""
 
     def on_welcome(self, shard: int, last_step: int) -> None:
-        """Handle a PS shard's Welcome message, which arrives after each reconnect, too."""
+        """Continue after a PS shard's Welcome message, which a worker gets at each connect."""
 
     def on_answer(self, answer: pb.Answer | None) -> None:
-        """Handle the state server's answer; None if the state server is unreachable."""
+        """Handle the decision of ESync's state server; None if the state server is unreachable."""
 
     def on_settled(self, shard: int, reply: ShardReply | None) -> None:
-        """Handle a PS shard's reply to a pull or push; None if the push was not finite."""
+        """Pass on a PS shard's reply to a pull or push; None if the push had NaN or infinity."""
 
     def on_expelled(self) -> None:
-        """Handle that a PS shard has ended this worker's membership in the run."""
+        """Continue after a PS shard has ended this worker's membership in the run."""
 
     def on_refused(self) -> None:
-        """Handle that a PS shard has rejected this worker permanently."""
+        """End the simulated worker, which a PS shard has rejected permanently."""
 
     def on_unreachable(self) -> None:
-        """Handle that a PS shard was unreachable for the worker's whole patience time."""
+        """End the simulated worker, for which a PS shard was unreachable for too long."""
 
 
 class SimulatedClient:
     """A simulated worker's client of one PS shard.
 
     Attributes:
-        connection: Simulated connection to the PS shard, with the newest stream.
+        connection: Simulated connection to the PS shard, with its newest gRPC stream.
         protocol: State machine of the worker's current incarnation (process) that decides which
             requests are sent, repeated or given up.
 
@@ -129,7 +129,7 @@ class SimulatedClient:
         shard.ports[owner.number] = self._port
 
     def begin_life(self, epochs: NewestEpoch) -> None:
-        """Reset for a new incarnation (process) of the worker: no stream, no open request."""
+        """Reset the client for a restarted worker process: no gRPC stream, no open request."""
         self.protocol = ShardProtocol(self._shard.number, epochs, self._owner.incarnation)
         self._encoder.restart()
         self._port.chooser = IndexChooser()
@@ -153,7 +153,7 @@ class SimulatedClient:
     # -- calls by the worker ------------------------------------------------------------------
 
     def join(self) -> None:
-        """Dial the PS shard, and send a Hello message when the new stream is open."""
+        """Dial the PS shard, and send a Hello message when the new gRPC stream is open."""
         owner, number = self._owner, self._shard.number
         reconnects = self.protocol.has_joined
         self.protocol.join()
@@ -162,20 +162,20 @@ class SimulatedClient:
         self.connection.dial(send, owner.on_unreachable, owner.patience_seconds)
 
     def ensure_joined(self) -> None:
-        """Dial the PS shard again if the stream is lost or the shard has expelled the worker."""
+        """Dial the PS shard again if the gRPC stream is lost or the shard expelled the worker."""
         if self.protocol.state in (State.CLOSED, State.EXPELLED):
             self.join()
 
     def pull(self) -> None:
-        """Send a pull, a request for the PS shard's part of the model."""
+        """Send a pull: a request for the parameters that the PS shard stores."""
         self._perform(self.protocol.pull())
 
     def push(self, request: PushRequest) -> None:
-        """Push the PS shard's part of the worker's update."""
+        """Push the slice of the worker's update that belongs to the PS shard."""
         self._perform(self.protocol.push(request))
 
     def abandon_push(self) -> None:
-        """Replace a push that the PS shard has not answered by a pull; else do nothing."""
+        """Give up an unanswered push and send a pull instead; do nothing without such a push."""
         self._perform(self.protocol.abandon_push())
 
     def query(self, query: pb.Query) -> None:
@@ -192,14 +192,14 @@ class SimulatedClient:
             self._owner.on_answer(None)
 
     def on_lost(self) -> None:
-        """Handle the loss of the stream to the PS shard, unless a new stream is being dialed."""
+        """Note the loss of the gRPC stream to the PS shard, unless a new stream is being dialed."""
         if not self.connection.dials:
             self._perform(self.protocol.lost())
 
     # -- incoming messages --------------------------------------------------------------------
 
     def _delivery(self, stream: int, message: ToWorker) -> Callable[[], None]:
-        """Return a function that delivers a message, unless the message's stream was replaced."""
+        """Return a function that delivers a message, unless a newer gRPC stream exists then."""
         return functools.partial(self._deliver, stream, message)
 
     def _deliver(self, stream: int, message: ToWorker) -> None:
@@ -274,7 +274,7 @@ class SimulatedClient:
     def _on_wire(
         self, message: pb.ToServer, pieces: Sequence[BytesLike]
     ) -> tuple[Delivery, list[int]]:
-        """Return a message in the form that the shard receives, and its frames' sizes in bytes."""
+        """Return a message in the form that a PS shard receives, and its frames' sizes in bytes."""
         if message.WhichOneof("body") == "datagrams":
             return Datagrams(message.datagrams), sizes_on_wire([frame(message)])
         sizes = sizes_on_wire(frames(message, pieces, self._chunk_bytes))
@@ -341,7 +341,7 @@ class SimulatedPacingClient:
         self._queried_at = 0.0
 
     def begin_round(self, step: int, step_seconds: float) -> None:
-        """Report to the state server the start of a round and the last local step's seconds."""
+        """Report a training round's start and the last local step's seconds to the state server."""
         if self._queries:
             self._query(step, 0, step_seconds)
 
@@ -351,9 +351,9 @@ class SimulatedPacingClient:
         """Decide whether to push now; call `decide` with the decision, now or later.
 
         Args:
-            step: Training step (number of the exchange) of the push that would follow.
-            local_steps: Number of local steps that the worker has done in this round. If it is 0,
-                the decision is not to push.
+            step: Training step (number of exchanges with the PS) of the push that would follow.
+            local_steps: Number of local steps that the worker has done in this training round.
+                After 0 local steps, the decision is not to push.
             step_seconds: Duration of the last local step, which has just ended, in seconds.
             decide: Function that is called with True to push now, or with False to train another
                 mini-batch first.
@@ -369,7 +369,7 @@ class SimulatedPacingClient:
             self._clock.at(self._clock.now + PATIENCE * step_seconds, give_up)
 
     def on_answer(self, answer: pb.Answer | None) -> None:
-        """Decide whether to push by the state server's answer (None: server unreachable)."""
+        """Decide by the state server's answer whether to push; None: the server is unreachable."""
         self._settle(answer, is_away=answer is None)
 
     def _give_up(self, query: tuple[int, int]) -> None:

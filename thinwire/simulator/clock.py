@@ -29,7 +29,7 @@ class Clock:
         heapq.heappush(self._queue, (max(when, self.now), next(self._numbers), call))
 
     def advance(self) -> bool:
-        """Jump in time to the next scheduled call and make it; return False without a call."""
+        """Set virtual time to the next scheduled call and make the call; False if none is left."""
         if not self._queue:
             return False
         self.now, _, call = heapq.heappop(self._queue)

@@ -37,7 +37,7 @@ _SHORTEST_WAIT_SECONDS = 5e-5
 
 
 class SimulatedSender:
-    """A simulated worker's sender of datagrams (`DatagramSender`), on the virtual clock.
+    """A simulated worker's sender of datagrams (`DatagramSender`), on a virtual clock.
 
     `SimulatedSender` corresponds to a `UdpSender` over an emulated link. `SimulatedSender` has the
     queues per channel and the pacing of a `UdpSender`, but no thread.
@@ -45,7 +45,7 @@ class SimulatedSender:
     Args:
         clock: Virtual clock of the simulation.
         pipe: Simulated uplink of the worker.
-        sending: Settings of the sender: signing key, sizes of datagrams, DSCP scheme.
+        sending: Settings of the datagram sender: signing key, sizes of datagrams, DSCP scheme.
         channels: Number of datagram channels.
         deliver: Function that is called with the datagrams that have passed the uplink.
         bucket: Token bucket that limits the rate of all senders of the worker. None: datagrams are
@@ -85,7 +85,7 @@ class SimulatedSender:
             self._run()
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Return True if the sender's queue of datagrams is empty, without waiting."""
+        """Return immediately whether the sender's queue of datagrams is empty."""
         return not self._outbox
 
     def counts(self) -> tuple[ChannelCounts, ...]:
@@ -93,14 +93,14 @@ class SimulatedSender:
         return tuple(dataclasses.replace(counts) for counts in self._outbox.counts)
 
     def close(self) -> None:
-        """Drop all datagrams that are queued or on the link; may be called twice."""
+        """Drop all datagrams that are queued or on the simulated link; may be called twice."""
         self._closed = True
         self._outbox.clear()
         if self._run in self._pipe.on_space:
             self._pipe.on_space.remove(self._run)
 
     def _run(self) -> None:
-        """Send as many queued datagrams as pacing and link allow now."""
+        """Send as many queued datagrams as the pacing rate and the simulated link allow now."""
         while self._outbox and not self._waits:
             wait = self._bucket.wait_seconds(self._clock.now) if self._bucket else 0.0
             if wait > 0:
@@ -154,7 +154,7 @@ class SimulatedTransport:
         clock: Virtual clock of the simulation.
         link: Rate, delay and loss of the worker's simulated link.
         seed: Seed of the random losses on the simulated link.
-        router: Policy that routes the entries of a push into datagrams.
+        router: Policy that chooses which entries of a push are sent in datagrams.
         transport: Settings of the datagrams, for example their size and pacing.
     """
 
@@ -170,7 +170,7 @@ class SimulatedTransport:
         self.uplink: Pipe | ClassPipe = uplink_of(clock, link, seed, datagrams, priority)
 
     def open_channel(self, worker: int, shard: Endpoint) -> DatagramChannel | None:
-        """Return a datagram channel to a PS shard; None if the method sends no datagrams."""
+        """Return a datagram channel to a PS shard; None if the run's router sends no datagrams."""
         connect = functools.partial(self._connect, shard)
         return open_channel(worker, self._router, self._transport, connect)
 
@@ -185,7 +185,7 @@ class SimulatedTransport:
         return SimulatedSender(self._clock, self.uplink, sending, len(ports), deliver, self._bucket)
 
     def _deliver(self, shard: Endpoint, data: memoryview, size: int, channel: int) -> None:
-        """Pass datagrams on to the PS shard, over the shard's own link if it has one."""
+        """Deliver datagrams to the PS shard, over the shard's own simulated link if it has one."""
         receive = functools.partial(shard.receive_datagrams, data, size)
         if not shard.has_own_link:
             receive()
@@ -212,13 +212,13 @@ class PortOwner(Protocol):
         """Current time of the PS shard's clock, in seconds."""
 
     def arrive(self, event: Delivery) -> None:
-        """Handle a message that has arrived at the PS shard."""
+        """Pass a message that has arrived (from datagrams) to the PS shard."""
 
     def set_alarm(self) -> None:
         """Schedule a wake-up at the next deadline of the PS shard or its datagram receiver."""
 
     def live_workers(self) -> Iterable[int]:
-        """Return the ids of the live workers, which keep their datagram sessions."""
+        """Return the ids of the live workers, whose datagram sessions the port keeps."""
 
 
 class SimulatedDatagramPort:
@@ -232,7 +232,7 @@ class SimulatedDatagramPort:
 
     Args:
         shard: PS shard that owns the port and receives the pushes.
-        router: Policy that routes the entries of a push into datagrams.
+        router: Policy that chooses which entries of a push are sent in datagrams.
         decoder: Decoder of the pushes that the PS shard receives.
         transport: Settings of the datagrams, for example their size and pacing.
     """
@@ -247,7 +247,7 @@ class SimulatedDatagramPort:
         self.begin_life()
 
     def begin_life(self) -> None:
-        """Start a new receiver without sessions, after a restart of the PS shard."""
+        """Start a new datagram receiver without sessions, after a restart of the PS shard."""
         shard = self._shard
         self.receiver = DatagramReceiver(
             self._decoder,
@@ -266,7 +266,7 @@ class SimulatedDatagramPort:
         self.receiver.fill_welcome(worker, incarnation, self._ports, welcome)
 
     def take(self, arrived: StreamPart | Datagrams) -> None:
-        """Handle a part of a push, or datagrams, that arrived in a worker's gRPC stream."""
+        """Receive gradient entries, as a message or as datagrams, from a worker's gRPC stream."""
         if isinstance(arrived, Datagrams):
             message = arrived.message
             self.receiver.receive_from_stream(memoryview(message.data), message.size)
@@ -281,5 +281,5 @@ class SimulatedDatagramPort:
         self.receiver.retain_members(self._shard.live_workers())
 
     def _refuse(self, worker: int, step: int, message: str) -> None:
-        """Reject a push whose values were found not finite after its datagrams had arrived."""
+        """Reject a push that contains NaN or infinity, after its datagrams have arrived."""
         self._shard.arrive(NonFinitePush(worker, step))

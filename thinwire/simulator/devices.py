@@ -128,7 +128,7 @@ def _numbers(words: Iterable[str], text: str) -> list[float]:
 
 
 def _traces(path: str, nb_workers: int) -> tuple[StepTime, ...]:
-    """Read a file of step times with a line per step, and one column for all or each worker.
+    """Read a file of step times: a line per training step, one column for all or for each worker.
 
     If the file has one column for n workers, worker w starts at the fraction (w - 1) / n of the
     column, so that the workers have different step times.

@@ -1,4 +1,4 @@
-"""Exchanges of one simulated worker with all PS shards, on the virtual clock.
+"""Exchanges of updates between one simulated worker and all PS shards, on a virtual clock.
 
 `SimulatedExchange` corresponds to `thinwire.worker.client.exchange.Exchange` of a real worker. No
 call of a `SimulatedExchange` blocks, and the exchange calls the worker when all PS shards have
@@ -42,23 +42,23 @@ class ExchangeOwner(Protocol):
     """Interface of the simulated worker that owns a `SimulatedExchange`."""
 
     def on_joined(self, last_step: int) -> None:
-        """Handle that every PS shard has sent a Welcome message.
+        """Start or resume training, because every PS shard has sent a Welcome message.
 
         Args:
             last_step: Number of the worker's last training step that the PS shards have applied.
         """
 
     def on_replies(self, replies: list[ShardReply | None]) -> None:
-        """Handle the PS shards' replies to a pull or push; None if a push was not finite."""
+        """Apply the PS shards' replies to a pull or push; None if the push had NaN or infinity."""
 
     def on_answer(self, answer: pb.Answer | None) -> None:
-        """Handle the state server's answer; None if the state server is unreachable."""
+        """Handle the decision of ESync's state server; None if the state server is unreachable."""
 
     def on_refused(self) -> None:
-        """Handle that a PS shard has rejected this worker permanently."""
+        """End the simulated worker, which a PS shard has rejected permanently."""
 
     def on_unreachable(self) -> None:
-        """Handle that a PS shard was unreachable for the worker's whole patience time."""
+        """End the simulated worker, for which a PS shard was unreachable for too long."""
 
 
 class SimulatedExchange:
@@ -72,7 +72,7 @@ class SimulatedExchange:
         requested_at: Virtual time in seconds at which the worker sent the newest pull or push.
         clients: The worker's clients of the PS shards, shard 0 first.
         connections: The worker's connections to the PS shards, shard 0 first.
-        channels: Datagram channel to each PS shard; None if the method sends no datagrams.
+        channels: Datagram channel to each PS shard; None if the run's router sends no datagrams.
         patience_seconds: Time after which the worker gives up an unreachable PS shard, in virtual
             seconds.
         asleep_until: Virtual time in seconds until which the worker's process is stopped.
@@ -84,7 +84,7 @@ class SimulatedExchange:
         shards: All simulated PS shards, shard 0 first.
         decoders: Decoders that the PS shards use for pushes, shard 0 first.
         clock: Virtual clock of the simulation.
-        router: Policy that routes the entries of a push into datagrams.
+        router: Policy that chooses which entries of a push are sent in datagrams.
         transport: Settings of the datagrams, for example their size and pacing.
     """
 
@@ -151,7 +151,7 @@ class SimulatedExchange:
         self.clients[0].join()
 
     def end_life(self) -> None:
-        """End this process of the worker: close all streams and drop messages in flight."""
+        """End this process of the worker: close its gRPC streams and drop messages in flight."""
         self.incarnation = 0
         for connection in self.connections:
             connection.begin()
@@ -160,7 +160,7 @@ class SimulatedExchange:
         """End this incarnation (process) of the worker without a Leave message to the PS shards.
 
         Args:
-            is_seen: True if the PS shards notice that the worker's streams break.
+            is_seen: True if the PS shards notice that the worker's gRPC streams break.
         """
         self.end_life()
         when = self._clock.now + self._link.delay_ms / 1e3
@@ -178,14 +178,14 @@ class SimulatedExchange:
     # -- requests -----------------------------------------------------------------------------
 
     def pull(self) -> None:
-        """Pull the parts of the model from all PS shards."""
+        """Pull the whole model: each PS shard's slice of the parameters."""
         self.requested_at = self._clock.now
         for client in self.clients:
             client.pull()
         self._ensure_joined()
 
     def push(self, request: PushRequest) -> None:
-        """Push the parts of the worker's update to all PS shards."""
+        """Push the worker's update: to each PS shard its slice of the update."""
         self.requested_at = self._clock.now
         if self._totals is not None:
             self._totals.record(request.routed)
@@ -216,7 +216,7 @@ class SimulatedExchange:
 
     @property
     def datagrams(self) -> SentCounts | None:
-        """Numbers of sent datagrams by channel; None if the method sends no datagrams."""
+        """Numbers of sent datagrams by channel; None if the run's router sends no datagrams."""
         return self._totals.counts() if self._totals is not None else None
 
     @property
@@ -227,7 +227,7 @@ class SimulatedExchange:
     # -- for the clients ----------------------------------------------------------------------
 
     def send(self, shard: int, event: Delivery, sizes: list[int], counted: bool) -> None:
-        """Send a message to a PS shard; all messages of the worker use this method."""
+        """Send a message to a PS shard; the simulated worker sends all messages this way."""
         self.connections[shard].send(event, sizes, counted)
 
     def lives(self, incarnation: int) -> bool:
@@ -235,7 +235,7 @@ class SimulatedExchange:
         return 0 < incarnation == self.incarnation
 
     def on_welcome(self, shard: int, last_step: int) -> None:
-        """After shard 0's Welcome, which confirms this incarnation, connect to the other shards."""
+        """After PS shard 0's Welcome message to this process, connect to the other shards."""
         if shard in self._welcomed:
             return
         self._welcomed.add(shard)
@@ -259,7 +259,7 @@ class SimulatedExchange:
             self._owner.on_replies([replies[number] for number in range(len(self._shards))])
 
     def on_expelled(self) -> None:
-        """Abandon the open push on every PS shard if one shard has already settled its part."""
+        """Abandon the open push on every PS shard if one shard has already applied its slice."""
         # A push of an expelled worker cannot be part of a round that one shard has finished. If the
         # worker sent the push again, the remaining shards would count the push in a later round.
         if any(not client.is_requesting for client in self.clients):
@@ -267,7 +267,7 @@ class SimulatedExchange:
                 client.abandon_push()
 
     def on_answer(self, answer: pb.Answer | None) -> None:
-        """Pass the state server's answer to the worker."""
+        """Pass the decision of ESync's state server to the simulated worker."""
         self._owner.on_answer(answer)
 
     def on_refused(self) -> None:
@@ -275,7 +275,7 @@ class SimulatedExchange:
         self._owner.on_refused()
 
     def on_unreachable(self) -> None:
-        """Notify the worker that a PS shard was unreachable for the whole patience time."""
+        """Notify the worker that a PS shard was unreachable for the worker's whole time limit."""
         self._owner.on_unreachable()
 
     # -- streams that break -------------------------------------------------------------------
@@ -291,11 +291,12 @@ class SimulatedExchange:
         self._clock.at(when, functools.partial(self._attend, self.incarnation))
 
     def _attend(self, incarnation: int) -> None:
-        """Reconnect lost streams without an open request, as a real worker's heartbeat thread does.
+        """Reconnect lost gRPC streams without an open request, as a worker's heartbeat thread does.
 
-        Shard 0 may have expelled this worker because another PS shard received nothing from the
-        worker. An expelled worker reconnects to shard 0 only when every other shard is reachable.
-        Otherwise all workers would again wait for this worker at the unreachable shard.
+        PS shard 0 may have expelled this worker because another PS shard received nothing from the
+        worker. An expelled worker reconnects to PS shard 0 only when every other shard is
+        reachable. If the worker reconnected earlier, all workers would again wait for it at the
+        unreachable shard.
         """
         if not self.lives(incarnation) or len(self._welcomed) < len(self._shards):
             return
@@ -308,12 +309,12 @@ class SimulatedExchange:
             self._attend_later()
 
     def _ensure_joined(self) -> None:
-        """Dial the PS shard for whose reply the worker waits; replies are awaited in order."""
+        """Dial the PS shard for whose reply the worker waits; it waits in order of shard ids."""
         joining = len(self._welcomed) < len(self._shards)
         awaited = self.clients[len(self._welcomed) :] if joining else self._requesting()
         if awaited:
             awaited[0].ensure_joined()
 
     def _requesting(self) -> list[SimulatedClient]:
-        """Return the clients of the PS shards that have not answered the newest request."""
+        """Return the clients of the PS shards that have not answered the newest pull or push."""
         return [client for client in self.clients if client.is_requesting]

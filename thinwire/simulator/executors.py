@@ -13,17 +13,17 @@ Given = ParamSpec("Given")
 
 
 class InlineExecutor(Executor):
-    """Executor that runs each call in `submit`; calls that a running call submits run later."""
+    """Executor whose `submit` runs a function; functions that a running one submits run later."""
 
     def __init__(self) -> None:
-        """Create an executor with an empty queue of calls."""
+        """Create an executor with an empty queue of function calls."""
         self._waiting: deque[Callable[[], None]] = deque()
         self._runs = False
 
     def submit(
         self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs
     ) -> Future[Result]:
-        """Run a call and return its future; a call submitted inside another call runs later."""
+        """Run a function, return its future; a function that a running one submits runs later."""
         future: Future[Result] = Future()
         self._waiting.append(lambda: future.set_result(fn(*args, **kwargs)))
         if not self._runs:
@@ -40,7 +40,7 @@ def num_together(nb_workers: int, on_gpu: bool) -> int:
     """Return the number of gradients that a simulation computes concurrently.
 
     The number of concurrent gradients is the number of CPU cores, but at most the number of
-    workers. A GPU computes one gradient at a time.
+    workers. On a GPU, a simulation computes one gradient at a time.
     """
     return 1 if on_gpu else min(_num_cores(), nb_workers)
 
@@ -49,7 +49,7 @@ def threads_of_each(threads: int, together: int) -> int:
     """Return the number of TensorFlow threads that compute one gradient.
 
     If there are as many workers as CPU cores or more, one thread computes each gradient. A gradient
-    of one thread has the same bits on any number of cores.
+    that one thread computes has the same bits on any number of CPU cores.
 
     Args:
         threads: Value of --worker_threads; 0: share the cores equally.

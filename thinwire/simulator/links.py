@@ -1,9 +1,9 @@
 """Simulated links between workers and PS shards, and the streams and datagrams on them.
 
 Simulated links use the models of emulated links (`thinwire.proto.emulation`) on a virtual clock. A
-stream models a TCP connection, whose messages arrive in order, or are lost if the stream breaks.
-Delayed messages of an old stream may arrive after a newer stream was opened. A PS shard reads only
-a worker's newest stream on which it has sent a Welcome.
+simulated stream models a TCP connection: its messages arrive in order, or are lost if the stream
+breaks. Delayed messages of an old simulated stream may arrive after a newer stream was opened. A PS
+shard reads only a worker's newest gRPC stream on which it has sent a Welcome message.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Endpoint(Protocol):
         """True if the PS shard accepts new streams from workers."""
 
     def receive(self, worker: int, stream: int, event: Delivery) -> None:
-        """Handle a message that arrived at the PS shard on a worker's stream."""
+        """Receive a message that arrived at the PS shard on a worker's gRPC stream."""
 
     def arrive(self, event: Delivery) -> None:
-        """Handle a message that has arrived at the PS shard, without a check of its stream."""
+        """Receive a message that arrived at the PS shard, without a check of its gRPC stream."""
 
     def lose(self, worker: int, stream: int) -> None:
-        """Handle that a worker's stream to the PS shard is lost."""
+        """Note that a worker's gRPC stream to the PS shard is lost."""
 
     def receive_datagrams(self, data: memoryview, size: int) -> None:
-        """Handle datagrams of equal size that arrive at the PS shard together."""
+        """Receive datagrams of equal size that arrive at the PS shard together."""
 
 
 class Pipe:
@@ -59,7 +59,7 @@ class Pipe:
     """
 
     def __init__(self, link: Link, seed: int = 0) -> None:
-        """Create an idle link; `seed` is the seed of the random losses."""
+        """Create an idle simulated link; `seed` is the seed of the random message losses."""
         self._model = LinkModel(link, seed)
         self.num_bytes = 0
         self.free_at = 0.0
@@ -105,7 +105,7 @@ class ClassPipe:
     def __init__(
         self, clock: Clock, link: Link, seed: int = 0, priority: int = BEST_EFFORT
     ) -> None:
-        """Create an idle uplink without messages.
+        """Create a simulated uplink without messages.
 
         Args:
             clock: Virtual clock of the simulation.
@@ -127,7 +127,7 @@ class ClassPipe:
         counted: bool,
         calls: Sequence[Callable[[], None] | None],
     ) -> None:
-        """Send messages on the uplink as `Pipe.pass_on` does, in the streams' class of service."""
+        """Send messages on the uplink in order, in the class of service of the worker's streams."""
         for size, call in zip(sizes, calls, strict=True):
             arrived = functools.partial(self._arrived, counted, call)
             self.model.offer(clock.now, self._priority, size, arrived)
@@ -153,7 +153,7 @@ class ClassPipe:
             call()
 
     def _set_alarm(self) -> None:
-        """Schedule an update of the link's model at the time of the model's next event."""
+        """Schedule an update of the simulated link at the time of the link's next event."""
         at = self.model.next_event()
         if at is not None and (self._alarm is None or at < self._alarm):
             self._alarm = at
@@ -188,7 +188,7 @@ def uplink_of(
 
 
 def sizes_on_wire(frames: Iterable[Frame]) -> list[int]:
-    """Return each frame's size on the wire in bytes, including the framing of the stream."""
+    """Return each message frame's size on the wire in bytes, with the framing of the stream."""
     return [wire_bytes(len(frame)) for frame in frames]
 
 
@@ -233,16 +233,17 @@ _LEAST_PROGRESS_SECONDS = 10.0
 
 
 class SimulatedConnection:
-    """A simulated worker's connection to a PS shard, with the state of the newest stream.
+    """A simulated worker's connection to a PS shard, with the state of its newest gRPC stream.
 
     Attributes:
         number: Number of the connection's newest stream. Each stream has a different number.
-        stands: True if the worker regards the newest stream as open.
-        dials: True while the worker tries to open a stream.
-        cut_until: Virtual time in seconds until which the worker can open no stream.
+        stands: True if the worker regards the connection's newest gRPC stream as open.
+        dials: True while the worker tries to open a gRPC stream to the PS shard.
+        cut_until: Virtual time in seconds until which the worker can open no stream to the PS
+            shard.
         held_until: Virtual times in seconds until which no message arrives, as [to the shard, to
             the worker].
-        on_lost: Function that is called when the worker notices that the stream is lost.
+        on_lost: Function that is called when the worker notices that its gRPC stream is lost.
 
     Args:
         worker: Id of the worker that owns the connection.
@@ -275,14 +276,14 @@ class SimulatedConnection:
 
     @property
     def carries(self) -> bool:
-        """True if the stream to the shard is intact, and nothing but the link delays messages."""
+        """True if the worker's stream to the PS shard is intact and no fault delays messages."""
         is_intact = self.stands and self.number > self._broken_to
         return is_intact and self._clock.now >= self.held_until[0]
 
     # -- opening ----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Reset the connection after a restart of the worker: no stream is open or dialed."""
+        """Reset the connection after a restart of the worker: no gRPC stream is open or dialed."""
         self.stands = self.dials = False
         self._broken_to = self.number
         self._life += 1
@@ -328,7 +329,7 @@ class SimulatedConnection:
     # -- breaking ---------------------------------------------------------------------------
 
     def snap(self) -> None:
-        """Break the stream, lose its messages in flight, and notify worker and PS shard later."""
+        """Break the gRPC stream, lose messages in flight, and notify worker and PS shard later."""
         number = self.number
         self._broken_to = number
         later = self._clock.now + self._delay_seconds
@@ -336,10 +337,10 @@ class SimulatedConnection:
         self._clock.at(later, functools.partial(self.shard.lose, self.worker, number))
 
     def fall_silent(self) -> None:
-        """Break the stream to the PS shard without notifying worker or shard.
+        """Break the worker's gRPC stream to the PS shard without notifying worker or shard.
 
-        The PS shard does not notice the broken stream. The worker notices when it has received no
-        message for too long.
+        The PS shard does not notice a stream that `fall_silent` has broken. The worker notices the
+        broken stream when it has received no message for too long.
         """
         self._broken_to = self.number
         self.expect_progress()
@@ -347,7 +348,7 @@ class SimulatedConnection:
     def hold(self, up: bool, seconds: float) -> None:
         """Delay the messages of one direction of the worker's connection.
 
-        While messages to the worker are held, the worker may give up the stream.
+        While messages to the worker are delayed, the worker may give up the gRPC stream.
 
         Args:
             up: True to delay messages to the PS shard, False to delay messages to the worker.
@@ -360,7 +361,7 @@ class SimulatedConnection:
             self.expect_progress(until)
 
     def expect_progress(self, until: float | None = None) -> None:
-        """Schedule that the worker gives up a stream on which no message arrives for too long.
+        """Schedule that the worker gives up a gRPC stream on which no message arrives for too long.
 
         Args:
             until: Virtual time in seconds at which messages arrive again; None: never.
@@ -371,7 +372,7 @@ class SimulatedConnection:
             self._clock.at(when, functools.partial(self.lose, self.number))
 
     def lose(self, number: int) -> None:
-        """Notify the worker that a stream is lost, unless a newer stream has replaced it."""
+        """Notify the worker that a gRPC stream is lost, unless a newer stream has replaced it."""
         if number == self.number and self.stands:
             self.stands = False
             self.on_lost()
@@ -398,12 +399,12 @@ class SimulatedConnection:
             self.shard.receive(self.worker, number, event)
 
     def delivers(self, number: int, again: Callable[[], None]) -> bool:
-        """Return True if a message from the PS shard reaches the worker now.
+        """Return True if a message of a stream from the PS shard reaches the worker now.
 
         Args:
             number: Number of the stream on which the message was sent.
-            again: Function that is called when messages to the worker are no longer held, if they
-                are held now.
+            again: Function that is called when messages to the worker arrive again, if they are
+                delayed now.
         """
         if self._waits(1, again):
             return False

@@ -1,8 +1,8 @@
-"""Messages between simulated workers and PS shards that the PS core does not define.
+"""Messages between simulated workers and PS shards that `thinwire.ps.core` does not define.
 
-All further messages of a simulation are events and actions of `thinwire.ps.core.events`. This
-module also defines the result of a mini-batch (`Step`) and the interfaces of objects that compute
-gradients.
+All other messages of a simulation are events and actions of `thinwire.ps.core.events`. The module
+`messages` further defines the result of a mini-batch (`Step`) and the interfaces of objects that
+compute gradients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class StreamPart:
-    """The part of a push that the gRPC stream carries while datagrams carry all other entries."""
+    """The entries of a push that the gRPC stream carries while datagrams carry the others."""
 
     worker: int
     push: pb.Push
@@ -104,7 +104,7 @@ def to_client(message: ToWorker) -> pb.ToClient:
 def decoded(
     update: Update | tuple[Block, ...] | RelayedRounds, layout: ShardLayout
 ) -> tuple[list[Block], tuple[RepeatedRound, ...]]:
-    """Encode and decode the update in a PS shard's reply; return its blocks or relayed rounds."""
+    """Encode and decode a PS shard's reply; return its parameter blocks and relayed rounds."""
     if not isinstance(update, RelayedRounds):
         return blocks_of_reply(update, layout), ()
     reply = pb.Reply(step=update.step)
@@ -150,7 +150,7 @@ def reply_in_flight(
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The results (gradient, loss, new state) of one mini-batch of a worker."""
+    """The results (gradient, loss, new model state) of one mini-batch of a worker."""
 
     gradient: Float32  # gradient [num_parameters] float32, a new array
     loss: float
@@ -172,7 +172,7 @@ class GradientSource(Protocol):
 
 
 class ModelSource(GradientSource, Protocol):
-    """Interface of a source of gradients that also provides the initial model."""
+    """Interface of an object that computes gradients and provides the initial model."""
 
     @property
     def spec(self) -> ModelSpec:

@@ -37,7 +37,7 @@ class SimulationRecords:
 
     Args:
         run: Settings of the simulated run.
-        own: Settings of the evaluations, with intervals in virtual seconds.
+        own: Settings of the run's evaluations, with intervals in virtual seconds.
         recorder: `Recorder` that writes the files of the run directory.
         simulation: Simulated run that is recorded.
     """
@@ -57,7 +57,7 @@ class SimulationRecords:
         self._show_at = time.monotonic()
 
     def keep(self, now: float) -> None:
-        """Evaluate, record and display the run if this is due; end the run at its target.
+        """Evaluate, record and display the simulated run at intervals; end it at its target.
 
         Args:
             now: Current virtual time, in seconds.
@@ -77,7 +77,7 @@ class SimulationRecords:
             self._show()
 
     def _show(self) -> None:
-        """Display the run's progress; seldom for many workers, because displaying takes long."""
+        """Display the simulated run's progress, seldom for many workers, because it takes long."""
         begun = time.monotonic()
         self.dashboard.update(self._status(None), self._recorder.latest)
         pause = _LIVE_SECONDS if self.dashboard.live else _PLAIN_LINE_SECONDS
@@ -108,7 +108,7 @@ class SimulationRecords:
         return self._recorder.has_reached_target()
 
     def _view(self) -> tuple[Float32, Float32 | None, list[int]]:
-        """Return the model's weights, averaged statistics or None, and each PS shard's version."""
+        """Return the weights, averaged statistics or None, and each PS shard's model version."""
         statistics = None
         weights = np.empty(self._simulation.spec.num_parameters, np.float32)
         versions = []

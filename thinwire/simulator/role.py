@@ -1,8 +1,8 @@
 """Main function of the Simulator role, which simulates a whole run in one process.
 
-Simulated workers and PS shards compute real gradients with the cores (state machines) of the real
-roles. The Simulator simulates the time of devices, links with losses, deaths of workers, and the
-capacity of PS shards.
+Simulated workers and PS shards use the cores (state machines) of the real roles, with real
+gradients. The Simulator simulates the time of devices, links with losses, deaths of workers, and
+the capacity of PS shards.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def main(run: Run) -> int:
     if not run.overwrite:
         _refuse_real_run(run)
         if finished := finished_summary(run):
-            logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
+            logging.info(
+                "this run is finished (%s); its results are in %s", finished, run.run_dir / "report"
+            )
             return EXIT_DONE
     shared = SharedModel(run.model, run.seed)
     dataset = load_dataset(run.data, run.model, shared.user_module, run.seed)

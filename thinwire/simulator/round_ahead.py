@@ -1,9 +1,9 @@
-"""Computes the mini-batches of a simulated worker's round ahead of virtual time.
+"""Computes the mini-batches of a simulated worker's training round ahead of virtual time.
 
-If only the worker's own count of local steps ends a round, no event can change the round's result.
-In this case, the computation of each mini-batch starts as soon as the previous mini-batch is
-computed, without waiting for the virtual clock. So a round of local steps uses one CPU core
-continuously.
+If only a worker's own count of local steps ends a training round, no event can change the round's
+result. In a round with a fixed result, the computation of each mini-batch starts as soon as the
+previous mini-batch is computed, without waiting for the virtual clock. By computing ahead of
+virtual time, a round of local steps uses one CPU core continuously.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class RoundAhead:
     """Starts the computation of mini-batches for one incarnation (process) of a worker.
 
     If a round is computed ahead, a thread of the executor takes the local steps of all mini-batches
-    but the round's last. No other thread uses the worker core (state machine) during this time.
+    but the round's last. While the executor's thread computes a round ahead, no other thread uses
+    the worker core (state machine).
 
     Args:
         trainer: Trainer that computes the gradients of the mini-batches.
@@ -71,7 +72,7 @@ class RoundAhead:
         return self._executor.submit(self._compute, weights, statistics, shard.fork(), local)
 
     def take(self, computing: Future[MiniBatch]) -> MiniBatch:
-        """Wait for the computation of a mini-batch that `begin` returned; return the result."""
+        """Wait until a mini-batch that `begin` returned is computed; return gradient and loss."""
         done = computing.result()
         self._following = done.following
         return done

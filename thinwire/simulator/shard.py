@@ -1,4 +1,4 @@
-"""A simulated PS shard: the PS core, its capacity, its streams, kill and restart."""
+"""A simulated PS shard: the PS core, its capacity, its gRPC streams, kill and restart."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SEEK_SECONDS = 1.0  # seconds between the attempts of a following shard to reac
 
 @dataclasses.dataclass
 class Port:
-    """A simulated PS shard's end of the streams to one worker."""
+    """A simulated PS shard's end of the gRPC streams to one worker."""
 
     # Function of (number of the stream, message) that returns a call which delivers the message.
     delivery: Callable[[int, ToWorker], Callable[[], None]]
@@ -68,8 +68,8 @@ class SimulatedShard:
 
     Attributes:
         core: State machine of the PS shard, of the same class as in a real run.
-        journaled: Wrapper of the core that writes the core's events to a journal if the run has a
-            journal.
+        journaled: Wrapper of the PS core that writes the core's events to a journal if the run has
+            one.
         ports: Worker id -> the PS shard's end of the streams to the worker.
         followers: The remaining PS shards on shard 0, which follow each of its membership epochs
             without delay; empty on these shards.
@@ -81,10 +81,11 @@ class SimulatedShard:
         is_open: True while the PS shard admits workers.
         skew: Time by which the PS shard's clock is ahead of the virtual clock, in seconds.
         reports: (role, id) of a node -> newest JSON document that the node reported.
-        on_end: Function that is called with the stop reason when the core ends the run.
-        on_groups: Function that is called with an action of shard 0's core that has grouped workers
+        on_end: Function that is called with the stop reason when the PS core ends the run.
+        on_groups: Function that is called with an action of PS shard 0's core that groups workers
             by speed.
-        on_draws: Function that is called with shard 0's newest draws (sampled workers of rounds).
+        on_draws: Function that is called with PS shard 0's newest draws (sampled workers of
+            rounds).
         on_begin: Function that is called with this PS shard when a restarted process has its core.
     """
 
@@ -133,11 +134,11 @@ class SimulatedShard:
         self.datagrams = SimulatedDatagramPort(self, router, decoder, transport)
 
     def received(self) -> DatagramCounts | None:
-        """Return the numbers of received datagrams; None if the method sends no datagrams."""
+        """Return the numbers of received datagrams; None if the run's router sends no datagrams."""
         return self.datagrams.receiver.counts() if self.datagrams is not None else None
 
     def introduction(self, worker: int, incarnation: int) -> pb.Welcome:
-        """Return a Welcome message's part on a worker's datagrams: ports, session id and key."""
+        """Return a Welcome message's settings of a worker's datagrams: ports, session id, key."""
         welcome = pb.Welcome()
         if self.datagrams is not None:
             self.datagrams.fill_welcome(worker, incarnation, welcome)
@@ -148,13 +149,13 @@ class SimulatedShard:
         return {worker: port.down.num_bytes for worker, port in self.ports.items()}
 
     def live_workers(self) -> Iterable[int]:
-        """Return the ids of the live workers, which keep their datagram sessions."""
+        """Return the ids of the live workers, whose datagram sessions remain open."""
         return self.core.rounds.live()
 
     # -- start and end ----------------------------------------------------------------------
 
     def request_end(self) -> None:
-        """Request the run's end from shard 0, because the journal of this PS shard has failed."""
+        """Request the run's end from PS shard 0, because the journal of this shard has failed."""
         leader = self.leader
         if leader is None or not self.alive:
             return
@@ -174,7 +175,7 @@ class SimulatedShard:
         return self.alive and self.is_open and self.clock.now >= self._asleep_until
 
     def if_it_lives(self, life: int, call: Callable[[], None]) -> None:
-        """Make a call if the PS shard's process runs and has not restarted since start `life`."""
+        """Call a function if the PS shard's process runs and has not restarted since `life`."""
         if self.alive and life == self.life:
             try:
                 call()
@@ -182,7 +183,7 @@ class SimulatedShard:
                 self.kill()
 
     def kill(self) -> None:
-        """Kill the PS shard as kill -9 does: its files on disk remain, and all streams break."""
+        """Kill the PS shard as kill -9 does: its files on disk remain; all gRPC streams break."""
         if not self.alive:
             return
         self.alive = self.is_open = False
@@ -201,7 +202,7 @@ class SimulatedShard:
         """
         if self.alive or self.kept is None:
             raise ValueError(
-                f"simulated shard {self.number} cannot start: it still runs, or has no saved "
+                f"simulated PS shard {self.number} cannot start: it still runs, or has no saved "
                 "state to start from"
             )
         self.life += 1
@@ -213,7 +214,7 @@ class SimulatedShard:
         return True
 
     def _seek_leader(self) -> None:
-        """Let this PS shard admit workers as soon as shard 0 is reachable."""
+        """Let this PS shard admit workers as soon as PS shard 0 is reachable."""
         if self.leader is not None and not self.leader.listens:
             retry = functools.partial(self.if_it_lives, self.life, self._seek_leader)
             self.clock.at(self.clock.now + _SEEK_SECONDS, retry)
@@ -224,7 +225,7 @@ class SimulatedShard:
             # restart after a crash could use the same generation number for different weights.
             self._save_now()
         except ConfigurationError as error:
-            logging.error("simulated shard %d cannot start: %s", self.number, error)
+            logging.error("simulated PS shard %d cannot start: %s", self.number, error)
             self.kill()
             return
         except SimulatedKill:
@@ -236,7 +237,7 @@ class SimulatedShard:
             shard.follow(self._epoch)
 
     def follow(self, epoch: events.MembershipEpoch | None) -> None:
-        """Handle shard 0's new membership epoch, if this PS shard has reached shard 0."""
+        """Follow PS shard 0's new membership epoch, if this PS shard has contacted shard 0."""
         if epoch is None or not self.is_open:
             return
         if not self._waits(functools.partial(self.follow, epoch)):
@@ -298,12 +299,12 @@ class SimulatedShard:
     # -- incoming messages ------------------------------------------------------------------
 
     def receive_datagrams(self, data: memoryview, size: int) -> None:
-        """Handle datagrams of equal size that arrive at the PS shard together."""
+        """Receive datagrams of equal size that arrive at the PS shard together."""
         if self.datagrams is not None:
             self.datagrams.receiver.receive(data, size)
 
     def receive(self, worker: int, stream: int, event: Delivery) -> None:
-        """Handle a message of a worker's stream; drop the message if a newer stream exists."""
+        """Receive a message on a worker's gRPC stream; drop it if a newer stream exists."""
         port = self.ports[worker]
         if self._waits(functools.partial(self.receive, worker, stream, event)):
             return
@@ -314,7 +315,7 @@ class SimulatedShard:
         self.arrive(event)
 
     def lose(self, worker: int, stream: int) -> None:
-        """Handle the loss of a worker's stream, unless a newer stream has replaced it."""
+        """Note the loss of a worker's gRPC stream, unless a newer stream has replaced it."""
         port = self.ports[worker]
         if self._waits(functools.partial(self.lose, worker, stream)) or port.stream != stream:
             return
@@ -322,7 +323,7 @@ class SimulatedShard:
         self.arrive(events.WorkerDisconnected(worker, port.incarnation))
 
     def arrive(self, event: Delivery) -> None:
-        """Handle a message that has arrived; delay it while the PS shard is busy."""
+        """Receive a message from a worker; delay its handling while the PS shard is busy."""
         if self._waits(functools.partial(self.arrive, event)):
             return
         if isinstance(event, StreamPart | Datagrams):
@@ -339,7 +340,7 @@ class SimulatedShard:
             self.clock.at(self._busy_until, functools.partial(self.if_it_lives, self.life, handle))
 
     def handle(self, event: events.Event | NonFinitePush) -> None:
-        """Pass an event to the PS core immediately, and perform the core's actions."""
+        """Pass an event to the PS core (state machine) now, and perform the core's actions."""
         if not self.alive:
             return
         # A decoder checks a push before the push reaches the core.
@@ -357,7 +358,7 @@ class SimulatedShard:
         self.set_alarm()
 
     def observe(self) -> events.Reply:
-        """Return the PS shard's whole part of the model, as the reply to an evaluation pull."""
+        """Return all parameters that the PS shard stores, as the reply to an evaluation's pull."""
         replies = []
         for action in self.journaled.handle(events.EvaluationPull(0), self.now):
             if isinstance(action, events.EvaluationReply):
@@ -369,7 +370,7 @@ class SimulatedShard:
         return replies[0] if replies else self.observe()
 
     def set_alarm(self) -> None:
-        """Schedule a Tick at the next deadline of the core or the datagram receiver."""
+        """Schedule a Tick event at the next deadline of the PS core or the datagram receiver."""
         deadlines = [self.core.next_deadline()]
         if self.datagrams is not None:
             deadlines.append(self.datagrams.receiver.next_deadline())
@@ -398,7 +399,7 @@ class SimulatedShard:
             self.handle(events.Tick())
 
     def take_core(self, core: PsCore, journaled: JournaledCore) -> None:
-        """Continue with a new PS core (state machine), in a restarted process."""
+        """Continue with a new PS core (state machine), after the PS shard's process restarted."""
         self.core, self.journaled = core, journaled
         journaled.on_failure = self.request_end
         self._busy_until, self._tick_at = 0.0, None
@@ -416,7 +417,7 @@ class SimulatedShard:
         counted: bool,
         stream: int | None = None,
     ) -> None:
-        """Send a message to a worker; all messages of the PS shard use this method.
+        """Send a message to a worker; the PS shard sends all its messages by this method.
 
         Args:
             worker: Id of the receiving worker.
@@ -424,8 +425,8 @@ class SimulatedShard:
             sizes: Size of each frame of the message in bytes. An empty list means a message without
                 size, which is only delayed.
             counted: True if the frames of the message count as training bytes.
-            stream: Number of the stream to send on. None: the stream on which the worker got its
-                Welcome.
+            stream: Number of the gRPC stream to send on. None: the stream on which the worker got
+                its Welcome.
         """
         port = self.ports[worker]
         stream = port.stream if stream is None else stream
@@ -476,7 +477,7 @@ class SimulatedShard:
             shard.follow(action.epoch)
 
     def _missed(self, action: events.WorkersUnreachable, coded: CodedBlocks) -> None:
-        """Report to shard 0 the workers that have sent this PS shard nothing for too long."""
+        """Report to PS shard 0 the workers that have sent this PS shard nothing for too long."""
         if self.leader is not None:
             for life in action.members:
                 self.leader.arrive(events.WorkerUnreachable(life))

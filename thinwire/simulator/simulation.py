@@ -46,7 +46,7 @@ class Simulation:
     """One simulated training run on a virtual clock.
 
     Attributes:
-        own: Settings of the Simulator for the run.
+        own: Settings of the Simulator, from its flags.
         spec: Names and shapes of the shared model's tensors.
         clock: Virtual clock of the simulation.
         shards: Simulated PS shards, shard 0 first.
@@ -68,19 +68,19 @@ class Simulation:
 
         Args:
             run: Settings of the simulated training run.
-            own: Settings of the Simulator for the run.
+            own: Settings of the Simulator, from its flags.
             trainer: Trainer that computes the gradients of all workers.
             dataset: Data set with training examples.
             bodies: Kernels that perform the policies' array operations.
             keeps: Storage of the PS shards' state, so that shards can be killed and restarted.
-                None: shards save no state, because an interrupted simulation is repeated, not
+                None: PS shards save no state, because an interrupted simulation is repeated, not
                 resumed.
             executor: Executor that computes gradients concurrently with the simulation. None: each
                 gradient is computed when its training step begins.
 
         Raises:
             ConfigurationError: There are more PS shards than the model can be split into, or the
-                batch size does not fit a worker's part of the data.
+                batch size does not fit a worker's share of the training examples.
         """
         self._run, self.own, self._bodies, self._trainer = run, own, bodies, trainer
         self.spec = trainer.spec
@@ -152,7 +152,7 @@ class Simulation:
             shard.handle(events.Stop(str(self.end)))
 
     def stop(self, reason: str) -> None:
-        """Stop the simulated run with a stop reason, as a Supervisor does in a real run."""
+        """Stop the simulated run with a stop reason, as a Supervisor would stop a real run."""
         self.shards[0].handle(events.Stop(reason))
 
     def _note_end(self, reason: str) -> None:
@@ -226,15 +226,15 @@ class Simulation:
             shard.alive = shard.is_open = False
 
     def _config(self, number: int, generation: int, undone: int, goes_on: bool) -> CoreConfig:
-        """Return a PS core's settings for one start of a shard, as `ps.role` makes them.
+        """Return the settings of a PS core for one start of a PS shard, like those from `ps.role`.
 
         Args:
             number: Id of the PS shard.
             generation: Number of times that the PS shard was restarted.
             undone: Number of earlier generations (starts of the PS shard) that may have lost
                 updates.
-            goes_on: True if the PS shard resumes a saved run. Then the start timeout is only as
-                long as workers need to reconnect.
+            goes_on: True if the PS shard resumes a saved run. The start timeout of a resumed run is
+                only as long as workers need to reconnect.
         """
         run, patience = self._run, self.own.start_timeout_seconds
         return CoreConfig(

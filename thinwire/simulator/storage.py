@@ -27,7 +27,7 @@ WRITE_SECONDS = 0.05
 
 
 class SimulatedKill(Exception):
-    """A simulated process was killed inside a call; data that it had not written are lost."""
+    """A simulated process was killed while it wrote a file; unwritten data are lost."""
 
 
 class SimulatedDisk:
@@ -43,7 +43,7 @@ class SimulatedDisk:
         return open(path, "xb", buffering=0)
 
     def save(self, checkpoints: CheckpointStore, version: int, state: State) -> None:
-        """Write a snapshot of a PS shard, or raise an error as `create` does."""
+        """Write a snapshot of a PS shard's state; raise OSError if the simulated disk fails."""
         checkpoints.save(version, state)
 
 
@@ -60,14 +60,14 @@ class SimulatedSaver:
         disk: SimulatedDisk,
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        """Create a saver of snapshots that has no snapshot to write.
+        """Create a saver without a snapshot of the PS shard to write.
 
         Args:
             checkpoints: Store that writes the PS shard's checkpoint files.
             on_saved: Function that is called with each state of the PS shard that was saved.
             disk: Simulated disk that writes the snapshots.
-            later: Function of (seconds, call) that makes a call after the seconds, unless the
-                process has died.
+            later: Function of (seconds, function) that calls the function after the seconds, unless
+                the PS shard's process has died.
         """
         self._checkpoints, self._on_saved, self._disk = checkpoints, on_saved, disk
         self._later = later
@@ -86,7 +86,7 @@ class SimulatedSaver:
         """Write the snapshot that waits to be written immediately.
 
         Raises:
-            Exception: The last attempt to write a snapshot failed.
+            Exception: The last attempt to write a snapshot of the PS shard failed.
         """
         if self._next is not None:
             self._write()
@@ -105,7 +105,7 @@ class SimulatedSaver:
         except OSError as error:
             self.failure = error
             logging.error(
-                "cannot write the simulated shard's checkpoint of model version %d: %s",
+                "cannot write the simulated PS shard's checkpoint of model version %d: %s",
                 version,
                 error,
             )
@@ -128,7 +128,7 @@ class SimulatedShardStore(SavedShard):
         self._disk, self._later = disk, later
 
     def open(self) -> None:
-        """Create the object that writes snapshots, so that `put` can write checkpoints."""
+        """Create the object that writes the PS shard's snapshots to checkpoint files."""
         saver = SimulatedSaver(self._checkpoints, self._remove_unneeded, self._disk, self._later)
         self._saver = saver  # type: ignore[assignment]  # the same methods
 
@@ -158,9 +158,9 @@ class StoredShard:
         spec: Names and shapes of the whole model's tensors.
         make_coder: Function that returns a coder, which serializes the PS core's events for the
             journal.
-        make: Function that returns a PS core in its initial state.
-        config: Function of (generation, number of undone generations, whether the run is resumed)
-            that returns the settings of the PS core.
+        make: Function that returns a PS core (state machine) in its initial state.
+        config: Function of (generation (number of restarts), number of undone generations, whether
+            the run is resumed) that returns the settings of the PS core.
     """
 
     def __init__(
@@ -207,5 +207,5 @@ class StoredShard:
 
 
 def _later(shard: Any, clock: Clock, seconds: float, call: Callable[[], None]) -> None:
-    """Schedule a call that is not made if the PS shard's process dies before."""
+    """Schedule a function call, which is not made if the PS shard's process dies before."""
     clock.at(clock.now + seconds, functools.partial(shard.if_it_lives, shard.life, call))

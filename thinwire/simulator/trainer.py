@@ -1,4 +1,4 @@
-"""Computes gradients of all simulated workers by one compiled step without side effects."""
+"""Computes all simulated workers' gradients by one compiled training step without side effects."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Trainer:
             weights: Weights of the model, [num_parameters] float32, aligned to 64 bytes.
             statistics: Averaged moving statistics of batch normalization, [m] float32; m = 0 if
                 they are not averaged over workers.
-            shard: Training examples of the worker, whose position the step advances by one
+            shard: Training examples of the worker, in which the step advances the position by one
                 mini-batch.
             local: Worker-local state (dropout seeds, statistics that are not averaged).
         """

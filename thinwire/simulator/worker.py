@@ -1,4 +1,4 @@
-"""A simulated worker: the worker core, its device, kill and restart."""
+"""A simulated worker: the worker core (state machine), its device, kill and restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSetup:
-    """The parts from which a simulated worker is built."""
+    """Objects (training examples, exchange and so on) from which a simulated worker is built."""
 
     number: int  # id of the worker, from 1
     # Function that returns a new worker core (state machine) at each start of the worker.
@@ -47,7 +47,7 @@ class WorkerSetup:
 
 @dataclasses.dataclass(frozen=True)
 class _Computing:
-    """A mini-batch that is being computed, and the versions of the weights it uses."""
+    """A mini-batch that is being computed, and the model versions that its gradient uses."""
 
     mini_batch: Future[MiniBatch]
     versions: list[int]  # model version of each PS shard, shard 0 first
@@ -55,7 +55,7 @@ class _Computing:
 
 @dataclasses.dataclass
 class TimeBreakdown:
-    """Virtual seconds that a worker has spent on each activity."""
+    """Virtual seconds that a worker has spent on computing, sending and waiting."""
 
     compute: float = 0.0
     send: float = 0.0
@@ -63,7 +63,7 @@ class TimeBreakdown:
 
 
 class SimulatedWorker:
-    """A simulated worker that computes steps and exchanges updates, with `die` and `start`."""
+    """A simulated worker that computes training steps and exchanges updates with PS shards."""
 
     def __init__(self, own: WorkerSetup, trainer: GradientSource, clock: Clock) -> None:
         """Create a simulated worker, which does nothing before the call of `start`."""
@@ -94,7 +94,7 @@ class SimulatedWorker:
     # -- start and end ----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the worker's process with a new incarnation number."""
+        """Start the worker's process with a new incarnation number (number of the process)."""
         # A restarted worker needs a new worker core.
         if self._exchange.newest_incarnation:
             self.core = self._own.make_core()
@@ -115,8 +115,8 @@ class SimulatedWorker:
         """Kill the worker's process; its messages in flight are lost.
 
         Args:
-            is_seen: True if the PS shards notice that the worker's streams break, as after a kill;
-                False if not, as after a loss of power.
+            is_seen: True if the PS shards notice that the worker's gRPC streams break, as after a
+                kill; False if they do not, as after a loss of power.
         """
         self._exchange.break_off(is_seen)
 
@@ -129,7 +129,7 @@ class SimulatedWorker:
         self._exchange.end_life()
 
     def on_unreachable(self) -> None:
-        """End the process, because a shard was unreachable for the whole patience time."""
+        """Leave the run, because a PS shard was unreachable for the worker's whole time limit."""
         logging.error("simulated worker %d cannot reach a PS shard and leaves the run", self.number)
         self.leave("error")
 
@@ -155,7 +155,7 @@ class SimulatedWorker:
     # -- training ---------------------------------------------------------------------------
 
     def _consider(self) -> None:
-        """Start the next mini-batch or push, as the pacer decides; end if training diverged."""
+        """Start the next mini-batch or push, as the pacer decides; leave if training diverged."""
         if self.core.stopped or not self.alive:
             return
         if self._divergence.has_diverged:
@@ -189,7 +189,7 @@ class SimulatedWorker:
         self._clock.at(self._clock.now + self._step_seconds, done)
 
     def _finish_step(self, incarnation: int, computing: _Computing) -> None:
-        """Handle the end of a mini-batch in virtual time; wait if the process is stopped."""
+        """Use a gradient at its mini-batch's virtual end; wait if the process is stopped."""
         if incarnation != self._exchange.incarnation:
             return
         if not self.awake:
@@ -219,7 +219,7 @@ class SimulatedWorker:
         return _Computing(mini_batch, list(core.versions))
 
     def _go_ahead(self) -> None:
-        """Start the next exchange if the gradient is computed and the last push is answered."""
+        """Start the next exchange if the gradient is computed and the PS answered the last push."""
         computing = self._ahead
         if computing is None or not self._ahead_is_done or self._request is not None:
             return
@@ -228,7 +228,7 @@ class SimulatedWorker:
             self._take_in(computing)
 
     def _take_in(self, computing: _Computing) -> None:
-        """Pass a gradient to the core; push at the round's end, else start a mini-batch."""
+        """Pass a gradient to the worker core; push at the round's end, else start a mini-batch."""
         done = self._round_ahead.take(computing.mini_batch)
         self._own.shard.cursor.next()
         self._local = done.local
@@ -249,7 +249,7 @@ class SimulatedWorker:
                 self._consider()
 
     def _result_of(self, done: MiniBatch, versions: list[int]) -> PushRequest | None:
-        """Return the push after a mini-batch; None if the round of local steps continues.
+        """Return the worker's push after a mini-batch; None if its round of local steps continues.
 
         Raises:
             NonFiniteUpdate: The gradient holds NaN or infinity.
@@ -284,7 +284,7 @@ class SimulatedWorker:
             self._consider()
 
     def _book(self, replies: list[ShardReply | None]) -> None:
-        """Record the seconds for which the worker sent and waited in an exchange."""
+        """Record for how many virtual seconds the worker sent and waited in an exchange."""
         exchange, now = self._exchange, self._clock.now
         began_at, sent_at = exchange.requested_at, exchange.sent_at
         self._seconds.send += sent_at - began_at
@@ -317,7 +317,7 @@ class SimulatedWorker:
         ).to_json()
 
     def rounds(self) -> list[str]:
-        """Return time records of rounds since the last call, which real workers send to shard 0."""
+        """Return time records of this worker's training rounds since the last call of `rounds`."""
         origin = MeasuredBy(
             "simulated", "cpu", self.number - 1, f"{self._exchange.newest_incarnation:08x}"
         )

@@ -19,7 +19,7 @@ CREDENTIAL_FLAGS = {
 
 
 def make_parser(command: str, about: str, seconds: float, purpose: str) -> argparse.ArgumentParser:
-    """Return a parser of the argument RUN, the flags of credentials and a time limit in seconds."""
+    """Return a parser of the argument RUN, the credential flags and a time limit in seconds."""
     parser = argparse.ArgumentParser(
         prog=f"thinwire {command}",
         description=about,

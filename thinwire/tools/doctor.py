@@ -1,4 +1,4 @@
-"""``thinwire doctor``: checks in 20 s if this machine, other hosts and PS are fit for a run."""
+"""``thinwire doctor``: checks in 20 s if this machine, hosts and PS shards are fit for training."""
 
 from __future__ import annotations
 

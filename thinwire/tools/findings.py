@@ -34,7 +34,7 @@ class Finding:
 
 
 def worst_code(findings: Iterable[Finding]) -> int:
-    """Return the exit code: 0 if all check results are ok, 1 with a warning, 2 with a problem."""
+    """Return an exit code: 0 if all check results are ok, 1 after a warning, 2 after a problem."""
     return max((_CODES[finding.level] for finding in findings), default=0)
 
 
@@ -46,14 +46,14 @@ def graded(
     warn_above: float,
     fail_above: float = float("inf"),
 ) -> Finding:
-    """Return a check's result from a measured value and two limits; small values are good.
+    """Return a check's result for a measured value (smaller is better), by two limits.
 
     Args:
         what: Name of the checked property.
         value: Measured value, in the unit of the limits.
         text: Measured value as text.
         advice: Advice to the user for a warning or a problem.
-        warn_above: Largest measured value for which the result is ok.
+        warn_above: Largest measured value for which the result of the check is ok.
         fail_above: Largest measured value for which the result is a warning. A larger value is a
             problem.
     """

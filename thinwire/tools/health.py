@@ -1,8 +1,8 @@
-"""``thinwire health HOST:PORT``: queries the health of a PS or of a worker that accepts peers.
+"""``thinwire health HOST:PORT``: queries the health of a PS, or of a worker of an all-reduce.
 
-`thinwire health` writes the node's answer and exits with 0 for SERVING, 1 for NOT_SERVING, 2 for an
-invalid command line or unusable files, and 3 if the node does not answer. `thinwire health` needs
-no token.
+`thinwire health` writes the queried node's answer and exits with 0 for SERVING, 1 for NOT_SERVING,
+2 for an invalid command line or unusable files, and 3 if the node does not answer. `thinwire
+health` needs no token.
 
 gRPC is imported after the command line is parsed, so that ``--help`` is fast.
 """

@@ -58,7 +58,7 @@ def python() -> Finding:
 
 
 def packages() -> Iterator[Finding]:
-    """Yield a problem for each missing or outdated package, or one ok result without problems."""
+    """Yield a problem per missing or outdated package; yield one ok result if there is none."""
     wrong = []
     for name, floor in FLOORS.items():
         version = version_of(name)
@@ -81,7 +81,7 @@ def processors() -> Finding:
 
 
 def memory() -> Finding:
-    """Check the machine's available memory; a node with TensorFlow needs 0.65 GB."""
+    """Check the machine's available memory, because a node with TensorFlow needs 0.65 GB."""
     line = _first_line("/proc/meminfo", r"MemAvailable:")
     free_bytes = 1024 * int(re.findall(r"\d+", line)[0]) if line else 0
     text = f"{free_bytes / 1e9:.1f} GB available"
@@ -214,7 +214,7 @@ def _has_locks(folder: pathlib.Path) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, to compare versions: (2, 21, 0) for 2.21.0rc1."""
+    """Return a version's numbers for comparisons, for example (2, 21, 0) for 2.21.0rc1."""
     return tuple(int(part) for part in re.findall(r"\d+", version.split("rc")[0])[:3])
 
 

@@ -1,4 +1,4 @@
-"""``thinwire manifests kubernetes``: writes a run's objects for ``kubectl apply -f -``.
+"""``thinwire manifests kubernetes``: writes a run's Kubernetes objects for ``kubectl apply``.
 
 The file `kubernetes.yaml` is the template of the Kubernetes objects. A worker in Kubernetes reads
 its number from its pod's environment (`thinwire.launcher.schedulers`).
@@ -116,7 +116,7 @@ def _filled_template(
 
 
 def _template_with(parts: Iterable[str]) -> str:
-    """Return the YAML template without documents and lines that are marked for unused parts."""
+    """Return the YAML template without documents and lines of features that a run lacks."""
     lines, is_kept, kept_parts = [], False, {"", *parts}
     for line in _TEMPLATE.read_text().splitlines():
         text, _, part = line.partition("  # with ")

@@ -117,7 +117,8 @@ def _serving(what: str, address: str, credentials: Credentials) -> Iterator[Find
 def hosts(path: pathlib.Path, ssh_options: str, python: str, port: int) -> Iterator[Finding]:
     """Check each host of a hosts file, and measure the links from other hosts to the first host.
 
-    The links to the first host of the file matter, because a Cluster starts PS shard 0 on it.
+    The links to the first host of the hosts file matter, because a Cluster starts PS shard 0 on
+    this host.
 
     Args:
         path: Path of the hosts file.
@@ -173,7 +174,7 @@ def _host(ssh: Ssh, host: Host, python: str) -> Iterator[Finding]:
 
 
 def _links(ssh: Ssh, good: Sequence[Host], python: str, port: int) -> Iterator[Finding]:
-    """Measure links to the first host of the hosts file from this machine and later hosts."""
+    """Measure links to the first host of the hosts file, from this machine and other hosts."""
     from thinwire.launcher.ssh import HostFailed, probe_answer
 
     first, other_hosts = good[0], good[1:]

@@ -45,7 +45,7 @@ class Contact:
 
 
 def credentials_of(given: argparse.Namespace, flags_of_run: Mapping[str, str]) -> Credentials:
-    """Return the credentials from the command line, or else from the run's flags.
+    """Return the credentials that the command line names, or else the run's flags.
 
     Args:
         given: Parsed command line with the flags of credentials.
@@ -81,13 +81,13 @@ def read_status(contact: Contact) -> RunStatus:
 
 @dataclasses.dataclass(frozen=True)
 class EndedRun:
-    """Answer of PS shard 0 to a request to end the run.
+    """Answer of PS shard 0 to an observer's request to end the run.
 
     Attributes:
         cause: Stop reason of the run. If the run had ended before the request, the reason is the
             earlier one.
-        had_model: True if the run had a model. Without a model, which a worker sends, shard 0 ends
-            without notifying the workers, which continue to look for a PS.
+        had_model: True if the run had a model. Without a model, which a worker sends, PS shard 0
+            ends without notifying the workers, which continue to look for a PS.
     """
 
     cause: str
@@ -117,10 +117,10 @@ def end_run(contact: Contact, cause: str) -> EndedRun:
 
 
 def measure_downlink(contact: Contact) -> float | None:
-    """Pull a PS shard's part of the model; return the rate in Mbit/s, None for a large model.
+    """Pull a PS shard's parameters; return the rate in Mbit/s, or None for a large model.
 
     Raises:
-        Unreachable: The PS shard's part of the model did not arrive within the time limit.
+        Unreachable: The PS shard's parameters did not arrive within the time limit.
         RequestRejected: The PS shard rejects this observer.
     """
     if 4 * read_status(contact).num_parameters > _MOST_PULLED_BYTES:
@@ -138,7 +138,7 @@ class _Conversation(contextlib.AbstractContextManager["_Conversation"]):
     Args:
         contact: Address and credentials of the PS shard.
         most_payload_bytes: Maximum payload of the shard's answer, in bytes.
-        halts: True to end a PS shard that has no model.
+        halts: True to end a PS shard that has not received a model.
 
     Raises:
         Unreachable: The PS shard does not answer.
@@ -156,7 +156,7 @@ class _Conversation(contextlib.AbstractContextManager["_Conversation"]):
         self.session.close(0.0)
 
     def wait_for(self, body: str, failing: str) -> tuple[pb.ToClient, memoryview]:
-        """Return the next message with the given body, and its payload; skip other messages.
+        """Return the PS shard's next message with the given body, and its payload; skip others.
 
         Args:
             body: Name of the awaited message's body field in the protocol.

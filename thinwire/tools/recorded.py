@@ -53,7 +53,7 @@ class NodeProcess:
         return not self.node.startswith(("records", "ps-", "worker-"))
 
     def __str__(self) -> str:
-        """Return the description of the process for messages."""
+        """Return the description of a run's process for messages."""
         return self.node if self.owner is None else str(self.owner)
 
 
@@ -78,12 +78,12 @@ class RecordedRun:
 
     @property
     def alive(self) -> list[NodeProcess]:
-        """The run's processes that are running; empty if the file system has no locks."""
+        """Processes of the run that are running; empty if the file system has no locks."""
         return [process for process in self.processes if process.alive]
 
     @functools.cached_property
     def flags(self) -> dict[str, str]:
-        """Flag name -> value of the node that knows most addresses of the run; empty if unknown."""
+        """Flags (name -> value) of the node that knows most addresses of the run, or empty."""
         for pattern in _FLAGS_FILES:
             for path in sorted(self.directory.glob(f"{pattern}.txt")):
                 if flags := _flags_in(path):
@@ -116,12 +116,12 @@ class RecordedRun:
 
     @functools.cached_property
     def status(self) -> RunStatus | None:
-        """The newest status in metrics.jsonl, or None if the file has no readable status."""
+        """The run's newest status in metrics.jsonl, or None if the file has no readable status."""
         return newest_status(self.directory / METRICS_FILE)
 
     @property
     def is_run(self) -> bool:
-        """True if the directory is a run directory."""
+        """True if the directory holds files of a training run."""
         return bool(self.processes or self.flags or self.summary or self.status)
 
     @property
@@ -142,7 +142,7 @@ class RecordedRun:
 
 
 def newest_status(path: pathlib.Path) -> RunStatus | None:
-    """Return the last status in a metrics.jsonl, read from the file's end; None without one."""
+    """Return the last status in a metrics.jsonl, read from its end; None without a status."""
     tail_bytes = _FIRST_TAIL_BYTES
     try:
         with open(path, "rb") as file:

@@ -1,6 +1,6 @@
 """``thinwire status RUN``: shows a run's settings, progress, and running processes.
 
-The run's status comes from PS shard 0 if it runs, else from the files of the run directory.
+The run's status comes from PS shard 0 if this shard runs, else from the files of the run directory.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _is_alone(found: RecordedRun) -> bool:
 
 
 def _answer(given: argparse.Namespace, address: str, found: RecordedRun | None) -> RunReport:
-    """Return the report on a run after contacting the run's PS shard 0."""
+    """Contact PS shard 0 of a run, and return the report on the run."""
     from thinwire.proto import thinwire_pb2 as pb
     from thinwire.proto.grpc import Unreachable
     from thinwire.proto.grpc.session import RequestRejected
@@ -163,7 +163,7 @@ def _ended(run: str, found: RecordedRun) -> RunReport:
 
 
 def _end(reason: str | None) -> tuple[str, int, str]:
-    """Return state, exit code and reason for a run that ended with a given stop reason."""
+    """Return the state, exit code and reason to show for a run that ended with a stop reason."""
     from thinwire.runtime.run.settings import EXIT_DONE, EXIT_OF_STOP
 
     code = EXIT_OF_STOP.get(reason or "", EXIT_DONE)

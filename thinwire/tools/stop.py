@@ -1,8 +1,9 @@
 """``thinwire stop RUN``: ends a run gracefully, and waits until the run has ended.
 
-If the launcher runs on this host, `thinwire stop` sends SIGINT to the launcher, as Ctrl-C does.
-Else `thinwire stop` contacts PS shard 0, which ends the run for all nodes. If PS shard 0 does not
-answer, `thinwire stop` sends SIGINT to each process of the run on this host.
+If the launcher runs on this host, `thinwire stop` sends SIGINT to the launcher, as Ctrl-C does. If
+no launcher runs on this host, `thinwire stop` contacts PS shard 0, which ends the run for all
+nodes. If PS shard 0 does not answer, `thinwire stop` sends SIGINT to each process of the run on
+this host.
 """
 
 from __future__ import annotations
@@ -89,12 +90,12 @@ def _end_directory(given: argparse.Namespace, found: RecordedRun) -> int:
 
 
 def _request_end(given: argparse.Namespace, found: RecordedRun) -> str:
-    """Request the run's end by the gentlest means; return a text that describes the means.
+    """Request the run's end by the gentlest possible means; return a text that names the means.
 
     Raises:
         ConfigurationError: The credential files cannot be read.
         Unreachable: No process of the run can be reached.
-        RequestRejected: PS shard 0 rejects `thinwire stop`.
+        RequestRejected: PS shard 0 rejects the connection of `thinwire stop`.
     """
     from thinwire.proto.grpc import Unreachable
     from thinwire.tools import observer
@@ -125,7 +126,7 @@ def _request_end(given: argparse.Namespace, found: RecordedRun) -> str:
 
 
 def _interrupt(processes: Sequence[NodeProcess]) -> str:
-    """Send SIGINT to processes on this host; return a text that lists them, maybe empty."""
+    """Send SIGINT to processes on this host; return a text that lists the processes or ""."""
     done = []
     for process in processes:
         # Sending the signal fails if the process has ended or belongs to another user.

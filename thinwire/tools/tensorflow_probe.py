@@ -2,9 +2,9 @@
 
 ``python tensorflow_probe.py`` writes one JSON object to standard output: ``import_seconds``,
 ``version``, ``keras``, ``backend``, ``gpus`` (names), ``built_with_cuda``, ``step_seconds`` (median
-time of a training step of Keras' mnist_cnn network, batch 64). `thinwire doctor` runs the program
-in a separate process, which it can end after a time limit, so the process of `thinwire doctor`
-imports no TensorFlow.
+time of a training step of Keras' mnist_cnn network, batch 64). `thinwire doctor` runs this program
+in a separate process, which it can end after a time limit and which keeps TensorFlow out of its own
+process.
 """
 
 from __future__ import annotations

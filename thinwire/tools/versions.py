@@ -1,7 +1,7 @@
 """``thinwire version``: lists versions of Thinwire, packages and system, for bug reports.
 
-`thinwire version` imports no slow module. The command reads TensorFlow's build information from
-TensorFlow's files, and the GPUs from the NVIDIA driver's files.
+`thinwire version` imports no slow module. The command `thinwire version` reads TensorFlow's build
+information from TensorFlow's files, and the GPUs from the NVIDIA driver's files.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _tensorflow() -> str:
 
 
 def _build(path: pathlib.Path) -> list[str]:
-    """Return the CUDA entry of TensorFlow's build_info.py as a list; empty if unknown."""
+    """Return the CUDA entry of TensorFlow's build_info.py as a list; empty without the entry."""
     if not path.is_file():
         return []
     values = dict(re.findall(r"'(is_cuda_build|cuda_version)', '?([\w.]+)", path.read_text()))

@@ -82,13 +82,14 @@ class Control:
     """Coordinates a worker's script with other workers' scripts, over a separate control stream.
 
     All calls of `barrier`, `pass_by`, `evaluate`, `answer`, `meet` and `finish` must come from one
-    thread. The methods `interrupt` and `stop_fit` may be called from any thread.
+    thread. The methods `interrupt` and `stop_fit` of `Control` may be called from any thread.
 
     Args:
         address: Address ``host:port`` of shard 0.
-        id_worker: Id of this worker.
+        id_worker: Id of this worker, from 1.
         num_shards: Number of shards of the parameter server in the run.
-        run_id: Id of the run, from the training stream; empty accepts any run at the address.
+        run_id: Id of the run, from the training stream; with an empty id, any run at the address is
+            accepted.
         credentials: Credentials with which this worker connects to shard 0.
         patience_seconds: Time in seconds for which shard 0 may be unreachable before waiting calls
             raise Unreachable.
@@ -186,7 +187,7 @@ class Control:
 
     @property
     def ended(self) -> RunHalted | None:
-        """Error with the reason why the run ended; None while this process knows of no end."""
+        """Error with the reason why the run ended; None while it is not known to have ended."""
         error = self._error
         return error if isinstance(error, RunHalted) else None
 
@@ -266,7 +267,8 @@ class Control:
         """Report an evaluation that shard 0 requested from this script.
 
         Args:
-            evaluated: This script's evaluation of the model, at the requested `fit` and epoch.
+            evaluated: Report with this script's metrics of the model, at the `fit` and the epoch
+                that shard 0 requested.
 
         Returns:
             The evaluation that all scripts receive: the evaluation of this script, or of another
@@ -292,10 +294,11 @@ class Control:
             return self._evaluations[place]
 
     def meet(self, meeting: pb.EpochMeeting) -> pb.EpochMeeting:
-        """Exchange metric states or stop requests with the other workers' scripts after an epoch.
+        """Exchange metric states or stop requests with other workers' scripts after an epoch.
 
         Args:
-            meeting: Metric states or stop request that this script sends.
+            meeting: Message with the metric states or the stop request that this script sends to
+                shard 0.
 
         Returns:
             Shard 0's answer: the metric states of all scripts, or the number of the fit's last
@@ -330,7 +333,7 @@ class Control:
         """End a `fit` early in all scripts (any thread); a second call for this `fit` does nothing.
 
         Args:
-            fit: Number of the current call of `fit` in the script.
+            fit: Number of the current call of `fit` in the script, from 1.
             epochs: Number of epochs after which the `fit` ends; 0 ends the `fit` immediately.
         """
         with self._changed:
@@ -350,7 +353,7 @@ class Control:
 
         Args:
             failed: True if the script raised an error. The run then ends for all scripts.
-            message: Error of the script, in one line.
+            message: Text of the script's error, in one line.
             wait_seconds: Longest time to wait for shard 0's confirmation, in seconds.
 
         Returns:
@@ -418,7 +421,7 @@ class Control:
             self._send(message)
 
     def _send(self, message: pb.ToServer) -> None:
-        """Send a message on the open stream to shard 0, or let `_report_again` send it later."""
+        """Send a message on the open stream to shard 0; without one, `_report_again` sends it."""
         if self._session is not None:
             self._session.send_control(message)
 
@@ -432,7 +435,9 @@ class Control:
                     self._listen(session, welcome)
                 except (StreamLost, Malformed) as error:
                     if not self._closing.is_set():
-                        logging.warning("the worker lost its control stream to shard 0: %s", error)
+                        logging.warning(
+                            "the worker lost its control stream to PS shard 0: %s", error
+                        )
                 finally:
                     with self._changed:
                         self._session = None
@@ -441,7 +446,7 @@ class Control:
             self._fail(error)
 
     def _listen(self, session: ClientSession, welcome: pb.Welcome) -> None:
-        """Receive shard 0's messages until the stream or the run ends."""
+        """Receive shard 0's messages until the control stream or the run ends."""
         self._report_again(session)
         beat, beat_at = beat_seconds(welcome.lease_seconds), time.monotonic()
         while not self._closing.is_set() and self._error is None:
@@ -531,4 +536,4 @@ class Control:
             if not has_finished:
                 self._on_end(error.cause, error.message)
         else:
-            logging.error("the worker's control stream to shard 0 has failed: %s", error)
+            logging.error("the worker's control stream to PS shard 0 has failed: %s", error)

@@ -37,9 +37,9 @@ class DatagramChannel:
     """Sender of one worker's datagrams to one shard.
 
     Datagrams take one of three paths from a worker to a shard. Over UDP, datagrams to a shard can
-    be lost or late. In the gRPC stream behind each push, datagrams cannot be lost but can be late.
-    After too many losses over UDP, the datagrams are sent in the gRPC stream ahead of each push,
-    where they are neither lost nor late.
+    be lost or late. In the gRPC stream after each push, datagrams to a shard cannot be lost but can
+    be late. After too many losses over UDP, the datagrams are sent in the gRPC stream ahead of each
+    push, where they are neither lost nor late.
 
     Args:
         worker: Id of the worker that sends the datagrams.
@@ -110,14 +110,14 @@ class DatagramChannel:
         return self._sealed[1]
 
     def before(self) -> Iterable[pb.ToServer]:
-        """Return the datagrams, as messages, that the gRPC stream carries ahead of the push."""
+        """Return the datagrams that the gRPC stream carries ahead of the push, as messages."""
         failure = self._sender.failure if self._sender is not None else None
         if failure is not None:
             self._fall_back("datagrams to %s cannot be sent: %r", self.address, failure)
         return self._in_stream() if self.fell_back else ()
 
     def after(self) -> Iterable[pb.ToServer]:
-        """Send the datagrams over UDP, or return them as messages that follow the push."""
+        """Send a push's datagrams over UDP, or return them as messages that follow the push."""
         if self._sealed is None or self.fell_back:
             return ()
         if self._sender is None:
@@ -141,7 +141,7 @@ class DatagramChannel:
         counts.datagrams += batch.count
 
     def record(self, reception: pb.DatagramOutcome) -> list[LostEntries]:
-        """Record which datagrams of an exchange reached the shard; return the lost entries."""
+        """Record which datagrams of an exchange reached a shard; return the push's lost entries."""
         self._check_losses(reception)
         if self._sealed is None or not reception.bitmap:
             return []
@@ -285,7 +285,7 @@ class DatagramTotals:
         num_channels: Number of datagram channels, one per class of service.
         bytes_up: Function that returns the number of bytes that the worker has sent, in streams and
             datagrams.
-        logs: True to log a line with the counts for each exchange.
+        logs: True to log the datagram counts for each exchange.
     """
 
     def __init__(
@@ -326,7 +326,7 @@ class DatagramTotals:
         )
 
     def counts(self) -> SentCounts:
-        """Return the counts over all shards since this process started (callable in any thread)."""
+        """Return the datagram counts over all shards since this process started (any thread)."""
         parted, datagrams, num_bytes = self._parted, [0], [0]
         by_shard = [channel.counts() for channel in self._to_shards]
         by_channel = list(zip(*by_shard, strict=True))

@@ -29,7 +29,7 @@ from thinwire.worker.core.messages import PushRequest, ShardReply
 
 
 class Exchange:
-    """Connections of a worker to all shards; one call joins, pushes to or leaves all shards."""
+    """Connections of a worker to all shards; each method joins, pushes to or leaves all shards."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Exchange:
 
         Args:
             run: Settings of the training run.
-            id_worker: Id of this worker.
+            id_worker: Id of this worker, from 1.
             spec: Paths, shapes and dtypes of the shared model's variables.
             layouts: For each shard, the slices of the model's variables that it stores.
             link: The worker's emulated network link.
@@ -104,11 +104,12 @@ class Exchange:
         return [first, *(shard.connect() for shard in self.shards[1:])]
 
     def attend(self) -> None:
-        """Service the streams without an open request (called in the heartbeat thread).
+        """Service the streams to shards without an open request (called in the heartbeat thread).
 
         Shard 0 may have expelled this worker because another shard received nothing from it. An
-        expelled worker rejoins shard 0 only once every other shard is reachable. If the worker
-        rejoined earlier, all other workers would again wait for it at the unreachable shard.
+        expelled worker rejoins shard 0 only once every other shard is reachable. If an expelled
+        worker rejoined earlier, all other workers would wait for its updates at the unreachable
+        shard.
         """
         first, *following = self.shards
         for shard in following:
@@ -186,7 +187,7 @@ class Exchange:
 
     @property
     def send_seconds(self) -> float:
-        """Seconds that the sending of all pushes took, at the shard with the largest total."""
+        """Time in seconds of sending all pushes to the shard with the longest sending time."""
         return max(shard.send_seconds for shard in self.shards)
 
     def _note_welcome(self, welcome: pb.Welcome) -> None:
@@ -206,8 +207,9 @@ class Exchange:
     def _look_after(self, shards: Sequence[ShardClient]) -> None:
         """Service the unanswered requests to `shards` while the worker waits for another shard.
 
-        A shard may answer its part of a push while shard 0 has expelled this worker. Shard 0 has
-        then finished the round without this worker, so the worker abandons the push.
+        A shard may reply to its part of a push while shard 0 has expelled this worker. A shard 0
+        that has expelled this worker has finished the round without the worker, so the worker
+        abandons the push.
         """
         for shard in shards:
             shard.poll()
@@ -228,13 +230,13 @@ class Exchange:
         reply = self._settle(number)
         if reply is None:
             raise ConfigurationError(
-                f"the shard {self.shards[number].address} rejected a pull of the model as not "
-                "finite"
+                f"the shard {self.shards[number].address} rejected a pull of the model, because "
+                "values are NaN or infinite"
             )
         return reply
 
     def _settle(self, number: int) -> ShardReply | None:
-        """Wait for a shard's reply; return None if it rejected the push as not finite."""
+        """Wait for a shard's reply; return None if the shard rejected the push as not finite."""
         # The method `replies` waits for the shards in order of number, so only shards above
         # `number` may still have an unanswered request.
         shard, open_shards = self.shards[number], self.shards[number + 1 :]
@@ -270,11 +272,11 @@ class Exchange:
             operation = Operation(reply.operation)
         except ValueError as error:
             raise Malformed(
-                f"the shard sent a reply with the unknown operation {reply.operation}"
+                f"the PS shard sent a reply with the unknown operation {reply.operation}"
             ) from error
         if operation is Operation.SET_REST and not reply.step:
             raise Malformed(
-                "the shard sent a SET_REST reply, which belongs to a push, in answer to a pull"
+                "the PS shard sent a SET_REST reply, which belongs to a push, in answer to a pull"
             )
         blocks: Sequence[Block] = ()
         rounds: Sequence[RepeatedRound] = ()
@@ -350,8 +352,8 @@ class Heartbeat:
             exchange: Object with the worker's gRPC streams to the shards.
             lease_seconds: Duration of a worker's lease at a shard, in seconds.
             report: Function that returns the worker's metrics as a JSON document.
-            rounds: Function that returns the JSON documents of the rounds measured since its
-                previous call.
+            rounds: Function that returns the JSON documents of the training rounds measured since
+                its previous call.
         """
         self._exchange, self._report, self._rounds = exchange, report, rounds
         self._interval_seconds = min(1.0, lease_seconds / 3)

@@ -1,8 +1,8 @@
 """Encodes one worker's pushes to one shard as messages for the gRPC stream.
 
-A push to a shard is usually one message. If each variable announces its own datagrams, a push is
-one message per variable and a last message without blocks. Datagrams that the gRPC stream carries
-precede or follow the messages of the push.
+A worker's push to one shard is usually one gRPC message. If each variable announces its own
+datagrams, a push is one message per variable and a last message without blocks. Datagrams that the
+gRPC stream carries precede or follow the messages of the push.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def push_messages(
 
     Args:
         outgoing: The worker's pushes to all shards in one exchange.
-        shard: Number of the shard for which the exchange is encoded.
+        shard: Number of the shard for which the push is encoded, from 0.
         incarnation: Incarnation of the worker (id of one process).
         epoch: Newest membership epoch that any shard has sent to the worker.
         chooser: Object that chooses how the positions of entries are coded; one object per worker
             and shard.
-        sealed: Datagrams of the push; None if the method sends no datagrams.
+        sealed: Datagrams of the push; None if the training method sends no datagrams.
         each_slot: True to send one message per variable, which announces the variable's datagrams;
             False to announce all datagrams in one message.
     """
@@ -91,13 +91,13 @@ class PushEncoder:
     """Encoder of one worker's pushes to one shard as messages and datagrams.
 
     Attributes:
-        channel: Channel that sends the datagrams of the pushes; None if the method sends no
-            datagrams.
+        channel: Channel that sends the datagrams of the pushes; None if the training method sends
+            no datagrams.
 
     Args:
-        shard: Number of the shard to which the pushes are sent.
-        channel: Channel that sends the datagrams of the pushes; None if the method sends no
-            datagrams.
+        shard: Number of the shard to which the pushes are sent, from 0.
+        channel: Channel that sends the datagrams of the pushes; None if the training method sends
+            no datagrams.
     """
 
     def __init__(self, shard: int, channel: DatagramChannel | None) -> None:
@@ -121,11 +121,11 @@ class PushEncoder:
         return [*((message, ()) for message in ahead), *messages]
 
     def finish(self) -> list[EncodedMessage]:
-        """Send the last push's datagrams over UDP, or return them as messages for the stream."""
+        """Send the last push's datagrams over UDP, or return them as gRPC stream messages."""
         return [(message, ()) for message in self.channel.after()] if self.channel else []
 
     def restart(self) -> None:
-        """Reset the coding of positions for a new incarnation (process) of the worker."""
+        """Reset the coding of entries' positions for a new incarnation (process) of the worker."""
         self._chooser = IndexChooser()
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Offering:
-    """A worker's model, which the worker sends to shards that have no model yet.
+    """A worker's offer: its model, which the worker sends to shards that have no model yet.
 
     Attributes:
         offer: Description of the model, to which the method `make` adds the digest of the weights.
@@ -32,7 +32,8 @@ class Offering:
             that it updates. Empty if no optimizer has taken a step before the run.
         phase: Number of the run's phase that this script is in, from 0. In a phase the run trains
             one model.
-        run_id: Id of the run that this worker has joined before; empty accepts any run.
+        run_id: Id of the run that this worker has joined before; with an empty id, the worker
+            accepts any run.
         program: Script, local modules and compile settings of this worker, as rows of the worker's
             Hello message.
     """
@@ -49,7 +50,7 @@ class Offering:
         """Return the JSON document and the payload (weights) of the offer to a shard.
 
         Args:
-            shard: Number of the shard that receives the offer.
+            shard: Number of the shard that receives the model's offer, from 0.
             layouts: For each shard, the slices of the model's variables that it stores.
         """
         flat = np.ascontiguousarray(self.weights(), "<f4")

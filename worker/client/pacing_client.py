@@ -1,4 +1,4 @@
-"""Worker's side of a pacer, which queries shard 0 before each local step whether to push.
+"""Worker's side of a pacer (a rule when to push), which queries shard 0 before local steps.
 
 The class `PacingState` builds the queries to the state server and decides from its answers. The
 class `PacingClient` waits for the answers in the training thread;
@@ -20,7 +20,7 @@ PATIENCE = 0.05
 
 
 class PacingState:
-    """Decides when a worker pushes, from the state server's answers and the last round."""
+    """Decides when a worker pushes, by the state server's answers or its last step count."""
 
     def __init__(self) -> None:
         self._query_seconds = 0.0
@@ -38,9 +38,10 @@ class PacingState:
 
         Args:
             incarnation: Incarnation (id of one process) of the worker.
-            step: Number of the exchange that ends this round.
-            local_steps: Number of local steps taken in this round. A query with 0 reports the start
-                of the round, and the state server does not answer it.
+            step: Number of the exchange that ends this round of local steps.
+            local_steps: Number of local steps that this worker has taken since its last exchange. A
+                query with 0 reports the start of the round, and the state server does not answer
+                it.
             step_seconds: Duration of the worker's last local step, in seconds.
             age_seconds: Time since the worker's last local step ended, in seconds.
         """
@@ -56,18 +57,18 @@ class PacingState:
     def decide(
         self, local_steps: int, answer: pb.Answer | None, seconds: float, is_away: bool = False
     ) -> bool:
-        """Return True if the worker must push its changes now.
+        """Return True if the worker must push its changes of weights now.
 
         While the state server is unreachable, the worker takes as many local steps as in its last
         round and then pushes. While the state server is unreachable, a push waits until the shard
         is reachable again.
 
         Args:
-            local_steps: Number of local steps taken in this round.
-            answer: Answer to the newest query or to an earlier query of this round; None if there
-                was no answer.
-            seconds: Time from the newest query to its answer, in seconds.
-            is_away: True if the state server cannot be reached.
+            local_steps: Number of local steps that this worker has taken since its last exchange.
+            answer: The state server's answer to the newest query or to an earlier query of the same
+                round; None without an answer.
+            seconds: Time from the newest query to the state server's answer, in seconds.
+            is_away: True if the state server (in shard 0) cannot be reached.
         """
         if answer is None:
             ready = is_away and local_steps >= self._steps_of_last_round
@@ -81,7 +82,7 @@ class PacingState:
 
 
 class PacingClient:
-    """Queries shard 0 if this worker must push; for a pacer without queries, `ready` is False."""
+    """Queries shard 0 if this worker must push; `ready` is False for a pacer without queries."""
 
     def __init__(self, pacer: Pacer, first_shard: ShardClient) -> None:
         self._queries, self._blocks = pacer.queries, pacer.waits_for_answer
@@ -89,17 +90,18 @@ class PacingClient:
         self._state = PacingState()
 
     def begin_round(self, step: int, step_seconds: float) -> None:
-        """Report to shard 0 that a round starts, with the last local step's duration."""
+        """Report to shard 0 the start of a training round and the last local step's duration."""
         if self._queries:
             incarnation = self._shard.welcome.incarnation
             self._shard.notify(self._state.query(incarnation, step, 0, step_seconds))
 
     def ready(self, step: int, local_steps: int, step_seconds: float, finished_at: float) -> bool:
-        """Return True if the worker must push its changes now.
+        """Return True if the worker must push its changes of weights now.
 
         Args:
-            step: Number of the exchange that ends this round.
-            local_steps: Number of local steps taken in this round; with 0 there is nothing to push.
+            step: Number of the exchange that ends this round of local steps.
+            local_steps: Number of local steps that this worker has taken since its last exchange;
+                with 0 there is nothing to push.
             step_seconds: Duration of the worker's last local step, in seconds.
             finished_at: Time at which the last local step ended, by time.monotonic(), in seconds.
         """

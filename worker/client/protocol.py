@@ -2,9 +2,10 @@
 
 The class `ShardProtocol` decides which requests a worker sends, repeats or gives up. A driver (the
 code that owns the socket) connects the protocol to a network: `thinwire.worker.client.shard_client`
-uses threads and a socket, `thinwire.simulator.client` a virtual clock. The driver reports to the
-protocol: received messages (`receive`), lost streams (`lost`) and elapsed time (`tick`). The driver
-then performs the actions that the protocol returns, in order.
+uses threads and a socket, `thinwire.simulator.client` a virtual clock. The driver (the code that
+owns the socket) reports to the protocol: received messages (`receive`), lost streams (`lost`) and
+elapsed time (`tick`). Then the driver (the code that owns the socket) performs the actions that the
+protocol returns, in order.
 
 A worker has at most one open request to a shard, a pull or a push. A worker's request stays open
 through lost streams, expulsion and quarantine until the shard has replied or has rejected it for
@@ -78,7 +79,7 @@ TRANSITIONS: dict[State, dict[Trigger, State]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """Action for the driver: send a request to the shard on the open stream."""
+    """Action for the driver (socket code): send a request to the shard on the open stream."""
 
     request: pb.Pull | pb.Query | PushRequest
     incarnation: int  # incarnation (id of one process) of this worker
@@ -87,7 +88,7 @@ class Send:
 
 @dataclasses.dataclass(frozen=True)
 class Replied:
-    """Action for the driver: deliver the result of the pull or push that was open until now."""
+    """Action for the driver (socket code): deliver the result of the open pull or push."""
 
     reply: pb.Reply | None  # reply of the shard; None if the shard rejected the push as not finite
     # True if the push was rejected as too large; `reply` then holds the model without it
@@ -96,28 +97,28 @@ class Replied:
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """Action for the driver: deliver the state server's answer to the open query."""
+    """Action for the driver (socket code): deliver the state server's answer to the query."""
 
     answer: pb.Answer | None  # answer of the state server; None if the state server is unreachable
 
 
 @dataclasses.dataclass(frozen=True)
 class Rejoin:
-    """Action for the driver: drop the stream, and send a Hello on a new stream."""
+    """Action for the driver (socket code): drop the stream, send a Hello on a new stream."""
 
     after: Trigger  # trigger that made the worker rejoin the shard: LOST, EXPEL or QUARANTINE
 
 
 @dataclasses.dataclass(frozen=True)
 class WaitUntil:
-    """Action for the driver: call the protocol's `tick` at a given time."""
+    """Action for the driver (socket code): call the protocol's `tick` at a given time."""
 
     when: float  # time at which `tick` must be called, in seconds by the driver's clock
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """Action for the driver: stop, as the run is over or the shard has rejected a request."""
+    """Action for the driver (socket code): stop, as the run is over or a request was rejected."""
 
     cause: str  # reason why the run ended, or text with which the shard refused the worker
     refusal: pb.Refusal | None = None  # refusal by the shard; None if the run has ended
@@ -186,7 +187,7 @@ class ShardProtocol:
     # -- calls of the driver ------------------------------------------------------------------
 
     def join(self) -> None:
-        """Record that the driver opens a stream to the shard and sends a Hello message."""
+        """Record that the worker opens a stream to the shard and sends a Hello message."""
         self._move(Trigger.JOIN)
 
     def pull(self, pull: pb.Pull | None = None) -> list[Action]:
@@ -212,7 +213,7 @@ class ShardProtocol:
         return actions
 
     def cancel_query(self) -> None:
-        """Stop waiting for an answer; a late answer "push" then counts for the next query."""
+        """Await no answer of the state server; a late "push" then counts for the next query."""
         self._query = None
 
     def lost(self) -> list[Action]:
@@ -226,7 +227,7 @@ class ShardProtocol:
         return actions
 
     def tick(self, now: float) -> list[Action]:
-        """Make the driver rejoin the shard if this worker's quarantine is over at time `now`."""
+        """Make this worker rejoin the shard if its quarantine is over at time `now`."""
         if self.state is not State.QUARANTINED or now < self._quarantined_until:
             return []
         self._move(Trigger.LOST)
@@ -367,7 +368,7 @@ class ShardProtocol:
         return self._send_request()
 
     def _send_request(self) -> list[Action]:
-        """Send the open request if a stream is ready; without one, the next Welcome sends it."""
+        """Send the open request if a stream is ready; else send it after the next Welcome."""
         if self._request is None or self.state not in (State.READY, State.REQUESTING):
             return []
         if self.state is State.READY:
@@ -388,7 +389,7 @@ class ShardProtocol:
         return [replied]
 
     def _settle_query(self, answer: pb.Answer | None) -> list[Action]:
-        """Close the open query with an answer; do nothing if no query is open."""
+        """Close the open query to the state server with an answer, if a query is open."""
         if self._query is None:
             return []
         self._query = None

@@ -170,7 +170,7 @@ class ShardClient:
 
     @property
     def is_member(self) -> bool:
-        """True if the shard accepts this worker's queries, as far as this client knows."""
+        """True if this worker is a member, whose queries the shard accepts, as far as it knows."""
         return self.protocol.state in (State.READY, State.REQUESTING)
 
     @property
@@ -192,7 +192,7 @@ class ShardClient:
         self._open(lambda: self.protocol.pull(pull))
 
     def push(self, request: PushRequest) -> None:
-        """Push the shard's part of an update; its buffers must not change before the reply."""
+        """Push the shard's part of an update, whose buffers must not change before the reply."""
         self._open(lambda: self.protocol.push(request))
 
     def _open(self, request: Callable[[], list[Action]]) -> None:
@@ -215,7 +215,7 @@ class ShardClient:
         Raises:
             PushRefused: The shard rejected the pull or push for good.
             Unreachable, RequestRejected: The shard stayed unreachable, or rejected this worker.
-            ShardGone: The run has ended, and the shard has closed the stream.
+            ShardGone: The run has ended, and the shard has closed its stream to this worker.
         """
         try:
             while self._replied is None:
@@ -227,7 +227,7 @@ class ShardClient:
             self._in_use, self._replied = False, None
 
     def poll(self, seconds: float = 0.0) -> None:
-        """Receive and process at most one message of the shard, waiting up to `seconds`.
+        """Receive and process at most one message of the shard; wait at most `seconds` for it.
 
         A shard's message may require an action of this worker, for example a repeated push. Other
         workers may wait for this worker's repeated push at one shard while this worker waits for
@@ -270,14 +270,14 @@ class ShardClient:
     # -- queries (training thread) ------------------------------------------------------------
 
     def notify(self, query: pb.Query) -> None:
-        """Send the state server a query without waiting for an answer."""
+        """Send a query to the state server (in shard 0) without waiting for an answer."""
         self.send(pb.ToServer(query=query), counted=True)
 
     def query(self, query: pb.Query, patience_seconds: float | None) -> pb.Answer | None:
         """Send a query to the state server and wait for the answer.
 
         Args:
-            query: Query to the state server about the current round.
+            query: Query to the state server whether this worker must push in the current round.
             patience_seconds: Longest time to wait for the answer, in seconds; None waits while the
                 shard is alive.
 
@@ -313,7 +313,9 @@ class ShardClient:
                 )
             except StreamLost as error:
                 logging.warning(
-                    "lost the stream to shard %s (%s); continuing local steps", self.address, error
+                    "lost the gRPC stream to PS shard %s (%s); continuing local steps",
+                    self.address,
+                    error,
                 )
                 self._lose(error)
                 return
@@ -368,14 +370,14 @@ class ShardClient:
             session.send_control(message, counted=True)
 
     def _leave_stream(self, after: Trigger) -> None:
-        """Drop the stream after an expulsion or a quarantine: the shard rejects its messages."""
+        """Drop the stream to a shard that has expelled or quarantined this worker."""
         if after is Trigger.EXPEL:
             self._lost_by = StreamLost("the shard has expelled this worker")
             self.on_expelled()
         else:
             self._lost_by = StreamLost("the quarantine of this worker is over")
         if not self._in_use:
-            logging.warning("lost the stream to shard %s (%s)", self.address, self._lost_by)
+            logging.warning("lost the gRPC stream to PS shard %s (%s)", self.address, self._lost_by)
             self._pauses.num_pauses, self._try_again_at = 0, 0.0
         self._drop()
 
@@ -398,11 +400,11 @@ class ShardClient:
         return self._join(lambda: self._dialler.dial(self._patience_seconds))
 
     def ensure_connected(self) -> None:
-        """Reconnect if the shard has sent nothing recently; the open request is then sent again.
+        """Reconnect if the shard has sent nothing recently; send the open request again.
 
         Raises:
             Unreachable, RequestRejected: The shard stayed unreachable, or rejected this worker.
-            ShardGone: The run has ended, and the shard has closed the stream.
+            ShardGone: The run has ended, and the shard has closed its stream to this worker.
         """
         if not self.alive:
             self._reconnect(StreamLost("the shard sends no heartbeats"))
@@ -414,11 +416,12 @@ class ShardClient:
             session.send_control(message, counted)
 
     def attend(self, may_rejoin: Callable[[], bool] = lambda: True) -> None:
-        """Service the stream while no request is open on it (called in the heartbeat thread).
+        """Service the shard's stream while no request is open (called in the heartbeat thread).
 
-        A worker may compute for a long time, or wait long for another shard. The method `attend`
-        then notices that the shard has expelled the worker or that the stream is lost, and
-        reconnects before the worker's lease ends or soon after.
+        A worker may compute for a long time, or wait long for another shard. While the worker
+        computes or waits for another shard, the method `attend` notices that the shard has expelled
+        the worker or that the stream is lost, and reconnects before the worker's lease ends or soon
+        after.
 
         Args:
             may_rejoin: Function that returns True if an expelled worker may send a Hello message
@@ -441,7 +444,7 @@ class ShardClient:
             self._turn.release()
 
     def probe(self, timeout_seconds: float) -> bool:
-        """Return True if a server accepts connections at the shard's address."""
+        """Return True if any server accepts connections at the shard's address."""
         stream = ClientStream(self.address, credentials=self._credentials)
         try:
             stream.open(timeout_seconds)
@@ -495,13 +498,13 @@ class ShardClient:
                 self._arrivals.record_alarm()
                 raise StreamLost(f"{self.address} sent nothing for too long")
         except StreamLost as error:
-            logging.warning("lost the stream to shard %s (%s)", self.address, error)
+            logging.warning("lost the gRPC stream to PS shard %s (%s)", self.address, error)
             self._pauses.num_pauses, self._try_again_at = 0, 0.0
             self._lose(error)
         self._perform(self.protocol.tick(time.monotonic()))
 
     def _revive(self) -> None:
-        """Try once to reconnect; after a failure, the next request reconnects, reports refusals."""
+        """Try once to reconnect to the shard; after a failure, the next request tries again."""
         try:
             self._join(self._dialler.attempt)
         except (Unreachable, StreamLost, RequestRejected):
@@ -513,7 +516,9 @@ class ShardClient:
             self._raise_if_ended()
             if self._closing.is_set():
                 raise Unreachable(f"stopped while waiting for {self.address}") from error
-            logging.warning("lost the stream to shard %s (%s); reconnecting", self.address, error)
+            logging.warning(
+                "lost the gRPC stream to PS shard %s (%s); reconnecting", self.address, error
+            )
             if self.protocol.is_expelled:
                 self.before_rejoining()
             if self._abandons:

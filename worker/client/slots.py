@@ -35,12 +35,13 @@ def fetch_slots(
         id_worker: Id of the worker, for the Hello message.
         run_id: Id of the run, which the Hello message contains.
         layouts: For each shard, the slices of the model's variables that it stores.
-        num_statistics: Number of averaged statistics, to fetch them and the weights too; None to
-            fetch only the states of the optimizers.
+        num_statistics: Number of averaged moving statistics, if the weights and the statistics must
+            be fetched, too; None to fetch only the states of the optimizers.
         role: Role of this process: the script of a worker, or an evaluator.
 
     Raises:
-        Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the request.
+        Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the request
+            for optimizer state.
     """
     states = []
     for shard, layout in enumerate(layouts):

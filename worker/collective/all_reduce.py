@@ -43,9 +43,10 @@ class Aggregator:
         """Store the arguments.
 
         Args:
-            algorithm: Name of the algorithm that sums, in thinwire.ops.collectives.REGISTRY.
+            algorithm: Name of the algorithm that sums updates over workers, a key of
+                thinwire.ops.collectives.REGISTRY.
             worker: Id of this worker.
-            streams: gRPC streams to the other workers.
+            streams: gRPC streams from this worker to the other workers.
             mailbox: Store of the parts of sums that other workers send.
             on_late: Function that is called with the sender's worker id when a part of a sum is
                 late. It raises MembershipChanged if the part will not arrive.
@@ -57,19 +58,20 @@ class Aggregator:
     def sum(
         self, name: RoundId, members: Sequence[CollectiveMember], buffers: Sequence[Float32]
     ) -> list[Float32]:
-        """Return the sums of the buffers over all members, bitwise equal on all members.
+        """Return the sums of the buffers over all workers in the round, bitwise equal on each.
 
         To repeat an interrupted sum, call `sum` again with the same buffers. Do not write to the
         result of a sum before the round is over, because queued messages to peers are views of it.
 
         Args:
-            name: Name of the round, which is the same for every member.
+            name: Name of the round of sums, which every member of the sum passes equally.
             members: Workers that are members of the sum, in order of worker id, including this
                 worker.
             buffers: float32 arrays to sum; every member passes arrays of equal shapes.
 
         Raises:
-            MembershipChanged: A member of the sum is lost, or shard 0 lists other members.
+            MembershipChanged: A member of the sum is lost, or shard 0 lists members other than
+                those of the sum.
         """
         flat = np.concatenate([buffer.ravel() for buffer in buffers])
         place = [member.worker for member in members].index(self._worker)

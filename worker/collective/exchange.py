@@ -1,9 +1,9 @@
 """A worker's exchanges in a run in which workers sum and apply updates among themselves.
 
 The class `CollectiveExchange` has the interface of `Exchange`, which exchanges with a PS. In each
-round, the live workers sum their updates. Every member of a round applies the same step to its copy
-of the model, and reports the round to shard 0. When all members have reported a round, shard 0
-releases it: it sends every member a reply with the members of the next round. The live worker with
+training round, the workers that are alive sum their updates. Every member of a round applies the
+same step to its copy of the model, and reports the round to shard 0. When all members have reported
+a round, shard 0 sends every member a reply with the members of the next round. The live worker with
 the lowest id is the leader, and sends the weights to shard 0 at intervals. A member that missed a
 round or has just joined fetches the model and the optimizer's state from a peer.
 """
@@ -54,7 +54,7 @@ class ModelCopy:
     """Conversion between a worker's base weights and the blocks of shard 0's model."""
 
     def __init__(self, core: WorkerCore) -> None:
-        """Store the worker's training engine `core`; each method reads its present base weights."""
+        """Store the worker's training engine `core`, whose base weights each method reads."""
         self._core = core
 
     def with_blocks(self, blocks: Iterable[Block]) -> Float32:
@@ -67,8 +67,8 @@ class ModelCopy:
     def blocks(self) -> tuple[Block, ...]:
         """Return the base weights (the weights that all workers have) as blocks of shard 0's model.
 
-        The returned blocks are views of the base weights, so the base weights must not change
-        before shard 0's reply arrives.
+        The blocks that `blocks` returns are views of the base weights, so the base weights must not
+        change before shard 0's reply arrives.
         """
         return tuple(
             Block(
@@ -175,14 +175,14 @@ class CollectiveExchange(Exchange):
                 return [_without_weights(reply)]
 
     def send(self, request: PushRequest) -> None:
-        """Store this worker's update for the next round's sum; `replies` carries out the round."""
+        """Store this worker's update for the next round's sum, which `replies` computes."""
         self._request = request
 
     def replies(self) -> list[ShardReply | None]:
-        """Sum and step with all members, report the round to shard 0, and wait for its release.
+        """Sum updates and step with all members; report the round to shard 0 and await its reply.
 
         Raises:
-            Diverged: The weights after the step of the round hold NaN or infinity.
+            Diverged: The weights after the optimizer step of the round hold NaN or infinity.
         """
         request, at = self._request, self._replica.at
         goal = self._goal = RoundId(at.generation, at.number + 1)
@@ -256,7 +256,7 @@ class CollectiveExchange(Exchange):
         return None
 
     def _report(self, goal: RoundId, request: PushRequest) -> ShardReply:
-        """Report the finished round to shard 0, and wait for shard 0's reply that releases it."""
+        """Report the finished round to shard 0, and wait for shard 0's reply."""
         is_last = self.iter_max is not None and goal.number >= self.iter_max
         is_due = goal.number % self._own.sync_every == 0 or is_last
         sends_weights = self._leads and is_due
@@ -365,5 +365,5 @@ class CollectiveExchange(Exchange):
 
 
 def _without_weights(reply: ShardReply) -> ShardReply:
-    """Return shard 0's reply without its weights, because this worker's are equal or newer."""
+    """Return shard 0's reply without its weights, as this worker has equal or newer ones."""
     return dataclasses.replace(reply, operation=Operation.NONE, blocks=())

@@ -32,8 +32,8 @@ class RoundId:
     """Name of a round of the workers' sums, by which workers compare versions of the model.
 
     Attributes:
-        generation: Number of restarts of shard 0's model.
-        number: Version of the model after the round of sums.
+        generation: Number of restarts of shard 0's model from a checkpoint.
+        number: Version of the model after this round of the workers' sums.
     """
 
     generation: int
@@ -45,7 +45,7 @@ class PartName:
     """Name of one part (message) of a sum over workers.
 
     Attributes:
-        round: Round for which the workers compute the sum.
+        round: Training round for which the workers compute the sum.
         view: Number that identifies the algorithm and the members of the sum.
         sender: Id of the worker that sends the part.
         number: Number of earlier parts that the sender has sent to this worker for the same sum.
@@ -80,7 +80,8 @@ class Mailbox:
             if self._num_bytes + len(payload) > self._limit_bytes:
                 raise Malformed(
                     f"a part of an all-reduce of {len(payload)} bytes does not fit: "
-                    f"{self._num_bytes} bytes are waiting, and the limit is {self._limit_bytes}"
+                    f"{self._num_bytes} bytes are waiting, and at most {self._limit_bytes} may "
+                    "wait"
                 )
             self._parts[name] = payload
             self._num_bytes += len(payload)

@@ -80,7 +80,7 @@ class _PeerConnection:
 
 
 class Peers:
-    """Streams that this worker has opened to peers; only one thread may use an object."""
+    """gRPC streams that this worker has opened to peers; only one thread may use a `Peers`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Peers:
         max_model_bytes: int,
         credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
-        """Store the arguments; the first message to a peer opens the stream to that peer.
+        """Store the arguments; the first message to a peer opens the gRPC stream to that peer.
 
         Args:
             worker: Id of this worker.
@@ -122,8 +122,9 @@ class Peers:
         """Queue a part of a sum for a peer; `values` must not change before the delivery.
 
         Args:
-            member: Peer to which the message is sent.
-            part: Header of the part of the sum: its round, algorithm and number.
+            member: Peer (another worker) to which the message is sent.
+            part: Header of the message with a part of the sum: round, algorithm and number of the
+                part.
             values: [k] float32 entries of the sum's buffer, which are the content of the part.
 
         Raises:
@@ -152,7 +153,7 @@ class Peers:
         """Return a peer's version, and the peer's model if the model has the queried version.
 
         Args:
-            member: Peer to which the message is sent.
+            member: Peer (another worker) to which the message is sent.
             query: Query for the peer's model, with the version that this worker needs.
             timeout_seconds: Longest time without a byte from the peer, in seconds.
 

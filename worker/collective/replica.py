@@ -32,8 +32,8 @@ _REPLY_SECONDS = 10.0  # longest time without a byte from a queried peer, in sec
 class Replica:
     """One worker's copy of the model: weights, optimizer state, and their version.
 
-    Only the training thread changes the replica (the worker's copy of the model). Threads of the
-    Peer service read the replica (the worker's copy of the model).
+    Only the worker's training thread changes the replica (the worker's copy of the model). Threads
+    of the Peer service read the replica (the worker's copy of the model).
 
     Attributes:
         theta: [n] float32 weights, which each step of the replica changes in place.
@@ -48,7 +48,8 @@ class Replica:
         Args:
             theta: [n] float32 weights that the replica changes in place.
             method: Training method of the run, whose server optimizer steps the replica.
-            kernels: Array functions that compute the steps of the optimizer.
+            kernels: Set of array functions (`thinwire.ops.kernels`) that compute the steps of the
+                optimizer.
         """
         self.theta, self._method, self._kernels = theta, method, kernels
         self._server = method.server.init(theta)
@@ -64,7 +65,7 @@ class Replica:
         return sum(array.nbytes for array in self._arrays())
 
     def fetched(self, at: RoundId, weights: Float32) -> None:
-        """Adopt weights [n] from the PS, and restored optimizer slots if of this version."""
+        """Adopt weights [n] from the PS, and restored optimizer slots of an equal version."""
         with self._lock:
             np.copyto(self.theta, weights)
             slots = self._slots()
@@ -91,8 +92,8 @@ class Replica:
 
         Args:
             payload: The peer's weights and optimizer slots; empty if the peer's replica equals this
-                one.
-            at: Version of the peer's model.
+                worker's replica.
+            at: Version of the peer's model, as shard 0 counts versions.
 
         Raises:
             ValueError: The size of the payload does not fit this worker's model and optimizer.
@@ -110,10 +111,10 @@ class Replica:
         return code.digest()
 
     def answer(self, query: peers.ModelQuery) -> tuple[peers.Holding, Sequence[BytesLike]]:
-        """Return the version of this worker's model, and its content if this version is queried.
+        """Return this worker's model version, and the model if a peer queries this version.
 
-        The method `answer` of a replica may be called from any thread. The returned content is
-        empty if the query's digest shows that the peer's replica is equal.
+        The method `answer` of a replica may be called from any thread. The returned model is empty
+        if the query's digest shows that the peer's replica equals this worker's replica.
         """
         with self._lock:
             holding = peers.Holding(version=self.at.number, generation=max(0, self.at.generation))
@@ -124,7 +125,7 @@ class Replica:
             return holding, [] if holding.same else [a.tobytes() for a in self._arrays()]
 
     def save(self) -> State:
-        """Return version and optimizer slots, for a later process that fetches this version."""
+        """Return the replica's version and optimizer slots, for a later process of this worker."""
         with self._lock:
             return {"version": self.at.number, "slots": self._slots()}
 
@@ -163,8 +164,8 @@ class Neighbours:
     """Updates this worker's replica (copy of the model) from the replicas of its peers.
 
     Attributes:
-        ahead: True if a peer has finished the next round already, and waits for this worker to
-            report it.
+        ahead: True if a peer has finished the next training round already, and waits until this
+            worker reports the round, too.
     """
 
     def __init__(self, streams: Peers, replica: Replica) -> None:
@@ -173,17 +174,17 @@ class Neighbours:
         Args:
             streams: Streams to peers that carry no parts of sums, so that queries do not wait
                 behind parts.
-            replica: This worker's copy of the model.
+            replica: This worker's replica, its copy of the model and the optimizer state.
         """
         self._streams, self._replica = streams, replica
         self.ahead = False
 
     def take_over(self, goal: RoundId, others: Sequence[CollectiveMember]) -> bool:
-        """Adopt the model of a peer that has finished a given round.
+        """Adopt the model of a peer that has finished a given round of sums.
 
         Args:
-            goal: Round of sums that the peer must have finished.
-            others: Workers that are members of the round, except this worker.
+            goal: Training round whose sum and step the peer must have finished.
+            others: All workers that are members of the round, except this worker.
 
         Returns:
             True if a peer had finished the round and this worker has adopted its model.
@@ -203,14 +204,14 @@ class Neighbours:
     def agree(self, others: Sequence[CollectiveMember], leads: bool) -> bool:
         """Adopt the model that all members of the round must have at this replica's version.
 
-        All members of a round adopt the model of a member that has stepped to this version. If no
-        member has stepped, as at the start of a run, all adopt the model of the member with the
-        lowest id.
+        All members of a round adopt the model of a member that has reached this replica's version
+        by a step. If no member has taken a step, as at the start of a run, all members adopt the
+        model of the member with the lowest id.
 
         Args:
             others: Workers that are members of the round, except this worker, in order of worker
                 id.
-            leads: True if this worker is the member with the lowest id.
+            leads: True if this worker has the lowest worker id of all members of the round.
 
         Returns:
             True if this worker has the model that all members must have. False if a member did not

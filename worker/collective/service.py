@@ -43,7 +43,7 @@ class PeerServer:
         pace: Callable[[ServerStream], None] = lambda stream: None,
         guard: ConnectionGuard | None = None,
     ) -> None:
-        """Store the arguments; `listen` starts the Peer service.
+        """Store the arguments of the Peer service, which `listen` starts.
 
         Args:
             mailbox: Store of the parts of sums that this worker has received.
@@ -51,8 +51,10 @@ class PeerServer:
                 of the streams.
             max_part_bytes: Largest accepted part of a sum, in bytes. The service refuses larger
                 parts before it allocates memory.
-            pace: Function that limits a new stream to the rate of this worker's emulated link.
-            guard: Guard that admits and authenticates peers; None to admit every peer.
+            pace: Function that limits a new gRPC stream to the rate of this worker's emulated
+                network link.
+            guard: Connection guard that limits and authenticates connections of peers; None to
+                admit every peer.
         """
         self._guard = guard or ConnectionGuard()
         self._mailbox, self._answer, self._pace = mailbox, answer, pace
@@ -69,7 +71,7 @@ class PeerServer:
 
         Args:
             address: Address of this machine at which the service listens.
-            port: Port to listen at; 0 for a free port.
+            port: TCP port at which the Peer service listens; 0 chooses a free port.
 
         Raises:
             thinwire.proto.grpc.PortInUse: Another process uses the port, or the address belongs to
@@ -90,7 +92,7 @@ class PeerServer:
             self._server.stop()
 
     def has_stream_of(self, worker: int) -> bool:
-        """Return True if a worker's stream is open, so that the parts it has sent can arrive."""
+        """Return True if a peer's stream is open, so that the peer's parts of sums can arrive."""
         return worker in self._authenticated
 
     @property
@@ -100,7 +102,7 @@ class PeerServer:
 
     @property
     def bytes_received(self) -> int:
-        """Total number of bytes of the received parts and queries."""
+        """Total number of bytes that this service has received in parts of sums and queries."""
         received = sum(stream.bytes_received for stream in self._streams.copy())
         return self._closed_bytes_received + received
 
@@ -130,7 +132,7 @@ class PeerServer:
     def _handle(
         self, stream: ServerStream, sender: int, message: peers.ToPeer, payload: memoryview
     ) -> int:
-        """Handle a message; return the sender's worker id, or 0 before it is authenticated."""
+        """Process a peer's message; return the peer's worker id, or 0 before authentication."""
         body = message.WhichOneof("body")
         if (sender == 0) != (body == "greeting"):
             raise Malformed(
@@ -162,7 +164,7 @@ class PeerServer:
         """Check a peer's greeting (its first message), and return the peer's worker id.
 
         Raises:
-            Malformed: The Peer service refused the greeting.
+            Malformed: The Peer service refused the peer's greeting.
         """
         refusal = versions.difference(greeting.protocol_version, "the peer", "this worker")
         refusal = refusal or versions.unknown_fields(greeting, "the peer")
@@ -195,7 +197,7 @@ class PeerServer:
 
 
 def guard_of(credentials: Credentials, nb_workers: int) -> ConnectionGuard:
-    """Return the guard of a worker's Peer service, which admits all peers from one address."""
+    """Return a Peer service's guard (connection limits), which admits all peers at one address."""
     per_address = nb_workers + _SPARE_STREAMS
     limits = Limits(streams=per_address + _STREAMS_OF_OTHERS, streams_per_address=per_address)
     return ConnectionGuard(credentials, limits)

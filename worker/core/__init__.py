@@ -4,5 +4,5 @@ The worker's engine has no IO, threads or clock, so that the worker, the Simulat
 the same code. The class `WorkerCore` (module core) encodes changes of weights and applies replies.
 The class `LocalRound` (module local_round) holds the local steps of a round. The classes
 `PushRequest` and `ShardReply` (module messages) are the messages of an exchange. The package
-re-exports no names, so that importing it does not import numpy.
+`worker.core` re-exports no names, so that importing it does not import numpy.
 """

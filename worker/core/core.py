@@ -2,9 +2,9 @@
 
 The class `WorkerCore` runs the worker's side of a training method (pacer, codec, router and
 others), without IO, threads or clock. The method `begin` starts an exchange and `finish` ends it.
-The caller sends and receives in between: the exchange loop, the Simulator or a test. The class
-`UpdatePacker` turns a change of weights into packets: it runs the codec, splits the result over the
-shards, and runs the router.
+Between `begin` and `finish`, the caller (the exchange loop, the Simulator or a test) sends and
+receives. The class `UpdatePacker` turns a change of weights into packets: it runs the codec, splits
+the result over the shards, and runs the router.
 """
 
 from __future__ import annotations
@@ -64,16 +64,19 @@ class UpdatePacker:
     """Codec and router of one worker, with their state, for example residuals (unsent entries).
 
     Attributes:
-        sent: For each shard, the blocks that the last exchange sent to the shard.
+        sent: For each shard, the blocks of values that the last exchange sent to the shard.
 
     Args:
         spec: Paths, shapes and dtypes of the shared model's variables.
         layouts: For each shard, the slices of the model's variables that it stores.
         method: Training method (policies and settings) of the run.
-        kernels: Array functions, for arrays in host memory or in device memory.
-        seed: Seed of the random generator: the run's seed and the worker's number.
-        groups: For each optimizer of a script, the numbers of the tensors that it updates. Each
-            group is coded separately. Empty if one optimizer updates all tensors.
+        kernels: Set of array functions (`thinwire.ops.kernels`), for arrays in host memory or in
+            device memory.
+        seed: Seed of the random generators of codec and router: the run's seed and the worker's
+            number.
+        groups: For each optimizer of a script, the numbers of the tensors that the optimizer
+            updates. The codec encodes each group separately. Empty if one optimizer updates all
+            tensors.
     """
 
     def __init__(
@@ -118,13 +121,14 @@ class UpdatePacker:
             values: [num_parameters] float32 gradient or change of weights: a numpy array or a
                 `thinwire.ops.kernels.device.DeviceArray`.
             step: Number of the worker's exchange with the shards, counted from 1.
-            learning_rate: Learning rate of the step whose values are encoded.
-            epoch: Number of examples that all workers have consumed, divided by the size of the
-                training set.
+            learning_rate: Learning rate of the training step whose gradient or change is encoded.
+            epoch: Training epoch as a fraction: number of examples that all workers have consumed,
+                divided by the size of the training set.
             touched: Maps a tensor's number to ascending indices of the rows where the gradient may
                 be nonzero. A tensor that is missing may be nonzero anywhere.
             group: Number of the script's optimizer that updates the encoded tensors, from 0.
-            keep: Fraction of the entries to send; None for the fraction in the codec's settings.
+            keep: Fraction of the gradient's entries to send; None for the fraction in the codec's
+                settings.
 
         Raises:
             thinwire.ops.codecs.base.NonFiniteUpdate: The array `values` holds NaN or infinity. The
@@ -205,7 +209,8 @@ class UpdatePacker:
     def divide_change(self, change: Float32 | None) -> list[tuple[Block, ...]]:
         """Return a script's change of weights [num_parameters] as one tuple of blocks per shard.
 
-        The result is an empty tuple if `change` is None, because the script has changed no weights.
+        `divide_change` returns an empty tuple if `change` is None: the script has changed no
+        weights.
         """
         if change is None:
             return []
@@ -227,7 +232,7 @@ class UpdatePacker:
         self._router_state = self._method.router.undelivered(shard, lost, self._router_state)
 
     def undelivered(self) -> None:
-        """Add the values of the last packet, which the shards rejected, to the residuals again."""
+        """Add the last packet's values, which shards rejected, to the residuals (unsent values)."""
         if self._last_packet is None:
             return
         codec, router, group = self._method.codec, self._method.router, self._last_group
@@ -286,7 +291,7 @@ class WorkerCore:
             over the workers.
         aux_size: Number of statistics and optimizer values that shard 0 averages over the workers.
         step: Number of exchanges with the shards that this worker has started.
-        learning_rate: Newest learning rate of the schedule, from shard 0.
+        learning_rate: Newest learning rate of the run's schedule, from shard 0.
         loss_scale: Factor by which the loss is multiplied for the next gradient; 0 without loss
             scaling.
         samples_of_run: Number of examples that all workers of the run have consumed.
@@ -318,16 +323,18 @@ class WorkerCore:
             spec: Paths, shapes and dtypes of the shared model's variables.
             layouts: For each shard, the slices of the model's variables that it stores.
             method: Training method (policies and settings) of the run.
-            kernels: Array functions, for arrays in host memory or in device memory.
-            seed: Seed of the random generator: the run's seed and this worker's number.
+            kernels: Set of array functions (`thinwire.ops.kernels`), for arrays in host memory or
+                in device memory.
+            seed: Seed of the random generators of codec and router: the run's seed and this
+                worker's number.
             statistics: [m] float32 moving statistics (of batch normalization) that shard 0 averages
                 over the workers.
             num_examples: Number of examples of the whole training set, from which codecs compute
                 the epoch. With 0, codecs always work as in the first epoch.
-            groups: For each optimizer of a script, the numbers of the tensors that it updates.
-                Empty if one optimizer updates all tensors.
-            rate_in_round: Schedule of the learning rate for the local steps within a round; None to
-                use the rate that shard 0 sent last.
+            groups: For each optimizer of a script, the numbers of the tensors that the optimizer
+                updates. Empty if one optimizer updates all tensors.
+            rate_in_round: Learning-rate schedule for the local steps within a round; None to use
+                the learning rate that shard 0 sent last.
             keeps_on_device: True to store `weights` on the device, if the kernels are TensorFlow's.
         """
         self._rate_in_round = rate_in_round if method.takes_local_steps else None
@@ -416,8 +423,8 @@ class WorkerCore:
             values: [num_parameters] float32 mean gradient at `weights`. If the method
                 `steps_on_workers`, the weights after the script's step, which started at `weights`.
                 If `on_device` is true, `values` may be a `thinwire.ops.kernels.device.DeviceArray`.
-            samples: Number of examples in the mini-batch. A local step without examples changes no
-                weights. If a round has no examples, its exchange has no update.
+            samples: Number of training examples in the mini-batch. A local step without examples
+                changes no weights. If a round has no examples, its exchange has no update.
             loss: Mean loss over the mini-batch; None if unknown.
             statistics: [m] moving statistics after the mini-batch; None if shard 0 does not average
                 statistics.
@@ -477,10 +484,11 @@ class WorkerCore:
         )
 
     def _run_ahead(self) -> None:
-        """Set the weights to `base` plus the newest push, before the shards answer it.
+        """Set the worker's weights to `base` plus the newest push, before the shards' replies.
 
-        The shards add the blocks of this push to their own weights. The shards' replies add the
-        changes of other workers, one step later than this worker's own.
+        The shards add the blocks of a push to their own weights. The shards' replies add the
+        changes of other workers to this worker's weights, one step later than this worker's own
+        changes.
         """
         np.copyto(self.weights, self.base)
         for shard in range(len(self.layouts)):
@@ -496,8 +504,8 @@ class WorkerCore:
     ) -> PushRequest:
         """Return an exchange without an update, for a mini-batch with overflowed gradients.
 
-        After an overflow, the worker still pushes in the round, so that other workers need not wait
-        for it.
+        After an overflow, the worker pushes an empty update, so that other workers need not wait
+        for the worker.
         """
         if self.method.kind is Kind.DELTA:
             raise ValueError(
@@ -572,7 +580,7 @@ class WorkerCore:
         )
 
     def _lags(self, computed_at: Sequence[int] | None) -> Sequence[int]:
-        """Return, for each shard, the number of versions from `computed_at` to the present."""
+        """Return, for each shard, the number of model versions from `computed_at` until now."""
         if computed_at is None:
             return ()
         # A restarted shard may continue from a checkpoint with a smaller version. The number of
@@ -592,7 +600,7 @@ class WorkerCore:
         return np.concatenate([self.statistics, self.round.pack()])
 
     def finish(self, replies: Sequence[ShardReply]) -> Float32:
-        """Apply the replies of all shards to a push; return the weights to train on."""
+        """Apply all shards' replies to a push to the weights; return the weights to train on."""
         for shard, reply in enumerate(replies):
             self.receive(shard, reply)
         if self._runs_ahead:
@@ -602,7 +610,7 @@ class WorkerCore:
         return self.restart_from_base()
 
     def settle(self, replies: Sequence[ShardReply | None]) -> Float32:
-        """Apply the replies to a push that may be rejected; return the weights to train on.
+        """Apply shards' replies to a push that may be rejected; return the weights to train on.
 
         Args:
             replies: For each shard, its reply, or None if the shard rejected the push as not
@@ -741,7 +749,8 @@ class WorkerCore:
     def _forget(self, shards: Iterable[int]) -> None:
         """Drop residuals and velocities after shards rejected the last push as too large.
 
-        The residuals and velocities hold the rejected values, and would send them again in parts.
+        The residuals and velocities hold the rejected values, which later pushes would send again
+        in parts.
         """
         self._packer.forget(shards)
         self.round.forget()
@@ -749,7 +758,7 @@ class WorkerCore:
             self.own.forget()
 
     def undelivered(self) -> None:
-        """Add the values of the last push, which the shards rejected, to the residuals again."""
+        """Add the last push's values, which shards rejected, to the residuals (unsent values)."""
         self._packer.undelivered()
         self._unanswered.clear()
 

@@ -21,13 +21,13 @@ class LocalRound:
 
     Attributes:
         num_steps: Number of mini-batches in the present round of local steps.
-        samples: Number of examples in all mini-batches of this round.
-        batch_parts: Number of parts of the script's batches in this round. Each batch of the script
-            has nb_workers parts, one per worker.
+        samples: Number of examples in all mini-batches since the last exchange.
+        batch_parts: Number of parts of the script's batches since the last exchange. Each batch of
+            the script has nb_workers parts, one per worker.
         slots: State arrays of the local optimizer; empty if the worker takes no local steps.
 
     Args:
-        optimizer: Optimizer that updates the local weights.
+        optimizer: Optimizer that updates the worker's local weights between two exchanges.
         base: [n] float32 model as received from the shards. `base`, `start` and `weights` are
             `thinwire.ops.kernels.device.DeviceArray` if steps are computed on the device.
         start: [n] float32 weights before the first local step: `base`, or `base` plus a part of the
@@ -35,7 +35,8 @@ class LocalRound:
         weights: [n] float32 weights after the local steps. If the training method has no local
             steps, the same array as `base`.
         spec: Paths, shapes and dtypes of the shared model's variables.
-        kernels: Array functions for the host or the device that holds the gradients.
+        kernels: Set of array functions (`thinwire.ops.kernels`) for the host or the device that
+            holds the gradients.
     """
 
     def __init__(
@@ -67,12 +68,12 @@ class LocalRound:
         return self._moves and not self.samples
 
     def step(self, values: Float32, learning_rate: float) -> None:
-        """Take one step of the local optimizer, which changes the local weights.
+        """Take one step of the worker's local optimizer, which changes the local weights.
 
         Args:
             values: [n] float32 gradient. If a script's own optimizer updates the weights, the
                 weights after its step.
-            learning_rate: Learning rate of the run's schedule for the step.
+            learning_rate: Learning rate of the run's schedule for this local step.
 
         Raises:
             NonFiniteUpdate: The array `values` holds NaN or infinity.
@@ -90,7 +91,7 @@ class LocalRound:
         )
 
     def record(self, samples: int, loss: float | None, batch_parts: int = 0) -> None:
-        """Count a mini-batch. The loss of a mini-batch without examples is ignored."""
+        """Count a mini-batch. `record` ignores the loss of a mini-batch without examples."""
         self.num_steps += 1
         self.samples += samples
         self.batch_parts += batch_parts
@@ -114,14 +115,15 @@ class LocalRound:
         self.slots = self._optimizer.unpack(means, self.slots)
 
     def forget(self) -> None:
-        """Reset the state of the local optimizer in which gradients have accumulated."""
+        """Reset the slots of the local optimizer, in which gradients have accumulated."""
         self.slots = self._optimizer.forget(self._weights, self.slots)
 
     def save(self, versions: Sequence[int], statistics: Float32) -> State:
         """Return the state of the round, including the local steps that no push has sent yet.
 
         Args:
-            versions: For each shard, the version of its model at the start of the round.
+            versions: For each shard, the version of the shard's model at the start of the round of
+                local steps.
             statistics: [m] float32 moving statistics after the last local step.
         """
         slots = self._optimizer.save(self.slots) if self.slots else {}
@@ -139,10 +141,11 @@ class LocalRound:
         return {"round": steps, "slots": slots}
 
     def restore(self, state: State, fits: bool) -> None:
-        """Store a state from `save`, for a later call of `resume`.
+        """Store a state of local steps from `save`, for a later call of `resume`.
 
         Args:
-            state: State of the round that `save` returned in an earlier process.
+            state: State of the round of local steps that `save` returned in an earlier process of
+                this worker.
             fits: True if the shards applied exactly the pushes up to the step at which the state
                 was saved. If False, the saved local steps are dropped.
         """
@@ -151,14 +154,14 @@ class LocalRound:
             self._saved_round = state["round"]
 
     def resume(self, versions: Sequence[int]) -> Float32 | None:
-        """Continue the round from the state that `restore` has stored.
+        """Continue the round of local steps from the state that `restore` has stored.
 
-        The saved local steps count only if they started at the shards' present versions. If the
+        The saved local steps are used only if they started at the shards' present versions. If the
         shards have newer versions, the saved local steps would be applied to weights that other
         workers have changed.
 
         Args:
-            versions: For each shard, the present version of its model.
+            versions: For each shard, the present version of the shard's model.
 
         Returns:
             [m] float32 moving statistics after the restored steps; None if no steps are restored.

@@ -56,18 +56,21 @@ class ShardReply:
     """A shard's decoded reply to a worker's push or pull.
 
     Attributes:
-        operation: Operation by which the shard's reply changes the worker's base weights.
-        blocks: Blocks of values that the operation of the reply applies to the weights.
+        operation: Operation (such as add or set) by which the shard's reply changes the worker's
+            base weights.
+        blocks: Blocks of values that the worker applies to its weights by the reply's operation.
         version: Version of the shard's model after it has processed the push.
         generation: Number of restarts of the shard's model from a checkpoint.
         learning_rate: Learning rate of the run's schedule for the worker's next step.
         samples: Number of examples that all workers of the run have consumed.
-        stop: True if the shard requests that the worker stops training.
+        stop: True if the worker must stop training, by the shard's request.
         stop_reason: Reason why the worker must stop training, as a text for people.
         aux: [m] means of statistics and optimizer values over the workers, from shard 0. None if
             the reply holds no means.
-        lost: Entries of the push that did not reach the shard; None if the shard does not know.
-        held_seconds: Time for which the synchronization rule delayed the reply, in seconds.
+        lost: Entries of the worker's push that did not reach the shard; None if the shard does not
+            know which entries are lost.
+        held_seconds: Time for which the shard's synchronization policy delayed the reply, in
+            seconds.
         staleness: Number of versions by which the push's base weights were older than the shard's.
         refused: True if the shard rejected the push as too large. The reply then holds the model
             without the push.
@@ -106,7 +109,7 @@ class PushRequest:
 
     Attributes:
         step: Number of the exchange, which the worker counts from 1.
-        kind: Meaning of the pushed values, such as gradient or change of weights.
+        kind: Meaning of the values in a push, such as gradient or change of weights.
         shards: For each shard, the blocks to push. The slot of a block is the number of the shard's
             slice of the model.
         base_versions: For each shard, the version of the shard's model that the worker holds.
@@ -114,14 +117,14 @@ class PushRequest:
             holds.
         samples: Number of examples from whose gradients the push was computed.
         local_steps: Number of local steps in the push; 0 if the push has no update.
-        learning_rate: Learning rate of the step to which the pushed values belong.
+        learning_rate: Learning rate of the training step to which the pushed values belong.
         loss: Mean loss over the mini-batches of the push; None if unknown, as in a script's own
             training loop.
         aux: [m] values that shard 0 averages over the workers; None if no values are averaged.
         base_checksums: For each shard, a checksum of the shard's part of the worker's base weights.
             None in most pushes, because a worker sends checksums only at intervals.
-        routed: For each shard, the update divided by class of service. Empty if the gRPC stream
-            carries the whole update.
+        routed: For each shard, the worker's update divided by class of service. Empty if the gRPC
+            stream carries the whole update.
         lags: For each shard, the number of versions between the model at which the gradient was
             computed and the worker's base weights. Empty means 0 for all shards.
         loss_scale: Factor by which the loss was multiplied when the gradient was computed; 0
@@ -161,7 +164,7 @@ class PushRequest:
 
 
 def was_accepted(replies: Sequence[ShardReply | None]) -> bool:
-    """Return True if shard 0 accepted this worker's push.
+    """Return True if shard 0 accepted this worker's push as finite and not too large.
 
     Args:
         replies: For each shard, its reply to the push, or None if the shard rejected the push as

@@ -23,7 +23,7 @@ class DeviceMirror:
     arithmetic on the host.
 
     Attributes:
-        array: [n] float32 copy of the model on the device.
+        array: [n] float32 copy of the model's weights on the device that computes gradients.
 
     Args:
         model: [n] float32 weights on the host, which must all be zero at the start.
@@ -39,10 +39,10 @@ class DeviceMirror:
         """Record that entries of the host's model change, for the next copy to the device.
 
         Args:
-            start: Position in the model of the first entry of the changed part.
-            size: Number of entries in the changed part of the model.
-            indices: [k] int64 positions of the changed entries, relative to `start`; None if all
-                entries of the part change.
+            start: Position of the changed part's first entry in the model's flat weight vector.
+            size: Number of entries in the changed part of the model's flat weight vector.
+            indices: [k] int64 positions of the changed entries of the model, relative to `start`;
+                None if all entries of the part change.
         """
         self._num_changed += size if indices is None else len(indices)
         if not self._is_whole:

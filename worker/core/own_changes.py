@@ -40,7 +40,7 @@ class OwnChanges:
         self.is_ahead = False
 
     def step(self, values: Float32, loss: float | None, statistics: Float32 | None = None) -> None:
-        """Record a step that the script's own optimizer has taken.
+        """Record a training step that the script's own optimizer has taken.
 
         Args:
             values: [n] weights after the step of the script's optimizer, which started at
@@ -50,8 +50,8 @@ class OwnChanges:
                 statistics.
 
         Raises:
-            NonFiniteUpdate: A value is NaN or infinite. The recorded changes stay as before the
-                step.
+            NonFiniteUpdate: A weight, the loss or a statistic is NaN or infinite. The recorded
+                changes stay as before the step.
         """
         finite = loss is None or bool(np.isfinite(loss))
         finite = finite and (statistics is None or all_finite(statistics))
@@ -71,5 +71,5 @@ class OwnChanges:
         np.add(self._base, self.unsent, out=self.weights)
 
     def forget(self) -> None:
-        """Drop the unsent changes of weights, when the codec drops its residual too."""
+        """Drop the unsent changes of weights when the codec drops its residual (unsent values)."""
         self.unsent.fill(0.0)

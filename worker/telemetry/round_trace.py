@@ -42,7 +42,8 @@ class RoundMeasure:
     """Measures one worker's rounds; times are sums over the local steps of a round.
 
     Args:
-        pacer: Pacer of the training method, which determines the measured phases of a round.
+        pacer: Pacer (rule when workers push) of the training method, which determines the measured
+            phases of a round.
         counters: Counters of sent and received bytes, which are read once per round.
         clock: Function that returns monotonic time in seconds.
     """
@@ -59,7 +60,7 @@ class RoundMeasure:
         self.begin(0.0)
 
     def begin(self, seconds_before: float) -> None:
-        """Start the clock at `seconds_before`, the training time of earlier incarnations."""
+        """Start the training clock at `seconds_before`, the time of earlier incarnations."""
         self._started_at = self._clock() - seconds_before
         self._bytes = (self._counters.bytes_up, self._counters.bytes_down)
 
@@ -67,7 +68,7 @@ class RoundMeasure:
         """Mark the start of a local step, or of the query to the state server before the step."""
 
     def record(self, phase: str, seconds: float) -> None:
-        """Add seconds to a phase of this round; ignore a phase that the pacer does not have."""
+        """Add seconds to a phase of this training round; ignore a phase unknown to the pacer."""
         if phase in self._time:
             self._time[phase] += seconds
 
@@ -76,12 +77,12 @@ class RoundMeasure:
     ) -> None:
         """Record the measures of the round that has ended, and start the next round.
 
-        A push that shard 0 has rejected as not finite makes no record of its round.
+        If shard 0 has rejected a round's push as not finite, the round is not recorded.
 
         Args:
-            request: Push to all shards with which the round ended.
-            replies: Replies of all shards to the push that ended the round.
-            epoch: Number of the worker's passes over its examples.
+            request: Pushes to all shards with which the training round ended.
+            replies: Replies of all shards to the pushes that ended the training round.
+            epoch: Number of passes that the worker has made over its training examples.
             exchange: Time from the push to the last shard's reply, in seconds.
         """
         first = replies[0]
@@ -123,8 +124,10 @@ class RoundMeasure:
         because every record has a number.
 
         Args:
-            origin: Origin of the records of rounds: host, device, worker and incarnation.
-            receiver: Object that identifies the connection to shard 0, compared by identity.
+            origin: Origin of the records of training rounds: host, device, worker id and
+                incarnation (process) of the worker.
+            receiver: Object that stands for the present connection to shard 0; two connections have
+                two objects.
         """
         repeated = list(self._sent) if receiver is not self._receiver else []
         self._receiver = receiver

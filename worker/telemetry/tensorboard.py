@@ -16,7 +16,7 @@ _INTERVAL_SECONDS = 2.0
 
 
 class WorkerScalars:
-    """Writes a worker's counters to TensorBoard at most every two seconds, until a disk error."""
+    """Writes a worker's counters to TensorBoard every two seconds or later, until a disk error."""
 
     def __init__(
         self, directory: pathlib.Path, clock: Callable[[], float] = time.monotonic
@@ -35,7 +35,8 @@ class WorkerScalars:
         Args:
             counted: Total counts and times of this worker.
             loss: Loss of the newest mini-batch; None if unknown.
-            num_steps: Number of mini-batches since this process started.
+            num_steps: Number of mini-batches that this worker has trained on since its process
+                started.
             version: Version of shard 0's weights that this worker holds.
         """
         elapsed = self._clock() - self._written_at
@@ -62,7 +63,7 @@ class WorkerScalars:
             )
 
     def _of_datagrams(self, counts: SentCounts | None) -> dict[str, float | None]:
-        """Return the mean fraction k of exchanges since the last write, and bytes by channel."""
+        """Return DGT's mean fraction k in pushes since the last write, and bytes by channel."""
         if counts is None:
             return {}
         new, self._datagrams = counts.minus(self._datagrams), counts

@@ -183,7 +183,7 @@ def test_the_end_of_the_payload_is_carved_off():
 
 @pytest.mark.parametrize("count", [0, 2, 4, 2**32 - 1])
 def test_another_count_is_malformed(count):
-    with pytest.raises(Malformed, match=f"{count} auxiliary values; expected 3"):
+    with pytest.raises(Malformed, match=f"{count} auxiliary values .*; expected 3"):
         Wire(count).decode([7, 8, 9])
 
 

@@ -134,5 +134,5 @@ def test_changes_travel_with_the_last_message_of_an_update_alone():
     with pytest.raises(Malformed, match="last message"):
         run.decoders[0].read(push, payload, parts=True)
     push.more, push.change_bytes = False, len(payload) + 1
-    with pytest.raises(Malformed, match="bytes of changes"):
+    with pytest.raises(Malformed, match="bytes of weight changes"):
         run.decoders[0].decode(1, push, payload)

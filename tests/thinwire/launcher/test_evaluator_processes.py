@@ -131,7 +131,7 @@ def test_an_evaluator_that_is_killed_is_started_again(command):
     assert run.end() == 0, run.output()
     one, two = run.histories()
     assert one["val_loss"] == two["val_loss"] and len(one["val_loss"]) == 12
-    assert run.output().count("starting it again in 1 s") == 1
+    assert run.output().count("again in 1 s") == 1
     lines = [line for line in run.output().splitlines() if "] Epoch " in line]
     assert len(lines) == len(set(lines)) == 2 * 12, "no epoch is repeated"
     found = run.evaluations()

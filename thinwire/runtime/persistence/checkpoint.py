@@ -3,7 +3,7 @@
 A checkpoint is a directory ``<sequence>-step-<step>`` with two files: ``arrays.bin`` (the raw bytes
 of every array, aligned to 64 bytes) and ``manifest.json`` (format version, step, the tree of plain
 values, and the dtype, shape, offset and CRC-32 of every array). A checkpoint is written under a
-temporary name, synced and renamed. So a process killed at any moment leaves either the whole
+temporary name, synced and renamed. A process killed at any moment thus leaves either the whole
 checkpoint or a temporary directory that the next save removes. Nothing is pickled.
 
 Checkpoints are ordered by sequence number instead of training step, because after a run's return to
@@ -41,7 +41,7 @@ from thinwire.runtime.persistence.state_format import (
 
 
 def check_free_space(folder: pathlib.Path, needed_bytes: int) -> None:
-    """Reject a write that does not fit on the disk, before it uses space that others need.
+    """Reject a write that does not fit on the disk, before it uses space of other processes.
 
     Raises:
         OSError: The disk has fewer than ``needed_bytes`` free bytes (errno ENOSPC).
@@ -99,7 +99,7 @@ class CheckpointStore(abc.ABC):
 
     @abc.abstractmethod
     def claim(self, generation: int, owner: str) -> bool:
-        """Make this process the only writer of the storage; fence (end) earlier writers.
+        """Make this process the only writer of the checkpoints; fence (end) earlier writers.
 
         Args:
             generation: Number of this process among the writers, above `generation_before`.
@@ -113,7 +113,7 @@ class CheckpointStore(abc.ABC):
 
     @abc.abstractmethod
     def take_over(self, owner: str) -> None:
-        """Make this process the storage's only writer, even if another process has just written.
+        """Make this process the checkpoints' only writer, even if another process has just written.
 
         Args:
             owner: Description of this process, for the error message of a writer that this process
@@ -136,7 +136,7 @@ class CheckpointStore(abc.ABC):
 
     @abc.abstractmethod
     def load_latest(self) -> tuple[int, State] | None:
-        """Return (step, state) of the newest whole checkpoint, or None if no checkpoint exists.
+        """Return training step and state of the newest whole checkpoint; None if none exists.
 
         A damaged checkpoint is skipped with a warning, and the next older checkpoint is loaded.
 
@@ -146,7 +146,7 @@ class CheckpointStore(abc.ABC):
 
     @abc.abstractmethod
     def load_values(self) -> State | None:
-        """Return the newest checkpoint's state with a zero instead of each array; None without one.
+        """Return the newest checkpoint's state, with zeros for arrays; None without a checkpoint.
 
         `load_values` does not read the bytes of the arrays, so it is fast.
 
@@ -190,11 +190,11 @@ class Checkpoints(CheckpointStore):
         self.keep = keep
 
     def claim(self, generation: int, owner: str) -> bool:
-        """Return True, because the directory's lock excludes other writing processes."""
+        """Return True, because the checkpoint directory's lock excludes other writing processes."""
         return True
 
     def take_over(self, owner: str) -> None:
-        """Do nothing, because the directory's lock excludes other writing processes."""
+        """Do nothing, because the checkpoint directory's lock excludes other writing processes."""
 
     def discard(self, owner: str) -> None:
         """Remove the directory with all checkpoints of this node."""
@@ -209,7 +209,7 @@ class Checkpoints(CheckpointStore):
             Directory of the new checkpoint.
         """
         if step < 0:
-            raise ValueError(f"the checkpoint's step number is {step}; expected 0 or more")
+            raise ValueError(f"the training step of the checkpoint is {step}; expected 0 or more")
         encoder = StateEncoder()
         tree = encoder.encode(state, "state")
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -236,7 +236,7 @@ class Checkpoints(CheckpointStore):
         return path
 
     def load_latest(self) -> tuple[int, State] | None:
-        """Return (step, state) of the newest whole checkpoint, or None if no checkpoint exists."""
+        """Return training step and state of the newest whole checkpoint; None if none exists."""
         self.num_skipped = 0
         for _, path in reversed(self._found()):
             try:
@@ -244,14 +244,14 @@ class Checkpoints(CheckpointStore):
             except DamagedCheckpointError as error:
                 self.num_skipped += 1
                 _log.warning(
-                    "Skipping a checkpoint that cannot be read: %s. Trying the checkpoint before "
-                    "it.",
+                    "Skipping a checkpoint that cannot be read: %s. Trying the next older "
+                    "checkpoint.",
                     error,
                 )
         return None
 
     def load_values(self) -> State | None:
-        """Return the newest checkpoint's state with a zero for each array; None without one."""
+        """Return the newest checkpoint's state, with zeros for arrays; None if there is none."""
         for _, path in reversed(self._found()):
             try:
                 state: State = decode_values(_read_content(path)["tree"])
@@ -272,11 +272,11 @@ class Checkpoints(CheckpointStore):
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> tuple[int, State]:
-        """Read and check the checkpoint in the directory ``path``; return (step, state)."""
+        """Read the checkpoint in the directory ``path``; return (training step, node's state)."""
         return load(path)
 
     def _found(self) -> list[tuple[int, pathlib.Path]]:
-        """Return (sequence, path) of every finished checkpoint, oldest first."""
+        """Return (sequence number, path) of every finished checkpoint, oldest first."""
         if not self.directory.is_dir():
             return []
         matches = ((_NAME.fullmatch(path.name), path) for path in self.directory.iterdir())
@@ -312,7 +312,9 @@ def load(path: str | os.PathLike[str]) -> tuple[int, State]:
         state = decode_state(content["tree"], arrays)
         step = content["step"]
         if type(step) is not int or not isinstance(state, dict):
-            raise ValueError("the step or the state in the checkpoint has the wrong type")
+            raise ValueError(
+                "the training step or the node's state in the checkpoint has the wrong type"
+            )
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}") from error
     return step, state

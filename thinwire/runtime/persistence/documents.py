@@ -42,7 +42,7 @@ class Document:
 
     @classmethod
     def from_dict(cls: type[_DocumentType], values: Any, where: str = "") -> _DocumentType:
-        """Build a document from parsed JSON; raise ValueError if a field of it is wrong."""
+        """Build a document from parsed JSON; raise ValueError if a field of the JSON is wrong."""
         return from_dict(cls, values, where)
 
     @classmethod
@@ -55,8 +55,8 @@ def to_dict(document: Any) -> dict[str, Any]:
     """Return field name -> plain JSON value for the fields of a dataclass.
 
     The fields of a document are counts (ints of 0 to 2**63 - 1), floats, strings, and lists, dicts
-    and dataclasses of these types. A field annotated ``float | None`` is written as null if its
-    value is not finite.
+    and dataclasses of these types. A field of a document with the annotation ``float | None`` is
+    written as null if its value is not finite.
 
     Raises:
         ValueError: A field of the dataclass that may not be null is NaN or infinite.
@@ -95,7 +95,9 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:
-        raise ValueError("the values of the JSON document are nested too deeply") from error
+        raise ValueError(
+            "the values of a received or stored JSON document are nested too deeply"
+        ) from error
 
 
 def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
@@ -110,7 +112,7 @@ def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, A
 
 
 def _once(find: Callable[[Any], _Found]) -> Callable[[Any], _Found]:
-    """Cache a function of dataclasses or annotations, of which there are only a few."""
+    """Cache the results of a function of dataclasses or annotations, which are few."""
     return functools.cache(find)
 
 
@@ -152,7 +154,7 @@ def _write(value: Any, kind: Any, where: str) -> Any:
 
 
 def _read(value: Any, kind: Any, where: str) -> Any:
-    """Check a JSON value against a field's annotation ``kind``; return the value in that type."""
+    """Check a JSON value against a field's annotation ``kind``; return it as the annotated type."""
     if kind is Any:
         return check_plain(value, where)
     if _is_optional(kind):
@@ -209,12 +211,12 @@ def _read_scalar(value: Any, kind: Any, where: str) -> Any:
 
 
 def is_name(text: str) -> bool:
-    """Return True if a document may hold a text: it is short and without control characters."""
+    """Return True if a text is short and has no control characters, as documents require."""
     return len(text) <= _LONGEST_TEXT and text.isprintable()
 
 
 def check_plain(value: Any, where: str, depth: int = _DEEPEST_NESTING) -> Any:
-    """Check a JSON value without a declared type, for example the report of a policy.
+    """Check a JSON value without a declared type, for example the figures of a policy.
 
     Raises:
         ValueError: A document may not hold the value. The message names the field and the value.

@@ -7,7 +7,7 @@ own tools look for credentials (for S3: the variables ``AWS_ACCESS_KEY_ID``,
 never holds credentials, because logs and flag files show the address.
 
 A conditional request ("create this object unless it exists") keeps two processes from writing the
-same object. So Thinwire supports only storage protocols whose `fsspec` package sends conditional
+same object. Thinwire supports only storage protocols whose `fsspec` package sends such conditional
 requests. Listings of the storage's objects are never cached.
 """
 

@@ -52,8 +52,8 @@ class ObjectStore(abc.ABC):
         """Write an object (a byte string) under a name that no object has.
 
         Raises:
-            ObjectExistsError: An object of the name exists. Compare its bytes: if the storage's
-                reply was lost and the request was repeated, this call wrote the object.
+            ObjectExistsError: An object with the given name exists. Compare its bytes: if the
+                storage's reply was lost and the request was repeated, this call wrote the object.
         """
 
     @abc.abstractmethod

@@ -28,7 +28,8 @@ def checkpoints_at(
         keep: Number of newest checkpoints that the storage keeps.
 
     Raises:
-        ConfigurationError: The address is malformed, or its storage cannot hold checkpoints.
+        ConfigurationError: The storage address is malformed, or its storage cannot hold
+            checkpoints.
     """
     if address is None:
         return Checkpoints(folder, keep=keep)
@@ -36,7 +37,7 @@ def checkpoints_at(
 
 
 def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
-    """Remove the checkpoints at an address; fence (end) a process that still writes checkpoints.
+    """Remove the checkpoints at a storage address; fence (end) a process that still writes there.
 
     Args:
         address: Value of the flag --checkpoint_dir.
@@ -45,7 +46,7 @@ def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
             replaces.
 
     Raises:
-        ConfigurationError: The storage at the address failed.
+        ConfigurationError: The object storage at the address failed.
     """
     store = open_objects(address, CHECKPOINTS)
     try:
@@ -59,7 +60,7 @@ def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
 
 
 def discard_records(address: str, owner: str) -> None:
-    """Remove the copies of a run's records at an address; fence (end) a Supervisor that copies.
+    """Remove the copies of a run's records at a storage address; fence (end) a copying Supervisor.
 
     Args:
         address: Value of the flag --report_dir.
@@ -67,7 +68,7 @@ def discard_records(address: str, owner: str) -> None:
             replaces.
 
     Raises:
-        ConfigurationError: The storage at the address failed.
+        ConfigurationError: The object storage at the address failed.
     """
     PublishedFiles(open_objects(address, REPORTS), owner).discard()
 
@@ -80,8 +81,8 @@ def check_place(address: str, flag: str) -> None:
         flag: Name of the flag that gave the address: "checkpoint_dir" or "report_dir".
 
     Raises:
-        ConfigurationError: The address is malformed, or its storage cannot be reached, written or
-            read.
+        ConfigurationError: The storage address is malformed, or its storage cannot be reached,
+            written or read.
     """
     store = open_objects(address, flag, is_start=True)
     probed = store.below("ps-0" if flag == CHECKPOINTS else CLAIMS)

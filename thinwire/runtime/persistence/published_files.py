@@ -1,8 +1,8 @@
 """Copies files of a run directory to a remote address (publishes them) under equal names.
 
 A published file is one object of an object store, written whole or not written. Only one process
-writes published files at an address. This process claims the address as `StoredCheckpoints` does,
-and checks its claim before each write.
+writes published files at a storage address. The writing process claims the address as
+`StoredCheckpoints` does, and checks its claim before each write.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PublishedFiles:
         self._claims = StoredCheckpoints(store.below(CLAIMS), keep=1)
 
     def claim(self) -> None:
-        """Make this process the only writer of the address; fence (end) earlier writers.
+        """Make this process the only writer of published files; fence (end) earlier writers.
 
         Raises:
             ConfigurationError: The storage of the published files failed.
@@ -44,7 +44,7 @@ class PublishedFiles:
         self._claims.take_over(self._owner)
 
     def discard(self) -> None:
-        """Make this process the only writer of the address; remove all published files.
+        """Make this process the only writer of published files; remove all published files.
 
         Raises:
             ConfigurationError: The storage of the published files failed.

@@ -1,8 +1,8 @@
 """Serialization of a node's plain state: a tree of JSON values, and the raw bytes of its arrays.
 
-The arrays of a state are stored one after the other, aligned to 64 bytes, each with a CRC-32. The
-tree of JSON values refers to an array by the array's number. A manifest (the tree and a record of
-each array) is one line of JSON with a CRC-32. Nothing is pickled.
+A node's arrays are stored one after the other in a file, aligned to 64 bytes, each with a CRC-32.
+The tree of JSON values of a state refers to an array by the array's number. A manifest (the tree
+and a record of each array) is one line of JSON with a CRC-32. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class StateEncoder:
             where: Path of the value within the whole state, for error messages.
 
         Raises:
-            TypeError: The value is not plain data. The message names the value's place in the
-                state.
+            TypeError: The value is not plain data (numbers, texts, arrays, containers of these).
+                The message names the value's place in the state.
         """
         if value is None or type(value) in (bool, int, str):
             return value
@@ -107,7 +107,7 @@ class _NoArrays(list[NDArray[Any]]):
     """Replacement for a list of a state's arrays that are not read; every item is a zero."""
 
     def __getitem__(self, number: Any) -> Any:
-        """Return a zero instead of the array with the given number."""
+        """Return a zero in place of the state's array with the given number."""
         return np.zeros(())
 
 
@@ -117,7 +117,7 @@ def decode_values(value: Any) -> Any:
 
 
 class ArrayBytes:
-    """Iterable over the concatenated bytes of a state's arrays, usable only once.
+    """Iterable over the concatenated bytes of a state's arrays; one iteration only.
 
     Attributes:
         records: Manifest records (dtype, shape, offset and CRC-32) of the arrays yielded so far.

@@ -8,16 +8,18 @@ A node has two kinds of objects in the object store:
   so a checkpoint is whole as soon as its snapshot entry exists. A *claim* entry of the log names
   the process that becomes the only writer, with a generation number above all earlier generations.
 
-Log entries have consecutive numbers, and an entry is created only if no entry has the number.
-Before a process writes a log entry, it has read every earlier entry. So if two processes write, the
-storage rejects the entry of one process, and a suspended process that was replaced finds the claim
-of its successor under the number that its own next entry needs. One request to the storage checks
-the entry's number and writes the entry, so no other process can write in between.
+Entries of the checkpoint log have consecutive numbers, and a process creates an entry only if no
+entry has the number. Before a process writes a checkpoint log entry, it has read every earlier
+entry. If two processes write log entries, the storage rejects the entry of one process, and a
+suspended process that was replaced finds the claim of its successor under the number that its own
+next entry needs. One request to the storage checks that an entry's number is free and writes the
+entry, so no other process can write in between.
 
 The removal of old log entries frees their numbers, under which a suspended process could then
-create entries. So a writing process lists the log after each write, and stops if an entry has a
-higher number than its own newest entry. Parts that no log entry names are leftovers of interrupted
-uploads. The writing process removes such parts at its start and after each write.
+create entries. A process that writes checkpoints lists the log after each write, and stops if an
+entry has a higher number than its own newest entry. Parts (objects with array bytes) that no log
+entry names are leftovers of interrupted uploads. The process that writes checkpoints removes
+leftover parts at its start and after each write.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ class StoredCheckpoints(CheckpointStore):
         return self._store.address
 
     def load_latest(self) -> tuple[int, State] | None:
-        """Return (step, state) of the newest whole checkpoint, or None if no checkpoint exists.
+        """Return training step and state of the newest whole checkpoint; None if none exists.
 
         Raises:
             ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
@@ -118,14 +120,14 @@ class StoredCheckpoints(CheckpointStore):
             except DamagedCheckpointError as error:
                 self.num_skipped += 1
                 _log.warning(
-                    "Skipping a checkpoint that cannot be read: %s. Trying the checkpoint before "
-                    "it.",
+                    "Skipping a checkpoint that cannot be read: %s. Trying the next older "
+                    "checkpoint.",
                     error,
                 )
         return None
 
     def load_values(self) -> State | None:
-        """Return the newest checkpoint's state with a zero instead of each array; None without one.
+        """Return the newest checkpoint's state, with zeros for arrays; None if there is none.
 
         Raises:
             ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
@@ -164,7 +166,7 @@ class StoredCheckpoints(CheckpointStore):
         return self._claim(generation, owner, begins_anew=False)
 
     def take_over(self, owner: str) -> None:
-        """Claim the storage by a log entry, after reading entries that other processes still write.
+        """Claim the storage by a log entry, even if other processes are writing log entries.
 
         Raises:
             ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
@@ -208,7 +210,7 @@ class StoredCheckpoints(CheckpointStore):
         The next save of a checkpoint removes the parts that an interrupted save has uploaded.
         """
         if step < 0:
-            raise ValueError(f"the checkpoint's step number is {step}; expected 0 or more")
+            raise ValueError(f"the training step of the checkpoint is {step}; expected 0 or more")
         self.check_owner()
         encoder = StateEncoder()
         tree = encoder.encode(state, "state")
@@ -242,7 +244,7 @@ class StoredCheckpoints(CheckpointStore):
             yield {"name": name, "bytes": len(data), "crc32": zlib.crc32(data)}
 
     def _create(self, number: int, content: dict[str, Any]) -> bool:
-        """Write a log entry; return False if another process has written an entry of the number."""
+        """Write a log entry; return False if another process has written an entry of its number."""
         about = {"format": FORMAT_VERSION, "token": self._token}
         data = manifest_bytes({**about, **content})
         name = _name(number)
@@ -266,7 +268,7 @@ class StoredCheckpoints(CheckpointStore):
     # -- reading ----------------------------------------------------------------------------
 
     def _read_log(self) -> None:
-        """Read all log entries; keep the checkpoints after the newest claim that discards them.
+        """Read all log entries; keep the checkpoints after the newest claim that discards others.
 
         Raises:
             ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
@@ -288,10 +290,10 @@ class StoredCheckpoints(CheckpointStore):
                 self._entries.append(entry)
 
     def _read(self, number: int) -> _Entry:
-        """Return the log entry with a number.
+        """Return the checkpoint log entry with a given number.
 
         Raises:
-            ConfigurationError: Another version of Thinwire wrote the log entry.
+            ConfigurationError: Another version of Thinwire wrote the checkpoint log entry.
             StorageError: The checkpoints' storage failed.
         """
         name = _name(number)
@@ -330,7 +332,9 @@ class StoredCheckpoints(CheckpointStore):
             arrays = read_arrays(io.BytesIO(data), len(data), "parts", content["arrays"])
             state, step = decode_state(content["tree"], arrays), content["step"]
             if type(step) is not int or not isinstance(state, dict):
-                raise ValueError("the step or the state in the checkpoint has the wrong type")
+                raise ValueError(
+                    "the training step or the node's state in the checkpoint has the wrong type"
+                )
         except StorageError as error:
             raise ConfigurationError(f"{error}.") from error
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
@@ -362,7 +366,7 @@ class StoredCheckpoints(CheckpointStore):
             raise self._fenced()
 
     def check_owner(self) -> None:
-        """Raise Fenced if another process has written to the log, StorageError if listing fails."""
+        """Raise Fenced if another process has written a log entry, StorageError on failure."""
         self._check_owner(self._numbers(self._store.names()))
 
     def _fenced(self) -> Fenced:
@@ -376,8 +380,8 @@ class StoredCheckpoints(CheckpointStore):
                     break
         except (StorageError, ConfigurationError) as error:
             _log.warning(
-                "another process has taken over the checkpoints, but the object with its name "
-                "cannot be read: %s",
+                "another process has taken over the checkpoints, but the stored object with that "
+                "process's name cannot be read: %s",
                 error,
             )
         return Fenced(
@@ -417,9 +421,9 @@ def _name(number: int) -> str:
 
 
 def _check_entry(content: dict[str, Any]) -> None:
-    """Check a log entry's common fields; raise ValueError, KeyError or TypeError if wrong."""
+    """Check the fields of every log entry; raise ValueError, KeyError or TypeError if wrong."""
     if content["kind"] not in (_SNAPSHOT, _CLAIM) or type(content["generation"]) is not int:
-        raise ValueError("the object is not an entry of the checkpoint log")
+        raise ValueError("the stored object is not an entry of the checkpoint log")
     if content["kind"] == _SNAPSHOT:
         for part in content["parts"]:
             part["name"]
@@ -427,7 +431,7 @@ def _check_entry(content: dict[str, Any]) -> None:
 
 
 def _joined(pieces: Iterable[memoryview], most_bytes: int) -> Iterator[bytes]:
-    """Yield the concatenated bytes in parts of ``most_bytes``; the last part may be shorter."""
+    """Yield the joined array bytes in parts of ``most_bytes``; the last part may be shorter."""
     part = bytearray()
     for piece in pieces:
         remaining = piece.cast("B")

@@ -18,7 +18,7 @@ _NUMBERS = itertools.count(1)
 
 
 def keep_generated_code_in_memory() -> None:
-    """Make AutoGraph load generated code from memory; needs the import of TensorFlow before.
+    """Make AutoGraph load generated code from memory; TensorFlow must be imported before.
 
     If a TensorFlow version lacks the loader function, the call has no effect.
     """

@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Protection:
-    """Whether TLS or authentication protects a connection against processes outside the run."""
+    """Whether TLS encryption and authentication protect a connection against other processes."""
 
     encrypted: bool = False  # True if the connection uses TLS
     authenticated: bool = False  # True if a client must present a certificate or the token

@@ -81,7 +81,7 @@ def launched_with(run_dir: pathlib.Path) -> dict[str, Any]:
 
 
 def update_of_failure(run_dir: pathlib.Path) -> int | None:
-    """Return the update at which a run whose script failed had started; None without a failure."""
+    """Return the number of updates at which a failed script started; None without a failure."""
     try:
         return int(json.loads((run_dir / _FAILURE_FILE).read_text())["begun_at"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -154,7 +154,7 @@ class LogFile(logging.FileHandler):
         super().__init__(path)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a log record, after a line with the number of log records lost before."""
+        """Write a log record; if earlier records were lost, write their number before it."""
         before = self._num_missing
         if before and self.stream is not None:
             try:

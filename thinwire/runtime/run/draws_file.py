@@ -34,8 +34,8 @@ def read_draws(path: str, nb_workers: int) -> tuple[tuple[int, ...], ...]:
 class DrawsFile:
     """File of a run's draws (each round's sampled workers), which --draws repeats in a later run.
 
-    If the workers of a round are drawn again, or the round is repeated after a restart, the new
-    line of the file replaces the round's old line.
+    If the workers of a training round are drawn again, or the round is repeated after a restart,
+    the new line of the draws file replaces the round's old line.
 
     Args:
         folder: Path of the run directory.

@@ -9,8 +9,8 @@ from thinwire.runtime.run.settings import Run
 def fingerprint(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
     """Return (name, value) rows of the settings, except the model, that all nodes must share.
 
-    The rows of the offer (a script's model that a worker sends to the PS) are last, because a PS
-    without a model compares only the rows before them.
+    The rows of the offer (a script's model that a worker sends to the PS) are the last settings
+    rows, because a PS without a model compares only the earlier rows.
 
     Every worker computes the partition of the training set independently. If workers computed
     different partitions, the data of the workers would overlap without an error.
@@ -42,7 +42,7 @@ def _followed_by_workers(run: Run) -> list[tuple[str, str]]:
 
 
 def shard_settings(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
-    """Return (name, value) rows of the settings that must be equal on all PS shards only."""
+    """Return (name, value) rows of the settings that must be equal on all PS shards."""
     return [
         ("learning_rate", str(run.schedule.learning_rate)),
         ("lr_schedule", run.schedule.text),

@@ -22,9 +22,10 @@ _GROUPS = "sync.groups"
 def deciding_settings(run: Run) -> dict[str, str]:
     """Return name -> value of the settings, except limits, that determine a run's result.
 
-    In the returned dict, flags come first under their own names, then values derived from flags.
-    The returned settings lack the number of workers, because it may change during a run. A digest
-    of a file's content represents the file in the returned settings, instead of its path.
+    `deciding_settings` returns flags first, under the flags' names, then values derived from flags.
+    The settings that `deciding_settings` returns lack the number of workers, because it may change
+    during a run. A digest of a file's content represents the file in the returned settings, instead
+    of its path.
     """
     model, data = run.model, run.data
     flags = {
@@ -58,7 +59,8 @@ def deciding_settings(run: Run) -> dict[str, str]:
 def resumed_settings(run: Run) -> dict[str, str]:
     """Return the settings of PS and workers, stored in checkpoints, that determine a run's result.
 
-    The settings include the workers' batch size, from which a Supervisor's --batch_size may differ.
+    The settings in checkpoints include the workers' batch size, from which a Supervisor's
+    --batch_size may differ.
     """
     training: dict[str, object] = {
         "clip_norm": run.clip_norm,
@@ -70,7 +72,7 @@ def resumed_settings(run: Run) -> dict[str, str]:
 
 
 def _groups_of_any_size(run: Run) -> str:
-    """Return the groups of workers as text, which for two common groupings has no worker ids."""
+    """Return the worker groups as text; for two common groupings, the text has no worker ids."""
     groups, workers = run.method.sync.groups, range(1, run.nb_workers + 1)
     if tuple(groups) == (tuple(workers),):
         return "all together"
@@ -141,7 +143,7 @@ def _other_script(run: Run, script: Sequence[str]) -> str | None:
 
 
 def has_evaluated_summary(run: Run, updates: int, reason: str | None) -> bool:
-    """Return True if summary.json has an evaluation and describes this end of the run.
+    """Return True if summary.json has an evaluation and describes a run with this end.
 
     Args:
         run: Settings of the run, for the path of summary.json.

@@ -1,9 +1,9 @@
 """Defines command-line flags as data, in tables that each package has for its flags.
 
 The module `flags.py` of a package lists the package's flags by topics. Only
-`thinwire.flags.registration`, which registers the flags, uses a flag library. A table of flags can
-be read like documentation and needs no imports of a flag library. Flags that few users set are
-marked with `advanced`: only `--helpfull` lists these flags.
+`thinwire.flags.registration`, which registers the flags, uses a flag library. A table of flags is
+readable as documentation and does not import a flag library. Flags that few users set are marked
+with `advanced`: only `--helpfull` lists these flags.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Kind = Literal["switch", "integer", "number", "choice", "text", "list"]
 
 @dataclasses.dataclass(frozen=True)
 class FlagRule:
-    """Condition on a flag's value, besides type and bounds; the value None fulfils it."""
+    """Condition on a flag's value in addition to type and bounds; None fulfils every rule."""
 
     holds: Callable[[Any], bool]
     sentence: str  # message of a value that violates the rule, after "--name "
@@ -66,7 +66,7 @@ def advanced(*options: Option) -> tuple[Option, ...]:
 
 
 def switch(name: str, text: str, default: bool | None = False, unset: str = "") -> Option:
-    """Return a boolean flag; `unset` describes the behavior with the default None."""
+    """Return a boolean flag; `unset` describes the behavior if the flag's default is None."""
     return Option("switch", name, default, text, unset=unset)
 
 
@@ -131,7 +131,7 @@ def numbers_per_worker(name: str, default: str, text: str, unit: str) -> Option:
 
 
 def above_zero(advice: str = "") -> FlagRule:
-    """Return the rule that a flag's number must be above 0; `advice` ends the rule's error."""
+    """Return the rule that a flag's number must be above 0; `advice` ends the error message."""
     return FlagRule(lambda value: value > 0, "must be above 0" + (f"; {advice}" if advice else ""))
 
 

@@ -1,4 +1,4 @@
-"""Writes files with groups of workers and fractions of the data to use in a later run."""
+"""Writes files with worker groups and fractions of the training data for a later run."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
 """File lock that lets one process at a time write a node's files, until the process ends.
 
 The lock of a node's files is ``flock`` on a lock file, which stays open while the process writes
-the node's files. A file that contains a process id would not do, because it would remain after
-``kill -9``. The directory lock is not a POSIX record lock (``lockf``), for two reasons. A record
-lock does not exclude a second owner in the same process (two servers in one script). A process
-loses a record lock as soon as the process closes *any* descriptor of the lock file, even a
-descriptor that only read the owner's name.
+the node's files. A file with the owner's process id cannot serve as a lock, because the file would
+remain after ``kill -9``. The directory lock is not a POSIX record lock (``lockf``), for two
+reasons. A POSIX record lock does not exclude a second owner in the same process (two servers in one
+script). A process loses a record lock as soon as the process closes *any* descriptor of the lock
+file, even a descriptor that only read the owner's name.
 
 The disadvantage of ``flock`` is that a fork shares the lock, so a forked child
-(``multiprocessing``) would keep a dead owner's lock. So a forked child closes its copy of the lock
-file's descriptor immediately. The owner keeps the lock, because the owner's descriptor is still
-open. An executed program never has the lock file's descriptor (O_CLOEXEC). Over NFS the kernel
-turns ``flock`` into a lock that other hosts see (since Linux 2.6.12), if the lock file is open for
-writing.
+(``multiprocessing``) would keep a dead owner's lock. For this reason, a forked child closes its
+inherited descriptor of the lock file immediately. The parent process keeps the lock, because its
+descriptor of the lock file is still open. A program that the owner executes never inherits the lock
+file's descriptor (O_CLOEXEC). Over NFS the kernel turns ``flock`` into a lock that other hosts see
+(since Linux 2.6.12), if the lock file is open for writing.
 
 A lock file is never removed, because a process that had opened the removed file would hold a lock
 that no other process sees. The owner named in the lock file is valid only while the file is locked.
@@ -60,7 +60,7 @@ class LockOwner:
 
     @classmethod
     def here(cls, role: str, number: int, address: str = "") -> LockOwner:
-        """Return the description of this process as the owner of a lock."""
+        """Return a description of this process (host, process id) as the owner of a lock."""
         # With port 0 the system chooses a free port later, so the real port is not known.
         if address.endswith(":0"):
             address = ""
@@ -102,8 +102,8 @@ def owner_of(path: pathlib.Path) -> LockOwner | None:
 def is_held(path: pathlib.Path) -> bool | None:
     """Return True if a process holds the lock of a lock file; None if the file system has no locks.
 
-    `is_held` takes a shared lock for an instant. A process that fails to take the lock in this
-    instant tries again.
+    `is_held` takes a shared lock for an instant. A process that fails to take a lock while
+    `is_held` tests it tries again.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -186,7 +186,7 @@ class DirectoryLock:
         return self
 
     def release(self) -> None:
-        """Unlock the directory; do nothing if this object does not hold the lock."""
+        """Unlock the run's directory; do nothing if this object does not hold the lock."""
         if self._descriptor is not None:
             _held.discard(self)
             os.close(self._descriptor)
@@ -239,7 +239,7 @@ class DirectoryLock:
         return False
 
     def _is_in_place(self, descriptor: int) -> bool:
-        """Return True if the locked file is at its path, from which it may have been removed."""
+        """Return True if the lock file is still at its path, so nobody has removed the file."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
         return False

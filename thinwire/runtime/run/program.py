@@ -1,10 +1,10 @@
-"""Describes a worker's program: files, arguments, and compiled parts of the Keras model.
+"""Describes a worker's program: script files, arguments and the compiled Keras model.
 
-If a run was continued with changed code, no single program would explain its final weights. So a
-worker sends its `Program` in its Hello (the first message to a PS). The PS saves a worker's program
-with the weights, and compares it with the program that a worker with the same id sends later.
-Addresses, ports, paths and the number of workers are not part of a `Program`, because a scheduler
-may continue the run on another host.
+If a run was continued with changed code, no single program would explain its final weights. A
+worker sends its `Program` (a description of its script) in its Hello, the first message to a PS.
+The PS saves a worker's program with the weights, and compares it with the program that a worker
+with the same id sends later. A worker's `Program` has no addresses, ports, paths and number of
+workers, because a scheduler may continue the run on another host.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def first_change(before: Sequence[tuple[str, str]], now: Sequence[tuple[str, str
 def changed_file(
     before: Sequence[tuple[str, str]], folder: pathlib.Path, script: str
 ) -> str | None:
-    """Return a phrase for a saved program's first file that has changed; None if none has.
+    """Return a phrase for a saved program's first file that has changed; None without changes.
 
-    New source files are not checked, because if the script imports a new file, a known file has
-    changed, too.
+    `changed_file` does not check new source files, because if the script imports a new file, a
+    known file has changed, too.
 
     Args:
         before: (name, value) rows that describe the saved program.
@@ -103,7 +103,7 @@ def changed_arguments(before: Sequence[tuple[str, str]], arguments: Sequence[str
 
 
 def module_name(name: str) -> str:
-    """Return the name under which a program lists a module outside the script's folder."""
+    """Return the name by which a worker's `Program` lists a module outside the script's folder."""
     return f"module {name}"
 
 
@@ -122,7 +122,7 @@ def _is_elsewhere(name: str) -> bool:
 
 
 def _bounded(text: str) -> str:
-    """Return the value of a program's row; cut a long value and append its digest."""
+    """Return the value of a row of a worker's program; cut a long value and append its digest."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST // 2]}... (sha256 {digest_of_bytes(text.encode())[:12]})"

@@ -17,11 +17,11 @@ from thinwire.runtime.run.script_target import ScriptTarget
 
 
 class OtherRun(ConfigurationError):
-    """A run cannot continue, because the present code or settings differ from its own."""
+    """A run cannot continue, because the present code or settings differ from the run's own."""
 
 
 def refusal(where: str, difference: str, updates: int | None) -> str:
-    """Return the error message of a run that cannot be continued unchanged.
+    """Return the error message that a run cannot continue with changed code or settings.
 
     Args:
         where: Flag with the folder or address that holds the run, for example "--run_dir=runs/a".

@@ -120,7 +120,7 @@ def remove_settings(run_dir: pathlib.Path, nodes: Iterable[str]) -> None:
 
 
 def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
-    """Return a script's settings from the launcher's file; None if there was no launcher.
+    """Return a script's settings from the launcher's file; None if no launcher started it.
 
     Args:
         environment: Environment variables of this process.

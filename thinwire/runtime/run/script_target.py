@@ -34,17 +34,17 @@ class ScriptTarget:
 
     @property
     def folder(self) -> pathlib.Path:
-        """Folder from which the program imports: its file's, or for a module the current folder."""
+        """Folder from which the program imports: a file's own folder, a module's current folder."""
         return pathlib.Path.cwd() if self.module else self.path.resolve().parent
 
     @property
     def shown(self) -> str:
-        """The program as on the command line, without arguments: the file, or -m and the module."""
+        """The workers' program on the command line, without arguments: file, or -m and module."""
         return f"{MODULE_OPTION} {self.module}" if self.module else str(self.path)
 
     @property
     def label(self) -> str:
-        """Short name of the program, after which the default run directory is named."""
+        """Short name of the workers' program, after which the default run directory is named."""
         return self.module.rpartition(".")[2] or self.path.stem
 
     @classmethod

@@ -148,7 +148,7 @@ class Run:
         return self.model.model_from == FROM_WORKER
 
     def budget(self, num_examples: int) -> Budget:
-        """Return the limits of the run's length in updates and in training examples.
+        """Return the limits of the run's length in model updates and in training examples.
 
         Args:
             num_examples: Number of examples of the training set; 0 if not known.
@@ -157,9 +157,10 @@ class Run:
         return Budget(self.iter_max, examples or None)
 
     def rate_in_round(self, num_examples: int) -> RateInRound | None:
-        """Return the schedule by which a worker computes the learning rate of its local steps.
+        """Return the learning-rate schedule that a worker uses for its local steps, or None.
 
-        If the result is None, the worker takes the learning rate from the PS shards' replies.
+        A worker without a learning-rate schedule takes the learning rate from the PS shards'
+        replies.
 
         Args:
             num_examples: Number of examples of the training set; 0 if not known.
@@ -202,7 +203,7 @@ def links(columns: Mapping[str, Sequence[float]], nb_workers: int) -> tuple[Link
 
 
 def limit_of(run: Run, reason: str | None) -> float | str | None:
-    """Return the limit, or the target as text, that a stop reason names; None if it is not set."""
+    """Return the limit (or target, as text) that a run's stop reason names; None if not set."""
     if reason in TARGET_REASONS:
         return str(run.target) if run.target and run.target.stop_reason == reason else None
     return getattr(run, reason) if reason in LIMIT_REASONS else None

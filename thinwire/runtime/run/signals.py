@@ -1,4 +1,4 @@
-"""Handles signals to a node: the first ends the node gently, a second one immediately."""
+"""Handles SIGINT and SIGTERM: the first ends a node gently, a second one immediately."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def end_immediately(number: int, frame: Any) -> None:
 
 
 def handle_first_signals() -> None:
-    """Make signals end this process immediately, until a role handles signals.
+    """Make SIGINT and SIGTERM end this process immediately, until its role handles signals.
 
     A process calls `handle_first_signals` in its main thread at its start, when there is nothing to
     clean up, because a KeyboardInterrupt during an import can become a different error. The parent

@@ -21,14 +21,14 @@ _log = logging.getLogger(__name__)
 
 
 class Spill:
-    """Allocator of large buffers, of which a few are in memory and all further ones in files.
+    """Allocator of large buffers: a few are in memory, all further ones are in unnamed files.
 
     A PS uses one `Spill` for incoming payloads and for copies of the model that clients still read.
 
     The pages of a buffer's file belong to the page cache, so the kernel writes the pages out when
-    memory is short, and `put_away` removes the pages from this process. A buffer's file has no
-    name, and the kernel deletes the file with its last array. If a buffer's file cannot be created,
-    the buffer is in memory.
+    memory is short, and `put_away` removes the pages from this process. The file of a buffer has no
+    name, and the kernel deletes it when the buffer's last array is deleted. If a buffer's file
+    cannot be created, the buffer is in memory.
 
     Args:
         folder: Folder of the buffers' unnamed files.
@@ -51,7 +51,7 @@ class Spill:
         return np.asarray(_Counted(buffer(num_bytes), self._left))
 
     def copied(self, values: NDArray[Any]) -> NDArray[Any] | FileCopy:
-        """Return a copy of an array [n], which the caller only reads, in parts."""
+        """Return a copy of an array [n], from which the caller only reads slices."""
         if values.nbytes < LEAST_BYTES:
             return copied(values)
         try:
@@ -83,11 +83,11 @@ class Spill:
 class FileCopy:
     """Copy of an array [n] in an unnamed file, which takes no memory of this process.
 
-    System calls write and read the file, because the first write to memory-mapped pages of a file
-    takes two to four times as long.
+    System calls write and read a `FileCopy`'s file, because the first write to memory-mapped pages
+    of a file takes two to four times as long.
 
     Attributes:
-        nbytes: Size of the copied array, in bytes.
+        nbytes: Size of the array in the file, in bytes.
     """
 
     def __init__(self, values: NDArray[Any], folder: Path) -> None:
@@ -100,7 +100,7 @@ class FileCopy:
             remaining = remaining[self._file.write(remaining[:PIECE_BYTES]) :]
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
-        """Return a copy of the slice ``start:stop`` of the array in the file."""
+        """Return a copy of the slice ``start:stop`` of the array in the unnamed file."""
         values = np.empty(part.stop - part.start, self._dtype)
         remaining, at = values.view(np.uint8).data, part.start * values.itemsize
         while len(remaining):

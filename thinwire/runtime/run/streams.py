@@ -9,10 +9,10 @@ readers and full disks for every command:
 - A closed stream becomes /dev/null. If a standard stream stayed closed, a file opened later could
   get its descriptor number, to which native libraries write.
 - If the reader of a pipe has exited, the output that follows is dropped, and the command completes
-  its work: `thinwire stop RUN | head -1` still stops the run. The exit code of the command does not
-  change.
-- If stdout cannot be written for another reason, stderr gets one line about the lost output at the
-  end.
+  its work: `thinwire stop RUN | head -1` still stops the run. A pipe's lost reader does not change
+  the exit code of the command.
+- If stdout cannot be written for another reason, for example a full disk, stderr gets one line
+about the lost output at the end.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Output(io.FileIO):
         self.failure: OSError | None = None
 
     def write(self, data: Buffer, /) -> int:
-        """Write the bytes, or drop the bytes if the write fails; return the number of bytes."""
+        """Write output bytes, or drop them if the write fails; return the number of bytes."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -76,7 +76,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def _open_closed() -> None:
-    """Open /dev/null at the number of each standard stream that is closed."""
+    """Open /dev/null under the descriptor number of each standard stream that is closed."""
     for descriptor in (_STDIN, _STDOUT, _STDERR):
         try:
             os.fstat(descriptor)
@@ -91,7 +91,7 @@ def _open_closed() -> None:
 
 
 def _lasting(stream: TextIO | None, descriptor: int) -> TextIO:
-    """Return a stream like ``stream`` whose writes never fail, or a test's stream unchanged."""
+    """Return a stream like ``stream`` whose writes never raise; return a test's one unchanged."""
     if stream is None:
         return _stream(descriptor, "utf-8", is_buffered=True, line_buffering=False)
     raw = _raw(stream)

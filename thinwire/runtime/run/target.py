@@ -31,13 +31,13 @@ def find_name(known: Container[str], name: str) -> str | None:
 
 
 def find(metrics: Metrics, name: str) -> float | None:
-    """Return the value of a metric, named with or without "val_"; None if missing or not finite."""
+    """Return a metric's value by name, with or without "val_"; None if missing or not finite."""
     known = find_name(metrics, name)
     return None if known is None else metrics[known]
 
 
 def is_target(text: str) -> bool:
-    """Return True if `Target.parse` accepts a text as a run's target."""
+    """Return True if `Target.parse` accepts a text like ``val_mae<=0.3`` as a run's target."""
     try:
         Target.parse(text)
     except ValueError:

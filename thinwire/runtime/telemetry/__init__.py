@@ -6,5 +6,5 @@ status and summary.json, `evaluation` the metrics of the PS's model by name, `in
 values that /metrics exports, and `round_trace` the time records of single training rounds. The
 module `predictions` compares the Advisor's file with a run, and `tensorboard` writes event files.
 The package `telemetry` re-exports no names, because its module `predictions` imports all training
-methods, which few users of the package need.
+methods, which few importers need.
 """

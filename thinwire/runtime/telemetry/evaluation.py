@@ -1,4 +1,4 @@
-"""Evaluations of the PS's model: metrics by name, and the training cost until each one.
+"""Evaluations of the PS's model: metrics by name, and the training cost until the evaluation.
 
 The names of the metrics come from a built-in task, from a script's compiled metrics, or from a
 script's own function. A metric value that is not finite is written as null.
@@ -26,7 +26,7 @@ _SMALLER_IS_BETTER = re.compile(r"loss|err|divergence|perplexity|false_|m[as]p?e
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation(Document):
-    """Evaluation of one version of the PS's model by one set of metrics."""
+    """Evaluation of one model version of the PS by one set of metrics."""
 
     version: int  # number of updates applied to the evaluated model
     samples: int  # number of training examples up to the evaluated version
@@ -39,7 +39,7 @@ class Evaluation(Document):
 
 
 def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Drop evaluations whose updates a PS restart undid; merge evaluations of one version.
+    """Drop evaluations of model updates that a PS restart undid; merge those of one model version.
 
     Args:
         evaluations: Evaluations of a run in the order in which they were made.
@@ -74,9 +74,10 @@ def latest(evaluations: Sequence[Evaluation]) -> Evaluation | None:
 
 
 def latest_until(version: int, evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the newest evaluation if its model has at most ``version`` updates, else None.
+    """Return the newest evaluation if its model has at most ``version`` updates; else return None.
 
-    An evaluation of a model with more updates is from an earlier run in the same directory.
+    An evaluation of a model with more than ``version`` updates is from an earlier run in the same
+    directory.
     """
     newest = latest(evaluations)
     return newest if newest is not None and newest.version <= version else None
@@ -103,9 +104,9 @@ def ranges(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float | Non
 
 
 def ranges_in(summary: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Return metric name -> ``last``, ``min`` and ``max`` value from a summary.json of any version.
+    """Return metric name -> ``last``, ``min``, ``max`` from a summary.json of any Thinwire version.
 
-    A metric value that is not a number becomes None.
+    A metric value in summary.json that is not a number becomes None.
     """
     known = summary.get("metrics")
     if not isinstance(known, dict):

@@ -39,14 +39,14 @@ class Instrument:
 def counter(
     name: str, text: str, value: float | Mapping[str, float], label: str | None = None
 ) -> Instrument:
-    """Return an instrument that only grows, with one value, or one per value of ``label``."""
+    """Return a counter, an instrument that only grows, with one value or one per label value."""
     return _scalar("counter", name, text, value, label)
 
 
 def gauge(
     name: str, text: str, value: float | Mapping[str, float], label: str | None = None
 ) -> Instrument:
-    """Return an instrument that rises and falls, with one value, or one per value of ``label``."""
+    """Return a gauge, an instrument that rises and falls, with one value or one per label value."""
     return _scalar("gauge", name, text, value, label)
 
 
@@ -62,8 +62,8 @@ def since(instrument: Instrument, before: Instrument | None) -> Instrument:
     """Return the increase of a counter or histogram since `before`; return a gauge unchanged.
 
     A node that restarts from a checkpoint counts the events after the checkpoint a second time, so
-    its totals would decrease at the restart. A scraper would interpret a decreasing total as a
-    counter that restarted at 0. So exported totals start at 0 with the node's process.
+    its totals would decrease at the restart. A metrics scraper would interpret a decreasing total
+    as a counter that restarted at 0. So exported totals start at 0 with the node's process.
 
     >>> since(counter("steps", "", 7), counter("steps", "", 5)).values
     {(): 2}

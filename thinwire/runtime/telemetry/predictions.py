@@ -35,7 +35,7 @@ class Prediction(Document):
 
 @dataclasses.dataclass(frozen=True)
 class PredictionSetting(Document):
-    """Settings of the run for which the Advisor's predictions are valid."""
+    """Settings of the training run for which the Advisor's predictions are valid."""
 
     network: str
     dataset: str
@@ -92,7 +92,7 @@ class Recommendation(Document):
 
 
 def digest_of(method: Method) -> str:
-    """Return a digest of a training method, equal for equal policies with equal settings."""
+    """Return a digest of a training method: equal policies and settings have equal digests."""
     text = "\n".join(f"{name}={value}" for name, value in method.fingerprint())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -139,9 +139,9 @@ def outcome(
     """Return the block ``advice`` of summary.json, which compares predictions with the run.
 
     Args:
-        advice: Content of the Advisor's file, with the predictions.
+        advice: Content of advice.json, the Advisor's file with predictions.
         run: Settings of the finished run.
-        status: Last status document of the run.
+        status: Last status document of the run, from PS shard 0.
         summary: Summary of the run, with the measured values.
 
     Returns:
@@ -188,7 +188,7 @@ def network_of(run: Run) -> str:
 
 
 def _setting_of(run: Run, status: RunStatus) -> PredictionSetting:
-    """Return a run's settings for a comparison, with the batch size that the status shows."""
+    """Return a run's settings for a comparison with predictions, with the status's batch size."""
     samples = sum(worker.samples for worker in status.workers)
     steps = sum(worker.local_steps for worker in status.workers)
     return PredictionSetting(

@@ -59,7 +59,7 @@ class RoundRecord(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredBy(Document):
-    """Worker process that measured a batch of time records of rounds."""
+    """Worker process that measured a batch of time records of training rounds."""
 
     host: str
     device: str  # name of the worker's device: cpu, gpu0, gpu1, ...
@@ -92,22 +92,22 @@ class Round(Document):
 
     @property
     def global_seconds(self) -> float:
-        """Seconds of the round's exchange with the PS: barrier, transfer and apply."""
+        """Seconds of a training round's exchange with the PS: barrier, transfer and apply."""
         return sum(self.time.get(name, 0.0) for name in GLOBAL_PHASES)
 
     @property
     def computing_seconds(self) -> float:
-        """Seconds in which the worker computed: forward pass, backward pass and local update."""
+        """Seconds of a round in which the worker computed: forward, backward and local update."""
         return sum(self.time.get(name, 0.0) for name in COMPUTING_PHASES)
 
     @property
     def entries(self) -> int:
-        """Number of entries of this round in an ESync log: one per local step, one for READY."""
+        """Number of a round's entries in an ESync log file: one per local step, one for READY."""
         return self.n_local + (1 if CHECK_READY in self.time else 0)
 
 
 def phases_of(pacer: Pacer) -> tuple[str, ...]:
-    """Return the names of the phases of a worker's round, in order; they depend on the pacer."""
+    """Return the names of the phases of a worker's training round under a pacer, in order."""
     local = pacer.queries or not pacer.push_now(1)
     return (
         *((CHECK_READY,) if pacer.queries else ()),
@@ -120,7 +120,7 @@ def phases_of(pacer: Pacer) -> tuple[str, ...]:
 
 
 def pack(origin: MeasuredBy, rows: Iterable[RoundRecord]) -> list[str]:
-    """Encode round records in batches of up to MAX_BATCH_BYTES; drop `steps` of long records."""
+    """Encode training-round records in batches of up to MAX_BATCH_BYTES; shorten long records."""
     head = {**origin.to_dict(), "columns": list(RoundRecord._fields)}
     start = _dumps(head)[:-1] + ',"rows":['
     batches: list[str] = []
@@ -144,18 +144,21 @@ def unpack(text: str | bytes) -> list[Round]:
     """Decode and check an untrusted batch of round records; raise ValueError for a wrong field."""
     batch = parse_json(text)
     if not isinstance(batch, dict):
-        raise ValueError("a batch of rounds is not a JSON object")
+        raise ValueError("a batch of round records is not a JSON object")
     columns, rows = batch.pop("columns", None), batch.pop("rows", None)
     if not isinstance(columns, list) or not isinstance(rows, list):
-        raise ValueError("a batch of rounds has no columns and rows; expected two lists")
+        raise ValueError("a batch of round records has no columns and rows; expected two lists")
     if not all(isinstance(name, str) for name in columns):
-        raise ValueError(f"the columns of a batch of rounds are {columns!a:.80}; expected names")
+        raise ValueError(
+            f"the columns of a batch of round records are {columns!a:.80}; expected names of "
+            "columns"
+        )
     origin = MeasuredBy.from_dict(batch).to_dict()
     return [Round.from_dict({**_named(columns, row), **origin}) for row in rows]
 
 
 def line_of(each: Round) -> str:
-    """Return the record of a round as a line of JSON, without the fields whose value is None."""
+    """Return a training round's record as a line of JSON, without fields whose value is None."""
     values = {name: value for name, value in each.to_dict().items() if value is not None}
     return _dumps(values) + "\n"
 
@@ -163,8 +166,8 @@ def line_of(each: Round) -> str:
 def _named(columns: Sequence[str], row: Any) -> dict[str, Any]:
     if not isinstance(row, list) or len(row) != len(columns):
         raise ValueError(
-            f"in a batch of rounds, a row of {len(columns)} columns is {row!a:.80}; expected one "
-            "number for each column"
+            f"in a batch of round records, a row of {len(columns)} columns is {row!a:.80}; "
+            "expected one number for each column"
         )
     return dict(zip(columns, row, strict=True))
 

@@ -1,8 +1,8 @@
 """Status document of a run, and the run's summary (summary.json) from status and evaluations.
 
 PS shard 0 makes a `RunStatus` and sends it to the Supervisor. The node that ends the run calls
-`summarise` to write summary.json. In names of fields, "up" means from worker to PS. The sender
-counts bytes on the wire with headers, without pulls for evaluations.
+`summarise` to write summary.json. In names of status fields, "up" means from worker to PS. The
+status counts sent bytes with message headers, without pulls of the model for evaluations.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class Histogram(Document):
 
     @property
     def mean(self) -> float:
-        """Mean of the counted values; 0 if the histogram is empty."""
+        """Mean of the values that the histogram has counted; 0 if it is empty."""
         weighted = sum(value * times for value, times in self.counts.items())
         return weighted / self.total if self.total else 0.0
 
     @property
     def p95(self) -> int:
-        """Smallest value that 95 % or more of the counted values do not exceed; 0 if empty."""
+        """Smallest value that 95 % or more of the histogram's values do not exceed; 0 if empty."""
         seen, total = 0, self.total
         for value in sorted(self.counts):
             seen += self.counts[value]
@@ -94,7 +94,7 @@ class Histogram(Document):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerMetrics(Document):
-    """Counts and times of one worker; seconds and bytes are totals since its first connection."""
+    """Counts and times of one worker; seconds and bytes are totals since the first connection."""
 
     id: int  # worker id, from 1
     state: Literal["waiting", "training", "suspect", "between fits", "left", "done"] = "waiting"
@@ -184,7 +184,7 @@ def summarise(
             as target is added to the summary's ``time_to_accuracy``.
 
     Raises:
-        ValueError: A policy reports figures under a name that is a key of the summary itself.
+        ValueError: A policy reports figures under a name that is another key of summary.json.
     """
     valid = standing(evaluations)
     metrics = ranges(valid)
@@ -226,15 +226,15 @@ def summarise(
     for name, block in status.policies.items():
         if name in summary:
             raise ValueError(
-                f"a policy reports figures by the name {name!r}, which is another key of the "
-                "summary"
+                f"a policy reports figures by the name {name!r}, which is another key of "
+                "summary.json"
             )
         summary[name] = block
     return summary
 
 
 def _traffic(status: RunStatus) -> dict[str, Any]:
-    """Return the bytes of a run in total and per exchange, and compression ratios."""
+    """Return a run's sent bytes in total and per exchange with the PS, and compression ratios."""
     return {
         "bytes_up": status.bytes_up,
         "bytes_down": status.bytes_down,

@@ -23,7 +23,7 @@ from thinwire.runtime.run.files import naming
 
 
 class ScalarFile:
-    """TensorBoard event file of one process, in a folder that may hold files of earlier ones.
+    """TensorBoard event file of one process, in a folder that may hold earlier processes' files.
 
     Writing the first scalar creates the event file. Only one thread at a time may use a
     `ScalarFile`.

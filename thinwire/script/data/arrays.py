@@ -41,7 +41,8 @@ def num_rows(data: Any) -> int:
     """Return the number of rows (length of the first axis) of a structure of arrays.
 
     Raises:
-        ConfigurationError: The arrays differ in length, or the structure has no array.
+        ConfigurationError: The arrays of the structure differ in length, or the structure has no
+            array.
     """
     lengths = [int(leaf.shape[0]) for leaf in tree.flatten(data) if leaf is not None]
     if not lengths or len(set(lengths)) > 1:
@@ -69,13 +70,15 @@ def _take(leaf: Any, positions: NDArray[np.int64]) -> Any:
 def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return the rows of this worker from the arrays that the script passes to `fit`.
 
-    The rows of `validation_split` are cut off before the division, as in Keras. If all workers step
-    together, the k-th batches of all workers together are the script's k-th batch. All workers use
-    the same order of rows: the script's order, or a shuffled order from a common seed.
+    The rows for `validation_split` are cut off before the training rows are divided among workers.
+    If all workers step together, the k-th batches of all workers together form the script's k-th
+    batch. All workers use the same order of rows: the script's order, or a shuffled order from a
+    common seed.
 
     Args:
-        arguments: Arguments of Keras' fit, by name.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        arguments: Arguments of the call of Keras' `fit`, by name.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
 
     Raises:
         ConfigurationError: A worker would have no rows, a batch in the middle of an epoch would
@@ -127,14 +130,16 @@ def steps_of_worker(
 
     If the last batch of a pass over the data has fewer rows than the run has workers, a worker
     without rows has one step fewer in that pass. With steps_per_epoch, Keras would replace the step
-    that a worker without rows lacks by a step of the next pass over the data. The steps of the
-    workers would then belong to different batches of the script.
+    that a worker without rows lacks by a step of the next pass over the data. If a worker took a
+    step of the next pass early, the workers' k-th steps would belong to different batches of the
+    script.
 
     Args:
-        given: Arguments of Keras' fit, by name.
-        total: Number of rows in one pass over the data.
+        given: Arguments of the call of Keras' `fit`, by name.
+        total: Number of rows in one pass over the training data.
         batch_size: Batch size that the script passes to `fit`, in rows.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
         is_repeated: True if the data repeats its batches after the first pass.
 
     Raises:
@@ -162,10 +167,11 @@ def steps_of_worker(
 def _rounds(
     place: WorkerPlace, batch_size: int, total: int, sizes: tuple[int, ...] | None, repeats: bool
 ) -> Rounds | None:
-    """Return the rows of all workers by step; None if workers do not divide the script's batches.
+    """Return the row counts of all workers in each step; None if workers do not divide batches.
 
     Args:
-        place: This worker's number in the run, and the rules by which workers divide data.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
         batch_size: Batch size that the script passes to `fit`, in rows.
         total: Number of rows that the script gave to `fit` on this worker.
         sizes: Number of rows of each worker; None if the script itself divides its rows among
@@ -214,7 +220,7 @@ class _Shares:
 
     @classmethod
     def of(cls, targets: Any, total: int, batch_size: int, place: WorkerPlace) -> _Shares:
-        """Divide `total` rows among the workers by --partition. Raises ConfigurationError."""
+        """Divide `total` rows among workers by --partition's rule. Raises ConfigurationError."""
         rule = dataclasses.replace(place.rule, batch_size=place.part_of_batch(batch_size, worker=1))
         if rule.partition == _EQUAL:
             if total < place.num_workers:
@@ -245,9 +251,10 @@ class _Shares:
         """Return the row numbers of this worker in an epoch, in the order of its batches.
 
         Args:
-            epoch: Number of the epoch within the call of `fit`, from 0.
+            epoch: Number of the training epoch within the call of `fit`, from 0.
             shuffle: Argument `shuffle` of `fit`: True, False or "batch".
-            place: This worker's number in the run, and the rules by which workers divide data.
+            place: This worker's number in the run, and the rules that divide the training data
+                among workers.
         """
         rows = self.rows
         if _reorders(shuffle):
@@ -269,9 +276,10 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
     """Return arguments of `fit` with a tf.data.Dataset of this worker's batches as x.
 
     Each epoch divides the rows differently among the workers, so a worker's rows cannot be selected
-    before `fit`. The arrays are not copied: each batch gathers its rows from the script's arrays.
-    The dataset shuffles by itself, because Keras' own shuffle repeats its order in each epoch if
-    TensorFlow's global seed is set, and the launcher sets that seed.
+    before `fit`. The script's arrays are not copied: each batch gathers its rows from the arrays.
+    The tf.data.Dataset that `_batches` returns shuffles its rows itself, because Keras' own shuffle
+    repeats its order in each epoch if TensorFlow's global seed is set, and the launcher sets that
+    seed.
     """
     adapter = ArrayDataAdapter(
         given.get("x"),

@@ -32,8 +32,9 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return this worker's part of a PyDataset that the script passes to `fit` as x.
 
     Args:
-        arguments: Arguments of Keras' fit, by name.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        arguments: Arguments of the call of Keras' `fit`, by name.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
 
     Raises:
         ConfigurationError: The flag --partition is not iid, the PyDataset has fewer batches than
@@ -73,7 +74,7 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
 
 def _unshared_rounds(place: WorkerPlace) -> Rounds | None:
-    """Return the rows of all workers by step, for a script that itself divides its data."""
+    """Return the row counts of all workers in each step, for a script that divides its data."""
     if not place.divides_batch:
         return None
     if not place.one_group:
@@ -82,7 +83,7 @@ def _unshared_rounds(place: WorkerPlace) -> Rounds | None:
 
 
 def _rounds(mine: SharedBatches, place: WorkerPlace, steps: int | None) -> Rounds | None:
-    """Return the rows of all workers by step; None if workers do not divide batches."""
+    """Return the row counts of all workers in each step; None if workers do not divide batches."""
     if not place.divides_batch:
         return None
     if not place.one_group:
@@ -139,7 +140,7 @@ class _Sizes:
 
     @property
     def num_examples(self) -> int | None:
-        """Number of rows in an epoch if only its last batch may be shorter; None without an end."""
+        """Number of rows in an epoch if only its last batch may be short; None: it has no end."""
         if self.num_batches is None:
             return None
         return (self.num_batches - 1) * self.first + self.last
@@ -153,8 +154,8 @@ class SharedBatches(keras.utils.PyDataset):
     worker has as many steps as the script has batches. Without shuffling, every worker makes each
     batch and keeps its part of the rows, so that the workers' k-th steps together are the script's
     k-th batch. With shuffling, a worker makes one batch of each window and trains on the n parts of
-    this batch in n steps, so that only one worker makes each batch. The batches of an incomplete
-    last window are divided by rows among all workers.
+    this batch in n steps, so that only one worker makes each batch. If fewer than n batches are
+    left for the last window, their rows are divided among all n workers.
     """
 
     def __init__(
@@ -164,7 +165,8 @@ class SharedBatches(keras.utils.PyDataset):
 
         Args:
             whole: PyDataset that the script passes to `fit`.
-            place: This worker's number in the run, and the rules by which workers divide data.
+            place: This worker's number in the run, and the rules that divide the training data
+                among workers.
             sizes: Number and sizes of the batches of the PyDataset `whole`.
             shuffled: True if `fit` shuffles the batches of each epoch.
         """
@@ -182,7 +184,7 @@ class SharedBatches(keras.utils.PyDataset):
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to send to a data-loading process, without computed batches and lock."""
+        """Return the PyDataset's state for a loading process, without computed batches and lock."""
         return {**self.__dict__, "_made": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -207,7 +209,7 @@ class SharedBatches(keras.utils.PyDataset):
 
     @property
     def parts(self) -> BatchParts:
-        """Number of parts of the script's batch in each step of this worker, for learning rates."""
+        """Number of parts of the script's batch in each step of this worker, for rate schedules."""
         place = self._place
         if not (self._last_is_short and place.worker == 1):
             return BatchParts.alike(place)
@@ -290,7 +292,7 @@ class SharedBatches(keras.utils.PyDataset):
         return positions
 
     def _plan_of(self, worker: int) -> list[tuple[int, int]] | None:
-        """Return the steps of a worker's epoch as pairs (batch, part); None without an end."""
+        """Return a worker's steps in an epoch as pairs (batch, part); None if it has no end."""
         number = self._whole.num_batches
         if number is None:
             return None
@@ -327,7 +329,7 @@ class SharedBatches(keras.utils.PyDataset):
 
 
 class _MadeBatch:
-    """A batch from which several steps take rows; the first of these steps computes it."""
+    """A batch from which several steps take rows; the first of these steps computes the batch."""
 
     def __init__(self) -> None:
         self.num_parts = 0  # number of parts of the batch that steps have trained on so far
@@ -343,20 +345,22 @@ class _MadeBatch:
 
 @contextlib.contextmanager
 def same_randomness(dataset: Any, place: WorkerPlace, number: int) -> Iterator[None]:
-    """Make all random generators draw the same numbers on every worker within the block.
+    """Make all random generators draw the same numbers on every worker in the `with` block.
 
-    The random generators are the global generators of Python and NumPy, and those in attributes of
-    the PyDataset. At the end of the block the random generators return to their states before the
-    block. Workers compute different batches, so the states of their generators differ. Only new
-    seeds for each block make the draws of all workers equal.
+    The random generators are the global generators of Python and NumPy, and the random generators
+    in attributes of the PyDataset. At the end of the `with` block, the random generators return to
+    their states before the block. Workers compute different batches, so the states of their random
+    generators differ. So the random generators get new, common seeds in each `with` block, which
+    make the draws of all workers equal.
 
     Args:
         dataset: PyDataset whose attributes may be random generators.
         place: This worker's place in the run, with the number of the call of `fit`. Python and
-            NumPy draw different numbers in each `fit`. The dataset's generators draw different
-            numbers in each `fit` on the same dataset. A dataset that the script creates for each
-            `fit` draws equal numbers in each `fit`, as it does without Thinwire.
-        number: Number of the block within one call of `fit`. Each number gives different draws.
+            NumPy draw different numbers in each `fit`. The dataset's random generators draw
+            different numbers in each `fit` on the same dataset. A dataset that the script creates
+            for each `fit` draws equal numbers in each `fit`, as it does without Thinwire.
+        number: Number of the `with` block within one call of `fit`. Each number gives different
+            random draws.
     """
     seed = place.rule.seed
     generators = [value for value in vars(dataset).values() if isinstance(value, _GENERATORS)]

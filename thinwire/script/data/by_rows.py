@@ -2,12 +2,12 @@
 
 A worker may apply a tf.data map to its part of a batch only if the map computes each row without
 the other rows of the batch. A map that subtracts the batch's mean, ranks its rows or divides by the
-number of rows gives different values on a part. The test calls the map's function on one batch, on
-the workers' parts of the batch, and on the batch with one changed row. The function must return the
-same result for an unchanged row in each of these calls.
+number of rows gives different values on a part. The test of a map calls the map's function on one
+batch, on the workers' parts of the batch, and on the batch with one changed row. A map passes the
+test if its function returns the same result for an unchanged row in each call.
 
-During the test, ops that draw random numbers return a constant. So a map with random augmentation
-of each row counts as computing each row independently.
+During the test of a map, ops that draw random numbers return a constant. So a map with random
+augmentation of each row counts as computing each row independently.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ _ROUNDINGS = 100
 
 
 def mixes_rows(wrapper: Any, batch: Any, place: WorkerPlace) -> bool:
-    """Return True if a map computes other rows from a batch's parts than from the batch.
+    """Return True if a map gives other rows for the parts of a batch than for the whole batch.
 
     Args:
-        wrapper: Function of the map, as tf.data wraps it.
+        wrapper: Object in which tf.data wraps the function of the map.
         batch: An element of the map's input with at least two rows; None if no element is known.
-        place: Place of any worker in the run, by which the test divides the batch into parts.
+        place: Number of any worker, and the rules by which the test divides the batch into the
+            workers' parts.
 
     Returns:
         True if the parts give different rows, or if no batch is known. False if the parts give
@@ -71,7 +72,7 @@ class _Attempt:
         self._num_rows = int(rows_in(batch, self._taken))
 
     def mixes(self, place: WorkerPlace) -> bool:
-        """Return True if the map computes other rows from a batch's parts than from the batch."""
+        """Return True if the map gives other rows for parts of a batch than for the whole batch."""
         owners = deal(self._num_rows, place.num_workers, (place.rule.seed, 0, 0, 0))
         for worker in np.unique(owners):
             rows = np.flatnonzero(owners == worker)
@@ -141,7 +142,7 @@ def _are_alike(first: Any, second: Any) -> bool:
 
 @contextlib.contextmanager
 def _kept_variables(function: Any) -> Iterator[None]:
-    """Restore, at the end of the block, the values of the variables that a traced function uses."""
+    """At the end of the `with` block, restore the values of a traced function's variables."""
     values = [(variable, variable.read_value()) for variable in function.graph.variables]
     try:
         yield
@@ -165,7 +166,7 @@ _OTHER_DRAWS = re.compile(r"Multinomial|Gamma|Poisson|Binomial|Parameterized|Ran
 
 
 def _without_randomness(wrapper: Any) -> Callable[..., Any] | None:
-    """Return the function with constants in place of random draws; None if that is impossible."""
+    """Return a map's function with constants as random draws; None if that is impossible."""
     function = wrapper.function
     definition = function.graph.as_graph_def()
     bodies = [
@@ -220,7 +221,7 @@ def _replace_draws(body: Any, suffix: str) -> None:
 
 
 def _rename_functions(definition: graph_pb2.GraphDef) -> None:
-    """Rename a graph's functions: TensorFlow has registered the script's functions by name."""
+    """Rename a graph's functions, because TensorFlow has registered functions of these names."""
     names = {library_function.signature.name for library_function in definition.library.function}
     new_names = {name: f"{name}_{id(definition)}_drawn" for name in names}
     bodies = [
@@ -239,7 +240,7 @@ def _rename_functions(definition: graph_pb2.GraphDef) -> None:
 
 
 def _imported(definition: graph_pb2.GraphDef, function: Any) -> Callable[..., Any]:
-    """Return a graph as a Python function with the inputs and captures of the original function."""
+    """Return a TensorFlow graph as a Python function with the original inputs and captures."""
     inputs, outputs = function.graph.inputs, function.graph.outputs
 
     def body(*tensors: Any) -> Any:

@@ -28,15 +28,16 @@ def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
     Args:
         arguments: Arguments of the script's call of Keras' fit, by name; not modified.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
 
     Returns:
         The arguments with this worker's part of the training data, batch size and number of steps.
         Data that Keras itself rejects is returned unchanged.
 
     Raises:
-        ConfigurationError: The training data cannot be divided into disjoint parts that cover it,
-            or a worker would get no data.
+        ConfigurationError: Thinwire cannot divide the training data into disjoint parts that cover
+            the data, or a worker would get no data.
     """
     x = arguments.get("x")
     if is_dataset(x):
@@ -76,15 +77,16 @@ def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
     Args:
         data: Arrays [N, ...] in any nesting, or one tf.data.Dataset, keras.utils.PyDataset or
             ray.data.Dataset. Some values of --partition use the last arrays as labels.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
 
     Returns:
         A tuple with the part of each array; for a single array or dataset, only its part. The part
         of a list of numbers is an array.
 
     Raises:
-        ConfigurationError: The data has no rows, or cannot be divided into disjoint, non-empty
-            parts that cover it.
+        ConfigurationError: The data has no rows, or Thinwire cannot divide it into disjoint,
+            non-empty parts that cover the data.
     """
     first = data[0] if len(data) == 1 else None
     if is_dataset(first):

@@ -48,8 +48,9 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return this worker's part of a tf.data.Dataset that the script passes to `fit` as x.
 
     Args:
-        arguments: Arguments of Keras' fit, by name.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        arguments: Arguments of the call of Keras' `fit`, by name.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
 
     Raises:
         ConfigurationError: Thinwire cannot show that the workers' parts are disjoint and complete,
@@ -83,9 +84,10 @@ def _rounds(plan: _Plan, place: WorkerPlace, part: _WorkerPart | None, has_steps
 
     Args:
         plan: Transformations of the tf.data.Dataset that the script passes to `fit`.
-        place: Place of this worker, which takes a part of each batch.
-        part: This worker's part of the dataset; None if the script itself divides its data among
-            workers.
+        place: Number of this worker, which takes a part of each batch, and the rules that divide
+            data among workers.
+        part: This worker's part of the tf.data.Dataset; None if the script itself divides its data
+            among workers.
         has_steps: True if the script passes steps_per_epoch to `fit`.
     """
     size, batching = plan.batch_size, plan.batching
@@ -154,8 +156,9 @@ class _Plan:
     """Transformations of a pipeline which turn a part of their input into a part of their output.
 
     Attributes:
-        nodes: Transformations in order from the pipeline's last one to the source. Each node except
-            the last node of the list turns a part of its input into the same part of its output.
+        nodes: tf.data transformations in order from the pipeline's last one to the source. Each
+            node except the last node of the list turns a part of its input into the same part of
+            its output.
         batching: Index in `nodes` of the transformation that makes the script's batches; None if no
             transformation makes batches.
     """
@@ -246,7 +249,7 @@ class _Plan:
         return sum(rows - rows % size for rows in place.dealt_rows(total, place.run_batch(size)))
 
     def repeats_between(self, point: int) -> int:
-        """Return how often `repeat` repeats rows between a node and the batching; -1: endless."""
+        """Return how often `repeat` repeats rows from index `point` to batching; -1: endless."""
         number = 1
         for node in self.nodes[(self.batching or 0) + 1 : point]:
             if pipeline.name_of(node) == pipeline.REPEAT:
@@ -267,12 +270,13 @@ class _Plan:
         )
 
     def first(self, is_wanted: Callable[[Pipeline], bool], within: int) -> int:
-        """Return the index of the wanted transformation nearest to the source; -1 if there is none.
+        """Return the index of the wanted transformation that is nearest to the source; else -1.
 
         Args:
-            is_wanted: Function that returns True for a wanted transformation.
-            within: Index of a transformation; the search covers only the transformations between it
-                and the pipeline's end.
+            is_wanted: Function of a tf.data transformation that returns True if the search must
+                find the transformation.
+            within: Index of a transformation; the search covers only the transformations between
+                this index and the pipeline's end.
         """
         indices = [number for number in range(within) if is_wanted(self.nodes[number])]
         return max(indices, default=-1)
@@ -292,8 +296,10 @@ class _WorkerPart:
 
         Args:
             plan: Transformations of the script's tf.data pipeline.
-            place: This worker's number in the run, and the rules by which workers divide data.
-            is_repeated: True if an epoch of `fit` may continue into the next pass over the data.
+            place: This worker's number in the run, and the rules that divide the training data
+                among workers.
+            is_repeated: True if one epoch of `fit` may continue into the next pass over the
+                training data.
             unfilled: Counter of rounds (steps of all workers) in which this worker has no rows,
                 counted while the data is read. None: do not count these rounds.
         """
@@ -304,7 +310,7 @@ class _WorkerPart:
         self._in_order = [self._source(plan.nodes[-1])]
 
     def _node(self, number: int) -> Pipeline:
-        """Return the transformation with this index, rebuilt with the same order on all workers."""
+        """Return the pipeline's transformation at an index, with an order equal on all workers."""
         fixed = self._in_order
         while len(fixed) < len(self._nodes) - number:
             node, source = self._nodes[-1 - len(fixed)], fixed[-1]
@@ -316,7 +322,7 @@ class _WorkerPart:
         return fixed[len(self._nodes) - 1 - number]
 
     def dataset(self) -> Pipeline:
-        """Return the dataset with this worker's part of the rows. Raises ConfigurationError."""
+        """Return a tf.data.Dataset of this worker's part of the rows. Raises ConfigurationError."""
         place, plan, point = self._place, self._plan, self._dealt_at
         if self._cuts_batches:
             part = self._cut_batches(point)
@@ -348,7 +354,7 @@ class _WorkerPart:
         return BatchParts.of_rows(self._place, size, rows, self._plan.drops_rest)
 
     def short_by(self) -> int:
-        """Return how many steps this worker's epoch is shorter than the longest of any worker."""
+        """Return by how many steps this worker's epoch is shorter than the longest epoch."""
         rows, plan, place = self.rows_of_workers(), self._plan, self._place
         if rows is None or plan.batch_size is None or plan.num_passes < 0:
             return 0
@@ -378,7 +384,7 @@ class _WorkerPart:
 
     @property
     def _cuts_batches(self) -> bool:
-        """True if every worker makes the script's whole batches and keeps its part of the rows."""
+        """True if every worker makes the script's whole batches and keeps a part of each batch."""
         return self._place.divides_batch and (self._plan.fixes_rows or self._behind is not None)
 
     @functools.cached_property
@@ -393,8 +399,8 @@ class _WorkerPart:
 
         Every worker must make the script's whole batches up to the last transformation that needs
         whole batches. A `filter` after the batching accepts or drops whole batches. A `map` after
-        batching may compute a row from all rows of its batch. The map then needs whole batches if
-        workers take parts of each batch.
+        batching may compute a row from all rows of its batch. A `map` that computes a row from all
+        rows needs whole batches if workers take parts of each batch.
         """
         plan, divides = self._plan, self._place.divides_batch
         if plan.batching is None or (divides and plan.fixes_rows):
@@ -408,7 +414,7 @@ class _WorkerPart:
         return None
 
     def _mixes_rows(self, number: int) -> bool:
-        """Return True if a map computes other rows from a batch's parts than from the batch."""
+        """Return True if a map gives other rows for parts of a batch than for the whole batch."""
         function = self._nodes[number]._map_func
         known = _MIXES_ROWS.setdefault(function, {})
         if self._place.num_workers not in known:
@@ -420,7 +426,7 @@ class _WorkerPart:
         return known[self._place.num_workers]
 
     def _source(self, node: Pipeline) -> Pipeline:
-        """Return the transformation nearest to the source, with the seeds of this call of `fit`.
+        """Return the transformation nearest to the source, with seeds for one call of `fit`.
 
         The random generators of a script's dataset advance with each iteration over the dataset. A
         restarted worker does not iterate in the calls of `fit` that it skips, so its random
@@ -470,7 +476,7 @@ class _WorkerPart:
         return mixed_seed(seed, fit.uses)
 
     def _own_seed(self, number: int) -> int | None:
-        """Return the seed of a shuffle after the division; None if any seed is allowed."""
+        """Return the seed of a shuffle of one worker's rows; None if any seed is allowed."""
         seed, place = self._seed(number), self._place
         if seed is None or (place.fit is None and pipeline.seed_of(self._nodes[number]) is None):
             return None
@@ -480,11 +486,11 @@ class _WorkerPart:
         """Return the index of the transformation whose output elements are divided among workers.
 
         A pipeline is divided at the last transformation up to which all workers get the same
-        elements and that precedes the first shuffle and the batching. The output of this
-        transformation gives the most even parts. The rows of one file or one window go to the same
-        worker only if necessary. A `filter` after a shuffle would give the workers different
-        numbers of rows and steps. So rows are divided after the `filter` if the shuffle can have
-        the same order on all workers.
+        elements and that precedes the first shuffle and the batching. Division at the last possible
+        transformation gives the most even parts. All rows of one file or one window go to one
+        worker only if single rows cannot be divided. A `filter` after a shuffle would give the
+        workers different numbers of rows and steps. So rows are divided after a `filter` that
+        follows a shuffle, if the shuffle can have the same order on all workers.
         """
         last, reason = len(self._nodes) - 1, ""
         first = 0 if self._plan.batching is None else self._plan.batching + 1
@@ -520,7 +526,7 @@ class _WorkerPart:
         return point
 
     def _named(self, number: int) -> tuple[str, str]:
-        """Return the reason and the advice of an error about a transformation after batch()."""
+        """Return the texts (reason, advice) of an error about a transformation after `batch()`."""
         name = pipeline.plain_name(self._nodes[number])
         why = (
             f"{name} comes after batch() and needs the script's whole batches, so every worker "
@@ -529,12 +535,13 @@ class _WorkerPart:
         return why, f"Put {name} before batch(), or give "
 
     def _point_within(self, end: int, batching: int | None) -> tuple[int | None, str]:
-        """Return the transformation whose output to divide, or None and the reason for None.
+        """Return the transformation whose output workers divide, or None and a reason.
 
         Args:
-            end: Index of the candidate transformation nearest to the source.
-            batching: Index of the batching. Only transformations between the source and the
-                batching are candidates; None: all are candidates.
+            end: Index of the candidate transformation that is nearest to the tf.data pipeline's
+                source.
+            batching: Index of the transformation that makes batches. Only transformations between
+                the source and the batching are candidates; None: all are candidates.
         """
         last = -1 if batching is None else batching
         shuffle = self._plan.first(lambda node: pipeline.name_of(node) == pipeline.SHUFFLE, end)
@@ -564,7 +571,7 @@ class _WorkerPart:
     def _push_up(
         self, node: Pipeline, deal_out: Callable[..., Pipeline], place: WorkerPlace
     ) -> Pipeline:
-        """Return a worker's part of a node's output, divided as near the source as possible."""
+        """Return a worker's part of an output, divided as near the tf.data source as possible."""
         name = pipeline.name_of(node)
         if name == pipeline.ZIP and pipeline.are_equally_long(node):
             parts = (
@@ -581,12 +588,12 @@ class _WorkerPart:
         return deal_out(node, place=place)
 
     def _dealing(self, point: int) -> WorkerPlace:
-        """Return the place of this worker by which a transformation's output is divided.
+        """Return this worker's `WorkerPlace` for the division of a transformation's output.
 
         If the script's order of elements is the same in each `fit`, or with each new dataset, a
-        worker must get the same part each time. If a worker's part changed, a cache would replay
-        the part of the first `fit`, and a shuffle that repeats its order would order different
-        rows.
+        worker must get the same part in each `fit`. If a worker's part changed, a cache would
+        replay the part of the first `fit`, and a shuffle that repeats its order would order
+        different rows.
         """
         place, behind = self._place, self._nodes[:point]
         shuffles = [node for node in behind if pipeline.name_of(node) == pipeline.SHUFFLE]
@@ -629,7 +636,7 @@ class _WorkerPart:
         )
 
     def _rest(self) -> int | None:
-        """Return the number of rows in a short last batch; 0 if all are full; None if unknown."""
+        """Return the row count of a short last batch; 0 if every batch is full; None if unknown."""
         plan, size, total = self._plan, self._plan.batch_size, self._plan.rows_of_pass
         if plan.drops_rest or (plan.batching is None and size is not None):
             return 0
@@ -643,8 +650,9 @@ def _unsure(reason: str, why: str = "", help_first: str = "Give ") -> Configurat
 
     Args:
         reason: Property of the dataset because of which its elements may differ between workers.
-        why: Reason for the message why all workers need the same elements; may be empty.
-        help_first: First words of the advice, before "each shuffle a seed".
+        why: Text for the error message, why all workers need the same elements of the dataset; may
+            be empty.
+        help_first: First words of the error message's advice, before "each shuffle a seed".
     """
     return ConfigurationError(
         "the workers' parts of the tf.data.Dataset given to fit cannot be shown to be disjoint "

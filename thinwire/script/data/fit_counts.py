@@ -1,10 +1,10 @@
 """Counts a script's calls of `fit`, over all its models, and its uses of data sets.
 
 All workers shuffle data in the same order, which the run's seed determines. A script that calls
-`fit` once for each epoch must get a new order each time, so the seed of the order contains the
-number of the call of `fit`. Each script process counts its own calls of `fit`. A restarted worker
-repeats the script's calls of `fit`, including those that it skips, so it gets the same numbers
-again.
+`fit` once for each epoch must get a new order of its data in each call, so the seed of the order
+contains the number of the call of `fit`. Each script process counts its own calls of `fit`. A
+restarted worker repeats the script's calls of `fit`, including calls that it skips, so it counts
+them as before the restart.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ class FitNumber:
     """Numbers that locate a call of `fit` among all calls of `fit` in its script.
 
     Attributes:
-        before: Number of the script's calls of `fit` before this call.
+        before: Number of calls of `fit` that the script has made before this call of `fit`.
         before_data: Number of the script's calls of `fit` before the first call on the same data
             set object. An equal data set that the script creates later is a different object.
-        uses: Number of calls of `fit` on the same data set object before this call.
+        uses: Number of calls of `fit` that the script has made on the same data set object before
+            this call of `fit`.
     """
 
     before: int = 0
@@ -43,13 +44,13 @@ class FitCounts:
         self._data: dict[int, tuple[weakref.ref[Any], int, int]] = {}
 
     def begin_fit(self, data: Any) -> FitNumber:
-        """Count a call of `fit` with the data set `data`; return the position of the call."""
+        """Count a call of `fit` with the data set `data`; return its position among all calls."""
         number = self.use(data)
         self.num_fits += 1
         return number
 
     def use(self, data: Any) -> FitNumber:
-        """Count a use of a data set outside of `fit`; return the position of the use."""
+        """Count a use of a data set outside of `fit`; return its position among all uses."""
         known = self._data.get(id(data))
         if known is None or known[0]() is not data:
             known = None

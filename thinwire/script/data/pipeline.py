@@ -44,11 +44,11 @@ def shapes_of(dataset: Pipeline) -> list[tf.TensorShape]:
 
 
 def _again(wrapper: Any) -> Callable[..., Any]:
-    """Return the function of a transformation, already traced, for use in a rebuilt transformation.
+    """Return a tf.data transformation's traced function, for use in a rebuilt transformation.
 
-    The returned function calls the trace that the script's dataset already has. A second trace of
-    the script's Python function would read Python variables that may have changed since the script
-    built its dataset.
+    The function that `_again` returns calls the trace that the script's dataset already has. A
+    second trace of the script's Python function would read Python variables that may have changed
+    since the script built its dataset.
     """
     takes_tuple = type(wrapper._input_structure) is tuple
 
@@ -74,7 +74,7 @@ def _interleaved(node: Pipeline, source: Pipeline, in_order: bool) -> Pipeline:
 
 
 def _order(node: Pipeline, in_order: bool) -> bool | None:
-    """Return the value of `deterministic` with which to rebuild a parallel transformation."""
+    """Return the argument `deterministic` for rebuilding a parallel tf.data transformation."""
     if in_order:
         return True
     deterministic = getattr(node, "_deterministic", None)
@@ -86,7 +86,7 @@ def _order(node: Pipeline, in_order: bool) -> bool | None:
 
 
 def _attribute(node: Pipeline, name: str) -> bool | None:
-    """Return a transformation's attribute that only the graph has; the default if there is none."""
+    """Return an attribute that only the graph node of a transformation has; else the default."""
     try:
         graph = graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
     except tf.errors.OpError:  # a part of the tf.data pipeline cannot be serialized
@@ -168,27 +168,27 @@ _WITH_FUNCTIONS = ("_MapDataset", "_ParallelMapDataset", "_FilterDataset", SNAPS
 
 
 def is_one_to_one(node: Pipeline) -> bool:
-    """Return True if a transformation's k-th output depends only on its k-th input element."""
+    """Return True if a tf.data transformation's k-th output depends only on its k-th input."""
     return name_of(node) in _ONE_TO_ONE
 
 
 def changes_elements(node: Pipeline) -> bool:
-    """Return True if a transformation's outputs are not single elements of its input."""
+    """Return True if a tf.data transformation's outputs are not single elements of its input."""
     return name_of(node) in _OTHER_ELEMENTS
 
 
 def has_functions(node: Pipeline) -> bool:
-    """Return True if a transformation has a function traced for a fixed shape of elements."""
+    """Return True if a tf.data transformation has a function traced for a fixed element shape."""
     return name_of(node) in _WITH_FUNCTIONS
 
 
 def may_drop(node: Pipeline) -> bool:
-    """Return True if a transformation may drop elements depending on their content (`filter`)."""
+    """Return True if a tf.data transformation may drop elements by their content (`filter`)."""
     return name_of(node) in ("_FilterDataset", "_IgnoreErrorsDataset")
 
 
 def is_map(node: Pipeline) -> bool:
-    """Return True if a transformation is a `map`."""
+    """Return True if a tf.data transformation is a `map`."""
     return name_of(node) in ("_MapDataset", "_ParallelMapDataset")
 
 
@@ -199,22 +199,22 @@ def repeats(node: Pipeline) -> int:
 
 
 def has_batches(node: Pipeline) -> bool:
-    """Return True if a pipeline contains a transformation that makes batches."""
+    """Return True if a pipeline contains a tf.data transformation that makes batches."""
     return name_of(node) in BATCHES or any(has_batches(source) for source in inputs_of(node))
 
 
 def are_equally_long(node: Pipeline) -> bool:
-    """Return True if all inputs of a transformation have the same known number of elements."""
+    """Return True if all inputs of a tf.data transformation have one known number of elements."""
     lengths = {int(source.cardinality()) for source in inputs_of(node)}
     return len(lengths) == 1 and tf.data.UNKNOWN_CARDINALITY not in lengths
 
 
 def first_element(node: Pipeline) -> Any:
-    """Return one output element of a transformation; None if the transformation has no output.
+    """Return one output element of a tf.data transformation; None if it has no output.
 
-    The element is read without the pipeline's shuffles and caches, so that later passes of the
-    script do not change. Reading through a shuffle would change its next order, and a cache would
-    store the element.
+    `first_element` reads the element without the pipeline's shuffles and caches, so that the
+    script's later passes over the data do not change. Reading through a shuffle would change its
+    next order, and a cache would store the element.
 
     Raises:
         tf.errors.OpError: Reading the elements of the pipeline fails.
@@ -224,7 +224,7 @@ def first_element(node: Pipeline) -> Any:
 
 
 def _passed_by(node: Pipeline) -> Pipeline | None:
-    """Return a transformation without the shuffles and caches before it, None if impossible."""
+    """Return a tf.data transformation without shuffles and caches before it; else None."""
     sources = inputs_of(node)
     if name_of(node) in (SHUFFLE, CACHE):
         return _passed_by(sources[0])
@@ -243,12 +243,12 @@ def _passed_by(node: Pipeline) -> Pipeline | None:
 
 
 def commutes(node: Pipeline) -> bool:
-    """Return True if a transformation turns part of its input into the same part of its output."""
+    """Return True if a tf.data node turns a part of its input into that part of its output."""
     return name_of(node) in _REBUILD or name_of(node) in (SHUFFLE, *KEEPING, *BATCHES)
 
 
 def is_rebuilt_whole(node: Pipeline) -> bool:
-    """Return True if `rebuild_in_order` can rebuild a transformation on a new, undivided input."""
+    """Return True if `rebuild_in_order` can rebuild a tf.data transformation on a new input."""
     return commutes(node) or name_of(node) in _REBUILD_WHOLE
 
 
@@ -259,27 +259,29 @@ def rebuild(
     batch_size: int | None = None,
     seed: int | None = None,
 ) -> Pipeline:
-    """Return a transformation, rebuilt so that its input is a part of its former input.
+    """Return a tf.data transformation, rebuilt so that its input is a part of its former input.
 
     Args:
-        node: Transformation to rebuild, for which `commutes` is True.
-        source: New input of the rebuilt transformation.
+        node: tf.data transformation to rebuild, for which `commutes` is True.
+        source: Dataset that becomes the input of the rebuilt tf.data transformation.
         worker: Number of the worker, which is added to the names of cache files.
         batch_size: New batch size in rows, if the transformation makes batches; None: keep the
             batch size.
-        seed: Seed of the order, if the transformation is a shuffle; None: the shuffle gets no seed.
+        seed: Seed of the shuffle's order, if the transformation is a shuffle; None: the shuffle
+            gets no seed.
     """
     return _rebuilt(node, source, worker, batch_size, seed, False)
 
 
 def rebuild_in_order(node: Pipeline, source: Pipeline, worker: int, seed: int | None) -> Pipeline:
-    """Return a transformation, rebuilt on a new input with the same order on every worker.
+    """Return a tf.data transformation, rebuilt on a new input with the same order on every worker.
 
     Args:
-        node: Transformation to rebuild, for which `is_rebuilt_whole` is True.
-        source: New input of the rebuilt transformation.
+        node: tf.data transformation to rebuild, for which `is_rebuilt_whole` is True.
+        source: Dataset that becomes the input of the rebuilt tf.data transformation.
         worker: Number of the worker, which is added to the names of cache files.
-        seed: Seed of the order, if the transformation is a shuffle; None for other transformations.
+        seed: Seed of the shuffle's order, if the transformation is a shuffle; None for other
+            transformations.
     """
     return _rebuilt(node, source, worker, None, seed, True)
 
@@ -425,12 +427,12 @@ _PURE_OPS = (
 
 
 def has_open_order(node: Pipeline, whole: Pipeline) -> bool:
-    """Return True if a transformation's order may vary but `rebuild_in_order` can fix it.
+    """Return True if a tf.data transformation's order may vary but `rebuild_in_order` can fix it.
 
     The order of a shuffle may vary, because it depends on the number of earlier iterations.
 
     Args:
-        node: Transformation whose order of elements is checked.
+        node: tf.data transformation whose order of elements is checked.
         whole: The dataset that contains the transformation and sets its tf.data options.
     """
     unordered = whole.options().deterministic is False
@@ -441,11 +443,11 @@ def has_open_order(node: Pipeline, whole: Pipeline) -> bool:
 def why_unsure(node: Pipeline, whole: Pipeline) -> str:
     """Return why the elements of a dataset may differ between workers; "" if they are equal.
 
-    The check of a transformation assumes that the script has the same arrays and files on every
-    worker.
+    The check of a tf.data transformation assumes that the script has the same arrays and files on
+    every worker.
 
     Args:
-        node: Transformation whose output must be equal on all workers.
+        node: tf.data transformation whose output must be equal on all workers.
         whole: The dataset that contains the transformation and sets its tf.data options.
     """
     unordered = whole.options().deterministic is False
@@ -453,7 +455,7 @@ def why_unsure(node: Pipeline, whole: Pipeline) -> str:
 
 
 def _reasons(node: Pipeline, unordered: bool) -> Iterator[str]:
-    """Yield why a transformation's or its inputs' elements may vary, beginning at the source."""
+    """Yield why elements of a tf.data transformation or its inputs may vary, from the source on."""
     if name_of(node) == "DatasetV1Adapter":
         yield from _reasons(node._dataset, unordered)
         return
@@ -498,7 +500,7 @@ def _impure(graph: Any) -> str:
 
 
 def plain_name(node: Pipeline) -> str:
-    """Return the name of a transformation for error messages, for example ``ParallelMap``."""
+    """Return the name of a tf.data transformation for messages, for example ``ParallelMap``."""
     return name_of(node).removeprefix("_").removesuffix("V2").removesuffix("Dataset")
 
 

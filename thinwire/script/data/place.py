@@ -31,11 +31,12 @@ class WorkerPlace:
         batch: "global" if workers divide each batch of the script's batch size; "worker" if each
             worker takes batches of the script's batch size. None: "global" if `one_group` is True
             and Thinwire divides the data, else "worker".
-        shard: "auto" if Thinwire divides the script's data among workers; "off" if the script does
-            so itself.
+        shard: "auto" if Thinwire divides the script's data among workers; "off" if the script
+            itself divides its data.
         fit: Position of the call of `fit` that uses the data, which enters the seeds of shuffles;
             None if unknown.
-        deals_alike: True if a worker gets the same rows in each `fit` and each epoch.
+        deals_alike: True if each worker gets the same rows of the data in each `fit` and each
+            epoch.
     """
 
     worker: int
@@ -101,7 +102,7 @@ class WorkerPlace:
             worker: Number of the worker; 0 means this worker.
 
         Raises:
-            ConfigurationError: The batch has fewer rows than the run has workers.
+            ConfigurationError: The script's batch has fewer rows than the run has workers.
 
         >>> rule = PartitionRule("iid", 3, seed=1)
         >>> [WorkerPlace(i, 3, True, rule).part_of_batch(32) for i in (1, 2, 3)]
@@ -120,7 +121,7 @@ class WorkerPlace:
         return self.num_dealt(batch_size, worker)
 
     def run_batch(self, batch_size: int) -> int:
-        """Return the number of rows from which each worker makes one batch."""
+        """Return the number of rows from which all workers together make one batch each."""
         return batch_size if self.divides_batch else batch_size * self.num_workers
 
     def positions(self, num_rows: int, epoch: int, window: int) -> NDArray[np.int64]:
@@ -173,7 +174,7 @@ class WorkerPlace:
         )
 
     def short_by(self, steps: Sequence[int]) -> int:
-        """Return how many steps this worker's epoch is shorter than the longest of any worker.
+        """Return by how many steps this worker's epoch is shorter than the longest epoch.
 
         Args:
             steps: For each worker, the number of steps in an epoch.
@@ -188,7 +189,7 @@ class WorkerPlace:
         """Return the error for a batch within an epoch with fewer rows than the run has workers.
 
         Args:
-            num_rows: Number of rows in the batch.
+            num_rows: Number of rows in a batch of the script that the workers must divide.
             where: Name of the batch for the error message, for example "batch 3 of the PyDataset".
         """
         return ConfigurationError(
@@ -203,10 +204,10 @@ class WorkerPlace:
     def steps(self, num_steps: int) -> int:
         """Return this worker's number of steps, for a script that sets steps_per_epoch.
 
-        If workers take parts of each batch, every worker takes all steps that the script sets. If
-        workers train on whole batches, they divide the steps that the script sets. Workers that
-        step together get equal numbers of steps, rounded up, because each step waits for all
-        workers.
+        If workers take parts of each batch, every worker takes as many steps_per_epoch as the
+        script sets. If workers train on whole batches, the workers divide the number of
+        steps_per_epoch that the script sets. Workers that step together get equal numbers of steps,
+        rounded up, because each step waits for all workers.
         """
         if self.divides_batch or not self.is_shared:
             return num_steps
@@ -231,24 +232,25 @@ class UnfilledRounds:
         self._number += 1
 
     def take(self) -> int:
-        """Return the number of rounds without rows on this worker since the last `take`."""
+        """Return in how many rounds this worker has had no rows since the last call of `take`."""
         number, self._number = self._number, 0
         return number
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchParts:
-    """Number of parts of the script's batch in a worker's mini-batches, to advance rate schedules.
+    """Number of parts of the script's batch in a worker's mini-batches, for rate schedules.
 
     In a run of n workers, each batch of the script counts as n parts, so that sums of parts are
     whole numbers. A worker's mini-batch counts as one part if workers divide each batch, and as n
     parts if each of n workers takes whole batches. At the end of a pass over the data, all workers
-    together may have more short mini-batches than the script has batches left. So the last
-    mini-batches of all workers share the parts that remain, so that a pass advances learning-rate
-    schedules as far as without Thinwire.
+    together may have more short mini-batches than the script has batches left. So at the end of a
+    pass, the last mini-batches of all workers share the remaining parts of the script's batches, so
+    that a pass advances learning-rate schedules as far as without Thinwire.
 
     Attributes:
-        each: Number of parts of the script's batch in each mini-batch but the last one of a pass.
+        each: Number of parts of the script's batch in each mini-batch except the last mini-batch of
+            a pass over the data.
         num_steps: Number of this worker's mini-batches in one pass over the data; None if all
             mini-batches have `each` parts.
         last: Number of parts of the script's batch in the last mini-batch of a pass over the data.
@@ -259,23 +261,24 @@ class BatchParts:
     last: int = 1
 
     def of_step(self, step: int) -> int:
-        """Return the number of parts in the mini-batch of a step, which `fit` counts from 0."""
+        """Return how many parts of the script's batch the mini-batch of a step (from 0) has."""
         ends_pass = self.num_steps is not None and (step + 1) % self.num_steps == 0
         return self.last if ends_pass else self.each
 
     @classmethod
     def alike(cls, place: WorkerPlace) -> BatchParts:
-        """Return an equal number of parts for all mini-batches, for data of unknown length."""
+        """Return a `BatchParts` with equal parts for all mini-batches, for data of unknown size."""
         return cls(place.parts_of_batch)
 
     @classmethod
     def of_rows(
         cls, place: WorkerPlace, batch_size: int, rows: Sequence[int], drops_rest: bool = False
     ) -> BatchParts:
-        """Return the parts in a worker's mini-batches, for a pass over a known number of rows.
+        """Return a `BatchParts` of a worker's mini-batches, for a pass over a known number of rows.
 
         Args:
-            place: This worker's number in the run, and the rules by which workers divide data.
+            place: This worker's number in the run, and the rules that divide the training data
+                among workers.
             batch_size: Batch size that the script passes to `fit`, in rows.
             rows: For each worker, the number of rows in one pass over the data.
             drops_rest: True if the script drops a last batch with fewer rows.
@@ -291,7 +294,7 @@ class BatchParts:
 
     @classmethod
     def of_steps(cls, place: WorkerPlace, num_steps: int) -> BatchParts:
-        """Return the parts in a worker's mini-batches, for an epoch of a given number of steps."""
+        """Return a `BatchParts` of a worker's mini-batches, for an epoch with `num_steps` steps."""
         workers = range(1, place.num_workers + 1)
         steps = [dataclasses.replace(place, worker=worker).steps(num_steps) for worker in workers]
         return cls._of_pass(place, num_steps, steps, steps)
@@ -300,13 +303,15 @@ class BatchParts:
     def _of_pass(
         cls, place: WorkerPlace, num_batches: int, steps: Sequence[int], full: Sequence[int]
     ) -> BatchParts:
-        """Return parts such that all workers' last mini-batches share the parts left in a pass.
+        """Return a `BatchParts` in which the workers' last mini-batches share a pass's last parts.
 
         Args:
-            place: This worker's number in the run, and the rules by which workers divide data.
-            num_batches: Number of the script's batches in a pass without Thinwire.
+            place: This worker's number in the run, and the rules that divide the training data
+                among workers.
+            num_batches: Number of the script's batches in one pass over the data, as without
+                Thinwire.
             steps: For each worker, the number of mini-batches in a pass over the data.
-            full: For each worker, the number of full mini-batches in a pass over the data.
+            full: For each worker, the number of full mini-batches in a pass over the training data.
         """
         index, workers = place.worker - 1, range(place.num_workers)
         parts, num_left = place.parts_of_batch, place.num_workers * num_batches
@@ -331,12 +336,12 @@ class Rounds(Protocol):
         """Return the number of rows that all workers together train on in a step.
 
         Args:
-            step: Number of the step within the epoch, from 0.
+            step: Number of the training step within the epoch, from 0.
             own: Number of rows in this worker's mini-batch of the step.
 
         Raises:
-            ConfigurationError: The number of rows is unknown, or `own` is not the number of rows
-                that this worker should have.
+            ConfigurationError: The number of rows of all workers is unknown, or `own` is not the
+                number of rows that this worker should have.
         """
 
 
@@ -345,14 +350,15 @@ class Shared:
     """Arguments of Keras' `fit` with a worker's part of the data, and numbers about the division.
 
     Attributes:
-        arguments: Arguments of Keras' fit for this worker, by name.
+        arguments: Arguments of Keras' `fit` with this worker's part of the data, by name.
         batch_size: Batch size that the script passes to `fit`, in rows; None if unknown.
         num_examples: Number of rows in the whole training set; None if unknown.
         short_by: Number of steps by which this worker's epoch is shorter than the longest epoch of
             any worker. If all workers step together, the other workers take these steps without
             this worker.
         parts: Number of parts of the script's batch in each mini-batch of this worker.
-        rounds: Number of rows of all workers in each step; None if workers do not divide batches.
+        rounds: Numbers of rows of all workers in each training step; None if workers do not divide
+            batches.
         unfilled: Counter of the steps in which this worker turns out to have no rows while it reads
             its data; None if `short_by` counts all steps without rows.
     """
@@ -377,7 +383,7 @@ def deal(num_rows: int, num_workers: int, seed: Sequence[int]) -> NDArray[np.int
     Args:
         num_rows: Number of rows in the window (one batch of each worker); the last window of an
             epoch may be shorter.
-        num_workers: Number of workers that divide the rows.
+        num_workers: Number of workers that divide the rows among themselves.
         seed: Seeds of the random order: the run's seed, then the numbers of the `fit`, the epoch
             and the window.
 

@@ -1,4 +1,4 @@
-"""Lets random numbers differ between workers during Keras' `fit`, and be equal outside of it."""
+"""Lets random numbers differ between workers in Keras' `fit`, and be equal outside of `fit`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class _FitOfThread(threading.local):
     """Random number state for the call of `fit` that runs in one thread.
 
     Attributes:
-        place: This worker's place in the run; None if no `fit` runs or the run has one worker.
+        place: This worker's number in the run, and the rules that divide data; None if no `fit`
+            runs or the run has one worker.
         common: State of Keras' global random generator at the start of the `fit`, equal on all
             workers; None if Keras has not created the generator.
     """
@@ -51,8 +52,8 @@ class _FitOfThread(threading.local):
         Workers may have drawn different counts of numbers, so the new state of Keras' generator
         depends only on `common`, its state before the `fit`. The new state of the generator skips
         the n states from which the n workers started, so that no worker's next `fit` repeats
-        numbers of another worker. If this worker drew nothing, the new state of the generator is
-        `common`, as in a script without Thinwire.
+        numbers of another worker. If this worker drew no random number in `fit`, the new state of
+        Keras' generator is `common`, as in a script without Thinwire.
         """
         place, common, generator = self.place, self.common, _generator()
         self.place = None
@@ -66,16 +67,17 @@ _FIT = _FitOfThread()
 
 @contextlib.contextmanager
 def own_randomness(place: WorkerPlace) -> Iterator[None]:
-    """Make random ops draw different numbers on each worker within the block.
+    """Make random ops draw different numbers on each worker within the `with` block.
 
     The launcher gives all workers the same seed, so that the script draws the same numbers on all
-    workers. With equal seeds in `fit`, each worker would draw the same noise. Within the block,
-    worker 1 draws the numbers that the script would draw without Thinwire. After the block, all
-    workers draw equal random numbers again. The block does not change the seeds of a model's
-    layers.
+    workers. With equal seeds in `fit`, each worker would draw the same noise, for example in
+    Dropout. Within the `with` block of `own_randomness`, worker 1 draws the numbers that the script
+    would draw without Thinwire. After the `with` block of `own_randomness`, all workers draw equal
+    random numbers again. `own_randomness` does not change the seeds of a model's layers.
 
     Args:
-        place: This worker's number in the run, and the rules by which workers divide data.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
     """
     if place.num_workers == 1:
         yield
@@ -105,8 +107,8 @@ def _watch_generator() -> None:
     Keras creates its global generator at the first draw and takes the generator's seed from
     Python's `random`. Initial weights of later models take their seeds from Python's `random`, like
     Keras' global generator. So Thinwire must not create Keras' generator earlier than the script
-    does. The patch of Keras' generator acts when the generator draws first. The function patches
-    Keras only once per process.
+    does. The patch of Keras' generator takes effect at the generator's first draw.
+    `_watch_generator` patches Keras only once per process.
     """
     original = seed_generator.global_seed_generator
 

@@ -37,8 +37,9 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     order, and keeps its own rows of each window (the rows for one batch of each worker).
 
     Args:
-        arguments: Arguments of Keras' fit, by name.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        arguments: Arguments of the call of Keras' `fit`, by name.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
 
     Raises:
         ConfigurationError: A named column does not exist, a column's cells differ in shape, or the
@@ -146,7 +147,8 @@ def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: Work
         columns: Names of the columns of `dataset` that are x, labels and weights.
         total: Number of rows in the Ray data set `dataset`.
         size: Number of rows that all workers divide for one batch of each worker.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
     """
     _keep_order(dataset)
     epochs = itertools.count()

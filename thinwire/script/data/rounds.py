@@ -25,7 +25,7 @@ class EvenRounds:
     num_workers: int
 
     def num_rows(self, step: int, own: int) -> int:
-        """Return the rows of all n workers in a step, estimated as n times this worker's rows."""
+        """Return the row count of all n workers in a step, estimated as n times this worker's."""
         return own * self.num_workers
 
 
@@ -62,7 +62,7 @@ class UnknownRounds:
     """Row counts for the case that no worker can know how many rows the other workers have.
 
     Args:
-        reason: Reason why the number of rows is unknown, as the end of an error message.
+        reason: Text that ends an error message: why the number of rows of all workers is unknown.
     """
 
     reason: str
@@ -80,7 +80,8 @@ def dealt_rounds(
     """Return the row counts of rounds in which the workers divide the script's batch size.
 
     Args:
-        place: Place of this worker, which takes a part of each batch.
+        place: Number of this worker, which takes a part of each batch, and the rules that divide
+            data among workers.
         batch_size: Batch size that the script passes to `fit`, in rows.
         totals: For each worker, the number of rows in one pass over the data; None if unknown.
         repeats: True if an epoch may be longer or shorter than one pass over the data.
@@ -115,16 +116,16 @@ def full_rounds(place: WorkerPlace, batch_size: int) -> Rounds:
 
 
 def check_rows(step: int, own: int, expected: int) -> None:
-    """Check the number of rows in this worker's batch.
+    """Raise an error if this worker's batch has another number of rows than expected.
 
-    If the number of rows in this worker's batch is unexpected, the numbers of the other workers are
-    unknown too.
+    If the number of rows in this worker's batch is unexpected, the numbers of rows of the other
+    workers are unknown, too.
 
     Raises:
         ConfigurationError: The number `own` of rows in this worker's batch is not `expected`.
     """
     if own != expected:
         raise ConfigurationError(
-            f"step {step} of the epoch has {own} rows on this worker; expected {expected} rows, "
-            "computed from the batch size and the number of rows"
+            f"training step {step} of the epoch has {own} rows on this worker; expected "
+            f"{expected} rows, computed from the batch size and the number of rows"
         )

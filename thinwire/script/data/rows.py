@@ -3,7 +3,8 @@
 A mini-batch may hold arrays that do not have one row per example, for example anchor sizes next to
 images and boxes. So the length of an arbitrary array of a mini-batch need not be the number of
 rows. The length of the sample weights or of the labels is the number of rows of a mini-batch. If
-their lengths differ, the most frequent length in the mini-batch is.
+several labels or sample weights differ in length, the most frequent length in the mini-batch is the
+number of rows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class _Leaf:
     Attributes:
         length: Length of the array's first axis: a number, or a scalar int64 tensor whose value is
             known only when the step runs.
-        rank: Number of axes of the array.
+        rank: Number of axes of an array in a mini-batch.
     """
 
     length: Any
@@ -92,7 +93,7 @@ def num_rows(batch: Any) -> Any:
 
 
 def _most_frequent(candidates: Sequence[_Leaf], everything: Sequence[_Leaf]) -> Any:
-    """Return the most frequent length in a batch among some lengths, within a step's graph."""
+    """Return the one of some array lengths that is most frequent in a batch, in a step's graph."""
     candidate_lengths, lengths = (
         tf.stack([tf.cast(leaf.length, tf.int64) for leaf in leaves])
         for leaves in (candidates, everything)
@@ -107,8 +108,8 @@ def arrays_of_rows(batch: Any) -> tuple[bool, ...]:
     """Return, for each array of a mini-batch, True if the array has one row for each example.
 
     In a dataset whose last batch may be shorter, TensorFlow does not know the length of arrays with
-    one row per example. In such a dataset, an array with a static length does not have one row per
-    example.
+    one row per example. So in a dataset whose last batch may be shorter, an array with a static
+    length does not have one row per example.
 
     Args:
         batch: A mini-batch in a form that `num_rows` accepts, or the element_spec of a dataset.
@@ -131,11 +132,11 @@ def _first_axis(leaf: Any) -> int | None:
 def map_rows(take: Callable[[Any], Any], batch: Any, of_rows: Sequence[bool] | None = None) -> Any:
     """Return a mini-batch with `take` applied to the arrays that have one row for each example.
 
-    Arrays of the mini-batch that do not have one row per example do not change.
+    `map_rows` does not change arrays that do not have one row per example.
 
     Args:
-        take: Function that returns the chosen rows of one array.
-        batch: A mini-batch in a form that `num_rows` accepts.
+        take: Function of one array that returns the chosen rows of the array.
+        batch: Mini-batch in Keras' form: x, (x, y) or (x, y, weights).
         of_rows: For each array of the batch, True if it has one row per example, as
             `arrays_of_rows` returns. None: computed from this batch, in which an array without a
             row per example may by chance be as long as the batch.

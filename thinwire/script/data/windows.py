@@ -1,10 +1,10 @@
 """Divides the elements of a tf.data.Dataset, or the rows of its batches, among workers.
 
 A window is a number of successive elements, or one batch, of which each worker gets a random part.
-The seed by which a window is divided contains the numbers of the epoch and of the window. The
-dataset counts epochs and windows while it is iterated. An epoch is one pass over the divided
-elements, so each repetition of a later `repeat()` is an epoch. All workers count the same epochs
-and windows if they iterate over the dataset equally often.
+The seed by which a window of elements is divided contains the numbers of the epoch and of the
+window. The dataset of a worker's part counts epochs and windows while it is iterated. An epoch is
+one pass over the divided elements, so each repetition of a later `repeat()` is an epoch. All
+workers count the same epochs and windows if they iterate over the dataset equally often.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Dataset = Any  # type of a tf.data.Dataset: TensorFlow has no type annotations
 
 
 def count_epochs() -> _Dataset:
-    """Return a dataset of one element: how often this dataset has been iterated before."""
+    """Return a tf.data.Dataset of one number: how often the dataset has been iterated before."""
     numbers = itertools.count()
 
     def count() -> Any:
@@ -48,15 +48,17 @@ def deal_elements(
 ) -> _Dataset:
     """Return a dataset of this worker's elements of a given dataset.
 
-    A window of elements is read in full before it is divided among the workers, because the size of
-    the last window is not known before.
+    A window of elements is read in full before it is divided among the workers, because the last
+    window may be shorter than the other windows.
 
     Args:
         whole: Dataset with the same elements in the same order on every worker.
-        window: Number of elements that are divided among all workers at a time.
-        place: This worker's number in the run, and the rules by which workers divide data.
-        drops_rest: True to drop the last elements if they do not fill a window.
-        is_repeated: True if an epoch of `fit` may continue into the next pass over the data.
+        window: Number of successive dataset elements that are divided among all workers at a time.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
+        drops_rest: True to drop the last elements of the dataset if they do not fill a window.
+        is_repeated: True if one epoch of `fit` may continue into the next pass over the training
+            data.
         unfilled: Counter of windows in which this worker gets no element; None: do not count such
             windows.
     """
@@ -102,11 +104,13 @@ def cut_batches(
 
     Args:
         whole: Dataset with the same batches in the same order on every worker.
-        place: This worker's number in the run, and the rules by which workers divide data.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
         rest: Number of rows in a short last batch; 0 if all batches are full, None if unknown. Only
             the last batch of an epoch may have fewer rows than the run has workers; a worker
             without rows then has one step fewer.
-        is_repeated: True if an epoch of `fit` may continue into the next pass over the data.
+        is_repeated: True if one epoch of `fit` may continue into the next pass over the training
+            data.
         unfilled: Counter of batches in which this worker gets no row; None: do not count such
             batches.
     """
@@ -147,7 +151,7 @@ def _short(place: WorkerPlace, number: Any, num_rows: Any) -> Exception:
 
 
 def _epoch_of_each() -> _Dataset:
-    """Return a dataset that repeats, without end, how often it has been iterated before."""
+    """Return an endless tf.data.Dataset of one number: how often it has been iterated before."""
 
     def repeat(epoch: Any) -> _Dataset:
         return tf.data.Dataset.from_tensors(epoch).repeat()
@@ -208,7 +212,7 @@ def rows_in(batch: Any, of_rows: Sequence[bool] | None = None) -> Any:
     """Return the number of rows of a batch as a scalar int64 tensor.
 
     Args:
-        batch: Tensors, ragged tensors and sparse tensors, in any nesting.
+        batch: Mini-batch of tensors, ragged tensors and sparse tensors, in any nesting.
         of_rows: For each array of the batch, True if it has one row per example, as
             `arrays_of_rows` returns; None: computed from `batch`.
     """
@@ -225,7 +229,7 @@ def take_rows_of(batch: Any, positions: Any, of_rows: Sequence[bool] | None = No
     """Return the rows of a batch at the given positions.
 
     Args:
-        batch: Tensors, ragged tensors and sparse tensors, in any nesting.
+        batch: Mini-batch of tensors, ragged tensors and sparse tensors, in any nesting.
         positions: [n] int64 numbers of the rows to return, ascending.
         of_rows: For each array of the batch, True if it has one row per example, as
             `arrays_of_rows` returns; None: computed from `batch`.

@@ -1,9 +1,9 @@
 """Callbacks that log a run's traffic and staleness in `fit`; exported as `thinwire.callbacks`.
 
 Put the callbacks `Traffic`, `Staleness` and `Version` before callbacks that read the logs, for
-example CSVLogger and TensorBoard. Keras' History contains the values of these callbacks, even if it
-precedes them in the list of callbacks. If the model trains outside of a run, the callbacks
-`Traffic` and `Staleness` log zeros.
+example CSVLogger and TensorBoard. Keras' History contains the values of `Traffic`, `Staleness` and
+`Version`, even if History precedes them in the list of callbacks. If the model trains outside of a
+run, the callbacks `Traffic` and `Staleness` log zeros.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Staleness(keras.callbacks.Callback):
 
     The log ``staleness`` is the mean over the epoch's exchanges with the PS, ``staleness_max`` the
     maximum. The unit of staleness is the number of updates. Staleness is 0 if all workers exchange
-    in the same synchronous round.
+    with the PS in the same synchronous training round.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

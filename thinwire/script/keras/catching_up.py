@@ -170,7 +170,7 @@ class CatchUp:
         self._passed_over.clear()
 
     def _open(self, session: Session) -> bool:
-        """Join the run; reject the script if the run dropped variables of skipped fits."""
+        """Join the run; reject the script if a skipped `fit` trained variables now unshared."""
         opened, self.is_behind = session.open(), False
         shared = {variable.path for variable in session.shared.variables}
         missing = sorted(self._passed_over - shared)

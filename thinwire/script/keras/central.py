@@ -24,7 +24,8 @@ class CentralAccess:
     """Loads weights and optimizer state from the shards into a script's model and optimizers.
 
     Args:
-        member: Membership of the model in a run: settings, session with the servers and barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
         optimizers: Optimizers of the script that train in the run.
     """
 
@@ -41,7 +42,7 @@ class CentralAccess:
 
     @contextlib.contextmanager
     def saving(self, is_own: bool) -> Iterator[bool]:
-        """Load the shards' weights and optimizer state into the model for the time of saving."""
+        """Load the shards' weights and optimizer state into the model while the script saves it."""
         member, writes = self._member, self.writes_files
         with self.lent() if writes or is_own else contextlib.nullcontext():
             yield writes or is_own
@@ -52,12 +53,12 @@ class CentralAccess:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Give the model the shards' weights and optimizer state within the context.
+        """Give the model the shards' weights and optimizer state within the `with` block.
 
-        Within a `fit`, the model in the context has the shards' weights, moving statistics and
-        optimizer state. After the context, the model has this worker's own weights and statistics
-        again. If a callback has set the model's weights before the context, nothing is loaded from
-        the shards.
+        Within a `fit`, the model in the `with` block of `lent` has the shards' weights, moving
+        statistics and optimizer state. After the `with` block of `lent`, the model has this
+        worker's own weights and statistics again. If a callback has set the model's weights before
+        the `with` block of `lent`, nothing is loaded from the shards.
         """
         session = self._member.present
         if session is None or not self._member.in_fit:
@@ -112,7 +113,7 @@ class CentralAccess:
         return self._fill_slots(session, state)
 
     def _fetch(self, session: Session, weights: bool = False) -> CentralState | None:
-        """Fetch the shards' optimizer state, and also their weights if `weights` is true.
+        """Fetch the shards' optimizer state, and the shards' weights if `weights` is true.
 
         Returns:
             The state; None if the PS has no optimizer state to send or does not answer.

@@ -25,10 +25,10 @@ class CheckpointingWorker(Protocol):
     """Interface of a worker whose model or optimizer a TensorFlow checkpoint may contain."""
 
     def holds(self, tracked: Collection[int]) -> bool:
-        """Return True if an id in `tracked` belongs to a model or an optimizer of this worker."""
+        """Return True if an object id in `tracked` is of a model or an optimizer of this worker."""
 
     def checkpointing(self) -> SavingWorker:
-        """Load the shards' weights into a loop's model; return the object that saves the model."""
+        """Load the shards' weights into a training loop's model; return the model's saver."""
 
 
 #: Per thread: `is_silent` is True while TensorFlow's checkpoint functions must not change files.

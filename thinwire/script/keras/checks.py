@@ -97,7 +97,7 @@ def momentum_of(optimizer: Any) -> float | None:
 
 
 def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> None:
-    """Reject a compiled optimizer with settings that have no effect, because the server updates.
+    """Reject a compiled optimizer if settings have no effect because the server updates weights.
 
     A compiled optimizer that is plain SGD is always accepted. A compiled optimizer other than plain
     SGD must equal the server's optimizer.
@@ -186,7 +186,7 @@ def check_rate_change(rate: float, method: Method) -> None:
 
 
 def check_variables(variables: Iterable[Any]) -> None:
-    """Reject variables with a Keras constraint, which a server with a model from flags ignores.
+    """Reject variables with a Keras constraint, which a server ignores if flags define its model.
 
     Raises:
         ConfigurationError: One of the variables has a Keras constraint.
@@ -235,10 +235,11 @@ def refuse_step_alone(
         variables: Variables that the optimizer is about to update.
         shared: Variables of the model that all workers train, which only an exchange with the PS
             may change.
-        name: Name of the model in the error message.
+        name: Name of the model for error messages.
 
     Raises:
-        ConfigurationError: The optimizer updates a shared variable on this worker alone.
+        ConfigurationError: The optimizer updates, on this worker alone, a variable that all workers
+            share.
     """
     known = {id(variable) for variable in shared}
     touched = [variable for variable in variables if id(variable) in known]
@@ -255,15 +256,15 @@ def refuse_step_alone(
 def check_offered_step(
     optimizer: Any, number: int, variables: Sequence[Any], shared: SharedModel, offer: Offer
 ) -> None:
-    """Reject a step of an optimizer with other variables than those the PS knows for it.
+    """Reject an optimizer's step with other variables than the PS knows for the optimizer.
 
     The offer (the description of the model that the PS has accepted) lists the variables of each
     optimizer.
 
     Args:
-        optimizer: Optimizer that is about to update variables.
+        optimizer: Keras optimizer of the script that is about to update variables.
         number: Position of the optimizer in the offer (the model's description for the PS), from 0.
-        variables: Variables that the optimizer is called with in this step.
+        variables: Variables with which the script calls the optimizer in the present training step.
         shared: Variables of the model that all workers train.
         offer: Description of the model and its optimizers that the PS has accepted.
 

@@ -1,11 +1,12 @@
 """Evaluates learning-rate schedules at the run's batch count instead of this worker's step count.
 
 Keras evaluates a learning-rate schedule at the step count of its optimizer. Callbacks, TensorBoard
-and scripts also evaluate schedules at the optimizer's step count, by `optimizer.learning_rate` or
-by calling the schedule with `optimizer.iterations`. In a run an optimizer counts only this worker's
-steps, but a schedule must follow the batches of all workers. So a learning-rate schedule that is
-called with its optimizer's step count returns the rate at the run's batch count. The optimizer's
-own step count stays unchanged, because bias corrections and scripts read it.
+and scripts, too, evaluate learning-rate schedules at the optimizer's step count, by
+`optimizer.learning_rate` or by calling the schedule with `optimizer.iterations`. In a run an
+optimizer counts only this worker's steps, but a schedule must follow the batches of all workers. So
+a learning-rate schedule that is called with its optimizer's step count returns the rate at the
+run's batch count. The optimizer's own step count stays unchanged, because bias corrections and
+scripts read it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _CLOCK = "_thinwire_clock"
 
 
 class RunClock:
-    """The batch count of the whole run at which one optimizer's schedule is evaluated.
+    """The batch count of the whole run at which one optimizer's learning-rate schedule is read.
 
     Attributes:
         variable: Keras variable with the run's batch count, which the graph of a step reads.
@@ -33,7 +34,7 @@ class RunClock:
             a step assigns `variable` only after the exchange with the PS.
 
     Args:
-        optimizer: Keras optimizer with a schedule, without a loss-scaling wrapper.
+        optimizer: Keras optimizer with a learning-rate schedule, without a loss-scaling wrapper.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -61,7 +62,7 @@ class RunClock:
             ).result()
 
     def go_on(self, count: int) -> None:
-        """Set the batch count of the schedule; the caller must be outside of any train_step."""
+        """Set the run's batch count for the learning-rate schedule, outside of any train_step."""
         self.count = count
         self.variable.assign(count)
         self.own.assign(int(self._optimizer._iterations))
@@ -70,11 +71,11 @@ class RunClock:
         _read_at_clocks(kind)
 
     def pause(self) -> None:
-        """Evaluate the schedule at the optimizer's own step count, which the script has set."""
+        """Evaluate the learning-rate schedule at the optimizer's step count, set by the script."""
         setattr(self._optimizer._iterations, _CLOCK, None)
 
     def read(self, schedule: Any) -> float:
-        """Return a schedule's learning rate at the run's batch count `count`.
+        """Return a learning-rate schedule's value at the run's batch count `count`.
 
         The attribute `variable` may still have an older batch count: the graph may assign the new
         count only after the next exchange with the PS has read the rate.
@@ -85,10 +86,10 @@ class RunClock:
 
 @functools.cache
 def _read_at_clocks(kind: Any) -> None:
-    """Patch `__call__` of a schedule class to use the run's batch count, once per process.
+    """Patch `__call__` of a learning-rate schedule class to use the run's batch count, once.
 
-    The patch of a schedule changes only calls with the `iterations` variable of an optimizer that
-    has a `RunClock`.
+    The patch of a learning-rate schedule changes only calls with the `iterations` variable of an
+    optimizer that has a `RunClock`.
     """
     alone: Any = vars(kind).get("__call__", kind.__call__)
 

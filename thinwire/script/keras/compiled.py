@@ -24,9 +24,9 @@ def describe_compiled(
 ) -> dict[str, str]:
     """Return texts that describe a compiled model, by part ("optimizer", "loss", "model" and more).
 
-    The description contains the learning rate only before the optimizer's first step. Training may
-    change the learning rate, and a script that loads its optimizer from a file has the changed
-    rate.
+    The description of a compiled model contains the learning rate only before the optimizer's first
+    step. Training may change the learning rate, and a script that loads its optimizer from a file
+    has the changed rate.
 
     Args:
         model: Keras model, or one of the models that a training loop trains.

@@ -96,9 +96,9 @@ def explain_batch(error: BaseException, place: WorkerPlace | None, batch_size: i
     The workers divide the rows of each batch, so a model may get fewer rows than it requires.
 
     Args:
-        error: Error of the first step, to which the note is added.
-        place: This worker's number in the run, and the rules by which workers divide data; None if
-            the script divides its data.
+        error: Error of a first training step, to which a note is added.
+        place: This worker's number in the run, and the rules that divide data among workers; None
+            if the script divides its data itself.
         batch_size: Batch size that the script passes to `fit`, in rows; None if unknown.
     """
     is_foreign = isinstance(error, ValueError | tf.errors.InvalidArgumentError)

@@ -47,8 +47,8 @@ def distribute(
 
     A distributed model joins the run at the first step of `fit` or `train_on_batch`, and then gets
     the server's weights. The `fit` of a distributed model ends after its epochs or when the run
-    ends, and the next `fit` joins again. If no setting names a run, a distributed model trains
-    alone, exactly as without `distribute`.
+    ends, and the next `fit` joins the run again. If no setting names a run, a distributed model
+    trains alone, exactly as without `distribute`.
 
     A distributed optimizer exchanges gradients or weights with the PS wherever the script calls its
     `apply` or `apply_gradients`, eagerly or within a `tf.function`. In a loop with several
@@ -57,8 +57,8 @@ def distribute(
     loop among the workers.
 
     Args:
-        trained: Keras model, compiled before or after this call, built or not; or a Keras
-            optimizer.
+        trained: Keras model, compiled before or after the call of `distribute`, built or not; or a
+            Keras optimizer.
         args: Settings of the worker; `thinwire.script.settings` lists the accepted types.
         model: Built model or models that the optimizer `trained` updates; None if `trained` is a
             model.
@@ -165,7 +165,7 @@ def _distribute_optimizer(
     num_train: int | None,
     settings: Mapping[str, Any],
 ) -> None:
-    """Give a loop's optimizer its models' session, so that its steps exchange with the PS."""
+    """Give a training loop's optimizer its models' session, so that it exchanges with the PS."""
     launched = read_settings_file(os.environ)
     if _never_trains(launched) or source_of(args, settings) is None:
         sessions = [model.thinwire for model in models if getattr(model, "thinwire", None)]
@@ -191,8 +191,8 @@ def _distribute_optimizer(
 def _check_optimizer(optimizer: Any, args: Any, settings: Mapping[str, Any]) -> None:
     """Reject an optimizer whose steps the PS must take but whose class the PS cannot build.
 
-    The optimizer's first step would also be rejected, but possibly after the script has trained
-    another model for a long time.
+    Without this check, the optimizer's first step would be rejected, possibly after the script has
+    trained another model for a long time.
 
     Raises:
         ConfigurationError: The PS must take the optimizer's steps but cannot build the optimizer.
@@ -225,7 +225,7 @@ def _never_trains(launched: LaunchedScript | None) -> bool:
 def _session_of(
     models: Sequence[keras.Model], args: Any, num_train: int | None, settings: Mapping[str, Any]
 ) -> ModelSession:
-    """Return the session of one of the models, else the session of this worker, else a new one.
+    """Return the server session of one of the models, else of this worker, else a new session.
 
     A run trains one (combined) model at a time, so all optimizers of a script share one session
     with the servers.

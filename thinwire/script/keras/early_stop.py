@@ -10,7 +10,7 @@ class EarlyStop:
     """Agrees with the other workers' scripts on an early end of a `fit`, and ends this `fit`.
 
     Attributes:
-        epoch: Number of the current epoch. The first epoch of a `fit` has the number
+        epoch: Number of the current training epoch. The first epoch of a `fit` has the number
             `initial_epoch`.
     """
 
@@ -26,10 +26,10 @@ class EarlyStop:
         self.epoch, self._after = 0, None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Set the current epoch; end `fit` if the workers' scripts have agreed to end it before.
+        """Set the current epoch; end `fit` if the workers' scripts have agreed to end before it.
 
         Args:
-            epoch: Number of the epoch, as Keras counts epochs.
+            epoch: Number of the training epoch, from 0, as Keras passes it to callbacks.
         """
         self.epoch = epoch
         if self._after is not None and epoch >= self._after:
@@ -56,7 +56,7 @@ class EarlyStop:
             member.model.stop_training = self.epoch + 1 >= self._after
 
     def stop_now(self) -> None:
-        """End the current `fit` in the other workers' scripts, as this one stopped within an epoch.
+        """End `fit` in the other workers' scripts: this script's `fit` stopped within an epoch.
 
         The scripts of the other workers finish their current batch and do not wait for updates of
         this worker.

@@ -1,10 +1,10 @@
 """Runs a script as the evaluator: `fit` does not train, but evaluates the shards' weights.
 
 The evaluator runs the same script as the workers, so it has the same validation data and compiled
-metrics. Within a `fit` the evaluator answers the workers' requests at the ends of epochs, and also
-evaluates weights between requests. The evaluator's `fit` returns when the workers begin their next
-call of `fit`. The evaluator's process ends with the run, so it never executes the script's code
-after the last `fit`.
+metrics. Within a `fit` the evaluator answers the workers' requests for evaluations at the ends of
+epochs, and evaluates weights between requests, too. The evaluator's `fit` returns when the workers
+begin their next call of `fit`. The evaluator's process ends with the run, so it never executes the
+script's code after the last `fit`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
     """Patch a model for the evaluator: `fit` evaluates, and saving writes only temporary files.
 
     Args:
-        model: Keras model, compiled before or after this call.
+        model: Keras model, which the script compiles before or after the call of `evaluate_fit`.
         run: Settings of the training run.
     """
     report_arrival(run)
@@ -92,7 +92,7 @@ def skip_steps(optimizer: Any, run: Run) -> None:
 
 
 def _after_waiting(alone: Callable[..., Any], run: Run) -> Callable[..., Any]:
-    """Return a function that waits for a worker's `fit` with validation data, then runs `alone`."""
+    """Return a function that awaits a worker's `fit` with validation data, then calls `alone`."""
 
     @functools.wraps(alone)
     def step(*args: Any, **keywords: Any) -> Any:
@@ -132,7 +132,7 @@ class ValidationSet:
 
         Args:
             model: Built Keras model that is evaluated.
-            arguments: Arguments of Keras' fit, by name.
+            arguments: Arguments of the call of Keras' `fit`, by name.
         """
         x, y, sample_weight = unpack_x_y_sample_weight(arguments["validation_data"])
         batch_size = arguments.get("validation_batch_size") or arguments.get("batch_size")
@@ -184,8 +184,8 @@ class ScriptFits:
     Attributes:
         num_fits: Number of the script's calls of `fit` so far, over all its models.
         newest: Evaluator of the model whose `fit` was called last; None before the first `fit`.
-        missing: Maps the id of a variable to the variable, if an earlier `fit` trained it and this
-            process does not have the trained value.
+        missing: Maps the Python id of a variable to the variable, for variables that an earlier
+            `fit` trained and whose trained values this process does not have.
     """
 
     def __init__(self) -> None:
@@ -240,10 +240,10 @@ class FitEvaluator:
         return self._requests_of(self._run)
 
     def fit(self, arguments: dict[str, Any]) -> keras.callbacks.History:
-        """Evaluate until the workers begin another `fit`; end this process at the end of the run.
+        """Evaluate weights until the workers begin another `fit`; end this process with the run.
 
         Args:
-            arguments: Arguments of Keras' fit, by name.
+            arguments: Arguments of the call of Keras' `fit`, by name.
 
         Returns:
             Keras History of the first worker's fit; empty if that worker has not reported one.
@@ -300,7 +300,7 @@ class FitEvaluator:
         """Prepare the evaluations of a `fit`: build the model and split off validation data.
 
         Args:
-            arguments: Arguments of Keras' fit, by name.
+            arguments: Arguments of the call of Keras' `fit`, by name.
             begun: Message from the workers which reports that the `fit` has begun.
         """
         options = dict(arguments)
@@ -319,7 +319,7 @@ class FitEvaluator:
         logging.info("evaluating fit %d", begun.fit)
 
     def _answer(self, fit: int, epoch: int) -> None:
-        """Answer a worker's request with metrics, or with the reason why there are no metrics."""
+        """Answer a worker's evaluation request with metrics, or with a reason if there are none."""
         answer = pb.Evaluated(fit=fit, epoch=epoch, answers=True)
         if fit != self._num_fits:
             answer.nobody = f"the evaluator is already in fit {self._num_fits}"
@@ -334,7 +334,7 @@ class FitEvaluator:
             self._evaluate(answer)
 
     def _is_due(self) -> bool:
-        """Return True if weights are new and the pause after the last evaluation has passed."""
+        """Return True if the shards' weights are new and the last evaluation is long enough ago."""
         if self._validation is None or self._fit_of_validation != self._num_fits:
             return False
         if not self._validation.is_repeatable or self.requests.is_by_script(self._num_fits):
@@ -346,8 +346,8 @@ class FitEvaluator:
         """Evaluate the shards' current weights, and report the metrics to shard 0.
 
         Args:
-            evaluated: Report to send, to which the method adds the weights' versions and the
-                metrics.
+            evaluated: Report to send to shard 0, to which the method adds the weights' versions and
+                the metrics.
         """
         began, spent = time.monotonic(), time.process_time()
         missing = self._script.missing
@@ -427,7 +427,7 @@ def _build(model: Any, arguments: dict[str, Any]) -> None:
 
     Args:
         model: Keras model that the script trains.
-        arguments: Arguments of Keras' fit, by name.
+        arguments: Arguments of the call of Keras' `fit`, by name.
     """
     if is_built(model):
         return

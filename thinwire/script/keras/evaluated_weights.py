@@ -57,7 +57,8 @@ class EvaluatedWeights:
         """Load the shards' weights and moving statistics (of BatchNormalization) into the model.
 
         Args:
-            averages: True to load the moving averages of the weights instead of the weights.
+            averages: True to load the optimizer's moving averages of the weights instead of the
+                weights.
 
         Returns:
             The version of each shard, and checksums of the loaded weights and statistics.

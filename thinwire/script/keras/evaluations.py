@@ -39,8 +39,8 @@ class FitEvaluations:
     """Evaluates the validation data within a model's calls of `fit`.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
         central: Object that loads the shards' weights into the model.
 
     Attributes:
@@ -61,7 +61,7 @@ class FitEvaluations:
         """Find out whether a `fit` has validation data, and whether a worker must evaluate it.
 
         Args:
-            arguments: Arguments of Keras' fit, by name.
+            arguments: Arguments of the call of Keras' `fit`, by name.
         """
         is_given = arguments.get("validation_data") is not None
         self.validates = is_given or bool(arguments.get("validation_split"))
@@ -105,7 +105,7 @@ class FitEvaluations:
         validation data.
 
         Args:
-            epoch: Number of the epoch, as Keras counts epochs.
+            epoch: Number of the training epoch, from 0, as Keras passes it to callbacks.
             alone: Keras' own `evaluate`, which runs on this worker only.
             keywords: Keyword arguments that `fit` passes to `evaluate`.
         """

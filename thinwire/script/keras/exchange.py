@@ -38,13 +38,14 @@ class StepExchange:
 
     Attributes:
         last: Result of the newest exchange with the servers; None before the first step.
-        traffic: Bytes sent and received, and staleness, in the current epoch.
+        traffic: Bytes that this worker sent and received, and its staleness, in the current
+            training epoch.
         num_calls: Number of calls of `exchange` since the newest `fit` began, including calls after
             the end of this `fit`.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
         optimizers: Optimizers of the script that train in the run.
         joining: Object that joins the run again for a training loop that follows a `fit`.
         loop_steps: Steps of the optimizers in a training loop that the script writes itself.
@@ -68,7 +69,7 @@ class StepExchange:
         self._has_reported_end = False  # True once a training loop has logged the end of the run
 
     def begin_fit(self) -> None:
-        """Delete the stored error of the previous `fit`, and set its counts to zero."""
+        """Delete a previous `fit`'s stored error; set the exchange and batch counts to zero."""
         self._failure, self.num_calls, self._num_batches = None, 0, 0
 
     def begin_epoch(self) -> None:
@@ -98,7 +99,7 @@ class StepExchange:
         return self._failure is not None
 
     def raise_failure(self) -> None:
-        """Raise the error of an exchange, if one is stored, which TensorFlow would hide."""
+        """Raise the stored error of an exchange with the servers, which TensorFlow would hide."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -124,7 +125,8 @@ class StepExchange:
 
         Args:
             step: Object that replaces the optimizer's method `apply`.
-            repeats: True if an earlier step has already counted the examples of the mini-batch.
+            repeats: True if an earlier training step has already counted the examples of the
+                mini-batch.
             in_turn: True if other optimizers of a training loop may step before the weights are
                 exchanged.
             values: [num_parameters] float32 gradient, or weights if the optimizer updates them on
@@ -138,8 +140,8 @@ class StepExchange:
             has_assigned: True if the script has set weights itself and `values` are weights.
             statistics: [m] float32 moving statistics (of BatchNormalization) after the step.
             rate: Learning rate of the optimizer, which a callback may have changed.
-            scale: Loss scale by which the loss was multiplied; 0 if the loss is not scaled, or the
-                optimizer unscales the gradients itself.
+            scale: Loss scale by which the loss was multiplied; 0 if the loss is not scaled, or if
+                the optimizer itself unscales the gradients.
             sparse: Indices of the shared variables with sparse gradients (IndexedSlices).
             touched: Row numbers of the sparse gradients: one array for each index in `sparse`,
                 unordered and with duplicates.
@@ -229,7 +231,7 @@ class StepExchange:
     def _unchanged(
         self, session: Session, values: Float32, statistics: Float32, rate: float, scale: float
     ) -> tuple[Float32, Float32, np.float32, np.float32, Int64]:
-        """Return the values of a local step unchanged, because it exchanges nothing."""
+        """Return a local step's values unchanged, because a local step exchanges nothing."""
         copies = np.array(values), np.array(statistics)
         counts = self._optimizers.advance(session)
         return (*copies, np.float32(rate), np.float32(scale), counts)
@@ -277,8 +279,8 @@ class StepExchange:
             rows: Number of examples in the mini-batch of the step.
             loss: Mean loss of the mini-batch; None if unknown.
             statistics: [m] float32 moving statistics (of BatchNormalization) after the step.
-            rate: Learning rate of the optimizer in this step.
-            figures: Numbers about the step, for example its loss scale, that are sent with
+            rate: Learning rate of the optimizer in the present training step.
+            figures: Numbers about the training step, for example its loss scale, that are sent with
                 `values`.
         """
         member, session = self._member, self._member.joined

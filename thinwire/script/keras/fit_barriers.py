@@ -36,7 +36,7 @@ class FitBarriers:
 
     Args:
         run: Settings of the training run.
-        id_worker: Id of this worker.
+        id_worker: Id of this worker, from 1.
         run_id: Identifier of the run, which the shards have sent to this worker.
         on_stop: Function that ends the current `fit` when the script of another worker ends it,
             called in the control stream's thread with the number of epochs after which the `fit`
@@ -142,7 +142,7 @@ class FitBarriers:
         """Wait until a process has evaluated the model at the end of an epoch.
 
         Args:
-            epoch: Number of the epoch, as Keras counts epochs.
+            epoch: Number of the training epoch, from 0, as Keras passes it to callbacks.
             by_script: True if a worker's script must evaluate, because the Supervisor's evaluator
                 lacks values of the script.
 
@@ -174,7 +174,7 @@ class FitBarriers:
         """Report metrics that shard 0 has requested from this script and then sends to all scripts.
 
         Args:
-            epoch: Number of the epoch, as Keras counts epochs.
+            epoch: Number of the training epoch, from 0, as Keras passes it to callbacks.
             versions: For each shard, the version of its weights in the evaluated model.
             metrics: Metrics of the model on the validation data, by name.
 
@@ -204,7 +204,7 @@ class FitBarriers:
         """Send this script's training metric states to shard 0; receive the sums over all scripts.
 
         Args:
-            epoch: Number of the epoch, as Keras counts epochs.
+            epoch: Number of the training epoch, from 0, as Keras passes it to callbacks.
             states: Amounts that the epoch has added to the states of this script's training
                 metrics.
 
@@ -221,7 +221,7 @@ class FitBarriers:
         """Agree with the other workers' scripts, after an epoch's callbacks, on an early end.
 
         Args:
-            epoch: Number of the epoch, as Keras counts epochs.
+            epoch: Number of the training epoch, from 0, as Keras passes it to callbacks.
             stops: True if a callback of this script has set `model.stop_training`.
 
         Returns:
@@ -250,9 +250,9 @@ class FitBarriers:
 
         Args:
             has_written: True if this script has written the saved file.
-            in_loop: True if this script is in a training loop of its own. It then waits a limited
-                time, because the script that writes the file may itself wait for this script's next
-                step.
+            in_loop: True if this script is in a training loop of its own. The script then waits a
+                limited time, because the script that writes the file may itself wait for this
+                script's next step.
 
         Returns:
             A RunHalted if the run has ended; else None, also after a timeout.

@@ -34,7 +34,7 @@ from thinwire.worker.script import RECORD
 
 
 class _EpochPart(enum.Enum):
-    """Parts of an epoch of `fit`, in the order in which they run."""
+    """Parts of a training epoch of `fit`, in the order in which Keras runs the parts."""
 
     BEFORE_STEPS = enum.auto()
     IN_STEPS = enum.auto()
@@ -50,8 +50,8 @@ class FitLifecycle:
             `fit` must not divide the data.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
         succession: Object that decides which of the script's models the run trains.
         phases: Object that begins a new phase of the run when the script's model has changed.
         joining: Object that creates the sessions with the servers and joins the run.
@@ -97,7 +97,7 @@ class FitLifecycle:
         """Prepare one call of a model's `fit`; leave the run if the `fit` fails.
 
         Args:
-            arguments: Arguments of Keras' fit, by name.
+            arguments: Arguments of the call of Keras' `fit`, by name.
 
         Yields:
             The arguments for Keras' fit, with this worker's part of the training data.
@@ -166,7 +166,7 @@ class FitLifecycle:
         """Begin an epoch, and find out in how many of its steps this worker has no training rows.
 
         Args:
-            epoch: Number of the epoch, as Keras counts epochs.
+            epoch: Number of the training epoch, from 0, as Keras passes it to callbacks.
         """
         data = self._joining.data
         self._to_sit_out, self._part = data.short_by, _EpochPart.BEFORE_STEPS

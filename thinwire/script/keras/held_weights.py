@@ -45,8 +45,8 @@ def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | N
 
     Args:
         session: This worker's session with the servers.
-        held: [num_parameters] float32 weights that the model has now.
-        name: Name of the model in the error message.
+        held: [num_parameters] float32 weights that the script's model has now.
+        name: Name of the model for error messages.
 
     Returns:
         [num_parameters] float32 changes to send with the next step; None if the script has changed
@@ -70,7 +70,7 @@ def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | N
 
 
 def assigned_by_script(session: Session, change: Float32 | None) -> Float32 | None:
-    """Return the script's own changes of weights for the next step, if optimizers step here.
+    """Return a script's own changes of weights for the next step, if workers run optimizers.
 
     Args:
         session: This worker's session with the servers.

@@ -34,8 +34,8 @@ class Joining:
             loop.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
         optimizers: Optimizers of the script that train in the run.
         stop: Object that agrees with the other workers' scripts on an early end of a `fit`.
         num_train: Number of rows of the whole training set, from `distribute`; None if the script
@@ -58,7 +58,7 @@ class Joining:
         self._offered: tuple[StepPlan, SharedModel] | None = None
 
     def join(self) -> None:
-        """Join or rejoin the run; load the server's weights, loss scale and schedule counts."""
+        """Join or rejoin the run; load the server's weights, loss scale and batch counts."""
         member = self._member
         member.join()
         session = member.joined
@@ -166,9 +166,10 @@ class Joining:
         """Reject an offer of the model to the PS if this process lacks the optimizer state for it.
 
         A shard accepts a model's offer only before the phase of the run for which the offer is
-        made. After a restart, the barrier may select this worker to offer its model although the
-        phase of the run has begun. A worker selected too late then joins without an offer, and this
-        check is not called. The comparison of states itself is in `CatchUp.check_states`.
+        made. After a restart of this worker, the barrier may select the worker to offer its model
+        although the phase of the run has begun already. A worker that the barrier selects too late
+        joins without an offer, and `_check_states` is not called. `CatchUp.check_states` compares
+        the optimizer states.
         """
         if not session.takes_weights:
             stepping = [step.inner for step in self._optimizers.stepping]
@@ -178,8 +179,8 @@ class Joining:
         """Write a checkpoint of the optimizers that step on this worker, if one is due.
 
         Args:
-            at_end: True at the end of a `fit`. A checkpoint is then due if any step has been taken
-                since the last checkpoint.
+            at_end: True at the end of a `fit`. A checkpoint is then due if the optimizers have
+                taken a step since the last checkpoint.
         """
         session = self._member.session
         if self._kept is not None and session is not None and not self._member.catch_up.is_behind:

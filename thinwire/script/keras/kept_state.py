@@ -39,7 +39,7 @@ class KeptState:
     """Writes and reads the checkpoints of the optimizers that step on one worker.
 
     Args:
-        settings: Settings of the script, including the run directory.
+        settings: Settings of the script, including the path of the run directory.
     """
 
     def __init__(self, settings: ScriptSettings) -> None:
@@ -53,7 +53,7 @@ class KeptState:
 
     @classmethod
     def of(cls, settings: ScriptSettings) -> KeptState | None:
-        """Return an object for a worker's checkpoints; None without local steps or run_dir."""
+        """Return a `KeptState` for a worker's checkpoints; None without local steps or run_dir."""
         method = settings.run.method
         is_local = method.takes_local_steps and method.steps_on_workers
         has_folder = settings.is_launched or "run_dir" in settings.given
@@ -66,8 +66,8 @@ class KeptState:
             session: Session of this worker with the servers, between two steps.
             optimizers: Optimizers that step on this worker, in the order in which the PS knows
                 them.
-            at_end: True at the end of a `fit`. A checkpoint is then due if there were steps since
-                the last checkpoint.
+            at_end: True at the end of a `fit`. A checkpoint is then due if the optimizers have
+                taken a step since the last checkpoint.
         """
         core, now = session.part.core, time.monotonic()
         is_due = at_end or now - self._saved_at >= self._interval_seconds
@@ -98,8 +98,8 @@ class KeptState:
         Args:
             session: Session of this worker with the servers, which has just joined the run.
             optimizers: Built optimizers, in the order in which the PS knows them.
-            last_step: Number of this worker's last step that the shards applied; 0 if they applied
-                none.
+            last_step: Number of this worker's last training step that the shards applied; 0 if the
+                shards applied none.
 
         Returns:
             Saved state of the worker's core (step count, codec's residual); None if there is no
@@ -120,7 +120,8 @@ class KeptState:
         settings = state.get("settings", {})
         if first_setting(settings, deciding_settings(session.settings.run)) is not None:
             logging.warning(
-                "the method has changed (--resume): resetting this worker's optimizer state"
+                "the training method has changed (--resume): resetting this worker's optimizer "
+                "state"
             )
             return None
         saved = [state["optimizers"].get(str(number), {}) for number in range(len(optimizers))]
@@ -143,7 +144,8 @@ class KeptState:
                     optimizer.variables[_RATE].assign(rate)
         step = state["core"]["step"]
         logging.info(
-            "loaded this worker's optimizer state, which was saved after exchange %d of %d",
+            "loaded this worker's optimizer state, which was saved after exchange %d of %d with "
+            "the PS",
             step,
             last_step,
         )

@@ -34,7 +34,7 @@ _LOOKS = {
 
 
 class Together:
-    """Several models that a script's training loop trains together, with the attributes of one.
+    """Several models that a training loop trains together, with the attributes of one model.
 
     Attributes:
         models: Models in the order in which the script passed them to `distribute`.
@@ -50,9 +50,9 @@ class Together:
 
     @staticmethod
     def of(model: Any, others: Iterable[keras.Model]) -> Any:
-        """Return a `Together` of a model and those of the models `others` that are not its layers.
+        """Return a `Together` of a model and the models in `others` that are not layers of it.
 
-        If all other models are layers of the model, the model itself is returned.
+        If all models in `others` are layers of the model, the model itself is returned.
         """
         models = list(model.models) if isinstance(model, Together) else [model]
         layers = [layer for member in models for layer in member._flatten_layers()]
@@ -154,11 +154,13 @@ class LoopSteps:
         """Return which variables each optimizer of the training loop updates, at its first step.
 
         Args:
-            step: Replacement of the optimizer whose step is the first of the loop.
-            pairs: Pairs (gradient, variable) that this optimizer is called with.
+            step: Replacement (`ExchangeStep`) of the optimizer that takes the first step of the
+                training loop.
+            pairs: Pairs (gradient, variable) with which the script calls the first optimizer.
 
         Raises:
-            ConfigurationError: It is unknown or ambiguous which variables an optimizer updates.
+            ConfigurationError: It is unknown or ambiguous which variables an optimizer of the
+                training loop updates.
         """
         self._models.setdefault(step, [])
         known = {step: PlannedStep.of(step.optimizer, pairs)}
@@ -213,7 +215,8 @@ class Refreshed(Protocol):
         """Load the shards' weights into the model of the training loop.
 
         Args:
-            with_slots: True to load the PS's optimizer state into the script's optimizers, too.
+            with_slots: True to load the PS's optimizer state into the script's optimizers, in
+                addition to the weights.
         """
 
 

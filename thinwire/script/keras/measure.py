@@ -48,8 +48,9 @@ def measure_fit(model: keras.Model, path: pathlib.Path) -> None:
     """Patch a model's `fit` to measure a few steps, write the measurement and end the process.
 
     Args:
-        model: Keras model. The script may compile the model before or after this call.
-        path: Path of the file to which the measurement is written.
+        model: Keras model. The script may compile the model before or after the call of
+            `measure_fit`.
+        path: Path of the file to which the measured gradients and times are written.
     """
     alone = model.fit
 

@@ -48,8 +48,8 @@ def make_offer(
         batch_size: Number of rows in one step of the script outside of a run; None if unknown.
 
     Raises:
-        ConfigurationError: The PS must update the weights with the script's optimizers, but it
-            cannot build an optimizer or a Keras constraint.
+        ConfigurationError: The PS must update the weights with the script's optimizers, but the PS
+            cannot build one of the optimizers or a Keras constraint.
     """
     paths = {id(v): t.path for v, t in zip(shared.variables, shared.spec.tensors, strict=True)}
     moved = {id(variable) for variable in plan.variables} - {
@@ -104,7 +104,7 @@ def _has_slots(optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) 
 
 
 def _owners(shared: SharedModel, plan: StepPlan) -> list[tuple[Any, list[Any]]]:
-    """Return each optimizer with the shared variables that it updates, in the order of the step.
+    """Return each optimizer with the shared variables that it updates, in the order of their steps.
 
     The model's W_global may list shared variables that no optimizer updates. Shared variables that
     no optimizer updates are returned with the first optimizer, and the offer to the PS lists them
@@ -128,7 +128,8 @@ def _loss_scale(described: Sequence[DescribedOptimizer], plan: StepPlan) -> Loss
     """Return the dynamic loss scale of a step's only optimizer; None without loss scaling.
 
     Raises:
-        ConfigurationError: The step has several optimizers, and one of them scales its loss.
+        ConfigurationError: The script's training step has several optimizers, and one of the
+            optimizers scales its loss.
     """
     scales = [description.loss_scale for description in described]
     if len(scales) > 1 and any(scales):

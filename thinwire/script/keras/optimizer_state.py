@@ -30,7 +30,8 @@ class OptimizerStates:
         """Record the present values of optimizer variables as the values of the run.
 
         Args:
-            variables: Optimizer variables whose values are recorded; they must outlive this object.
+            variables: Optimizer variables whose values are recorded; the variables must outlive
+                this `OptimizerStates`.
         """
         self._known = {id(variable): _digest(variable) for variable in variables}
         self._assigned.clear()
@@ -49,12 +50,13 @@ class OptimizerStates:
         return id(variable) in self._known and id(variable) in self._assigned
 
     def differs(self, variable: Any, steps: int = 0) -> bool:
-        """Return True if an optimizer variable's values differ from those at the last `note`.
+        """Return True if an optimizer variable's values have changed since the last `note`.
 
         Args:
-            variable: Optimizer variable that is compared.
-            steps: If the variable counts steps, the number of steps by which it may have advanced
-                meanwhile.
+            variable: Optimizer variable whose values are compared with the values at the last
+                `note`.
+            steps: If the optimizer variable counts steps, the number of steps by which the variable
+                may have advanced since the last `note`.
         """
         known = self._known.get(id(variable))
         return known is not None and all(known != _digest(variable, n) for n in range(steps + 1))
@@ -70,11 +72,11 @@ def refuse_assignment(variable: Any, optimizer: str, in_fit: bool) -> None:
 
     Args:
         variable: Optimizer variable that the script has assigned to.
-        optimizer: Name of the optimizer in the error message.
+        optimizer: Name of the script's optimizer for the error message.
         in_fit: True within a `fit`; False within a training loop that the script writes itself.
 
     Raises:
-        ConfigurationError: The method always raises this error.
+        ConfigurationError: Each call of the method raises this error.
     """
     where = "a fit" if in_fit else "a loop of its own"
     raise ConfigurationError(

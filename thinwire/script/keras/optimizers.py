@@ -46,7 +46,7 @@ def settings_with_momentum(
         optimizer: Optimizer that the script has compiled its model with.
 
     Raises:
-        ConfigurationError: A setting of the compiled optimizer would have no effect.
+        ConfigurationError: A setting of the compiled optimizer would have no effect in the run.
     """
     chosen = read_settings(args, keywords, type_node="Worker")
     momentum = momentum_of(optimizer)
@@ -69,8 +69,8 @@ class ScriptOptimizers:
         sequence: Positions in `stepping`, in the order of the optimizers' calls in one train_step.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
         owner: The model's session, which exchanges with the servers.
         settings_for: Function of the compiled optimizer that returns the script's settings, called
             if flags define the server's optimizer.
@@ -141,7 +141,8 @@ class ScriptOptimizers:
         """Let the planned optimizers train in the run, and create their variables.
 
         Args:
-            plan: Optimizers of one step, with the variables that each optimizer updates.
+            plan: Optimizers of one training step of the script, with the variables that each
+                optimizer updates.
         """
         self.stepping = []
         for number, planned in enumerate(plan.steps):
@@ -169,11 +170,12 @@ class ScriptOptimizers:
     # -- variables of each optimizer --------------------------------------------------------------
 
     def check_step(self, step: ExchangeStep, variables: Sequence[Any]) -> None:
-        """Reject a step of an optimizer with variables other than those the PS expects.
+        """Reject an optimizer's step with other variables than the PS expects for the optimizer.
 
         Args:
             step: Object that replaces the optimizer that is about to step.
-            variables: Variables that the optimizer is called with in this step.
+            variables: Variables with which the script calls the optimizer in the present training
+                step.
 
         Raises:
             ConfigurationError: The PS knows other variables for the optimizer, or the optimizer is
@@ -220,11 +222,12 @@ class ScriptOptimizers:
     def are_set_by_script(self, in_step: bool = False) -> bool:
         """Return True if the script has set values of an optimizer since the end of the last `fit`.
 
-        Changed optimizer state counts only if the PS or a codec holds it during training.
+        `are_set_by_script` considers only optimizer state that the PS or a codec holds during
+        training.
 
         Args:
-            in_step: True within a step. The graph of a step may advance the optimizer's step count
-                before the exchange, so the count may be one ahead of the recorded value.
+            in_step: True within a training step. The graph of a step may advance the optimizer's
+                step count before the exchange, so the count may be one ahead of the recorded value.
 
         Raises:
             ConfigurationError: The run cannot use the optimizer state that the script has set.
@@ -274,8 +277,8 @@ class ScriptOptimizers:
         """Note that the script assigns to a variable, if the variable belongs to an optimizer.
 
         Args:
-            variable: Any Keras variable of this process.
-            is_training: True if the run trains this model at the time of the assignment.
+            variable: Keras variable of this process to which the script has assigned a value.
+            is_training: True if the run trains the session's model at the time of the assignment.
 
         Raises:
             ConfigurationError: The PS holds the value of the optimizer variable during training, so
@@ -305,7 +308,7 @@ class ScriptOptimizers:
     # -- rates, schedules and the loss scale ------------------------------------------------------
 
     def begin_clocks(self, method: Method) -> tuple[int, ...]:
-        """Let each learning-rate schedule be evaluated at the run's batch count.
+        """From now on, evaluate each optimizer's learning-rate schedule at the run's batch count.
 
         Args:
             method: Training method of the run.
@@ -328,11 +331,11 @@ class ScriptOptimizers:
         return tuple(firsts)
 
     def clock_of(self, step: ExchangeStep) -> RunClock | None:
-        """Return the run's batch count for an optimizer's schedule; None without a schedule."""
+        """Return the run's batch count for an optimizer's rate schedule; None: no schedule."""
         return self._clocks.get(step)
 
     def advance(self, session: Session) -> Int64:
-        """Return the batch counts at which schedules are evaluated after an exchange.
+        """Return the batch counts at which learning-rate schedules are evaluated after an exchange.
 
         Returns:
             [k] int64 counts of the k optimizers in `stepping`; 0 for an optimizer without a clock.
@@ -346,7 +349,7 @@ class ScriptOptimizers:
         return np.array(counts, np.int64)
 
     def start(self, session: Session) -> None:
-        """Set the schedules' batch counts and the loss scale to the run's values after a join."""
+        """Set the rate schedules' batch counts and the loss scale to the run's after a join."""
         for step, count in zip(self.stepping, self.advance(session), strict=True):
             if (clock := self.clock_of(step)) is not None:
                 clock.go_on(int(count))

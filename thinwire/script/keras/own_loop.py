@@ -22,11 +22,11 @@ from thinwire.script.keras.succession import Succession
 
 
 class OwnLoop:
-    """Training loop of a script's own, which begins with its first step and ends with the script.
+    """Training loop that a script writes itself, from the loop's first step to the script's end.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
         optimizers: Optimizers of the script that train in the run.
         succession: Object that decides which of the script's models the run trains.
         joining: Object that joins the run again after a `fit`.
@@ -113,7 +113,8 @@ class OwnLoop:
         """Load the shards' present weights into the model between two steps of a training loop.
 
         Args:
-            with_slots: True to load the PS's optimizer state into the script's optimizers, too.
+            with_slots: True to load the PS's optimizer state into the script's optimizers, in
+                addition to the weights.
         """
         member, session = self._member, self._member.session
         if session is None or member.in_fit or not member.in_loop or self._exchange.has_failed:

@@ -46,8 +46,8 @@ class OwnStates:
     def begin(self, model: keras.Model, shared: Iterable[Any]) -> None:
         """Record the present values of all unshared variables of the process.
 
-        A variable that is recorded already keeps its first recorded value, which the evaluator's
-        variable has, too.
+        A variable that is recorded already keeps its first recorded value, which is the value in
+        the evaluator.
 
         Args:
             model: Keras model that the `fit` trains.
@@ -116,7 +116,7 @@ def reads_optimizer(model: Any) -> bool:
     for names like "optimizer", but not run.
 
     Args:
-        model: Keras model, compiled or not.
+        model: Keras model of the script, compiled or not.
     """
     loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
     functions = [

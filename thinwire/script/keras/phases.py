@@ -1,8 +1,9 @@
 """Begins the phases of a run: in a phase, the model and its optimizers stay the same.
 
 A new phase of the run begins whenever a script's model differs from the run's model: before the
-first step of a `fit`, or after its last callback. One script then offers its model to the servers
-(sends its description and weights), and all workers continue with this model.
+first step of a `fit`, or after its last callback. At the start of a new phase, one script offers
+its model to the servers (sends its description and weights), and all workers continue with this
+model.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Phases:
     """Begins the phases of a run in which one model of a script is trained.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
         optimizers: Optimizers of the script that train in the run.
         trial: Object that calls or traces the model's train_step to find its optimizers before the
             first step.
@@ -68,7 +69,7 @@ class Phases:
         self._optimizers.prepare()
 
     def begin(self) -> None:
-        """Join the run before the first step of a `fit` or a loop, or let that step join it."""
+        """Join the run before the first step of `fit` or a training loop, or in that step."""
         member = self._member
         if self._trial.is_standard:
             self._optimizers.build_compiled()
@@ -110,14 +111,15 @@ class Phases:
 
     @property
     def begins_with_step(self) -> bool:
-        """True if the next phase begins with a step, because only the step shows its variables."""
+        """True if the run's next phase begins with a step, as only a step shows the variables."""
         return self._member.session is None or self._awaits_step
 
     def begin_with(self, plan: StepPlan) -> bool:
-        """Join the run, or begin its next phase, with the optimizers of the first step.
+        """Join the run, or begin the run's next phase, with the optimizers of a first step.
 
         Args:
-            plan: Optimizers of one step, with the variables that each optimizer updates.
+            plan: Optimizers of one training step of the script, with the variables that each
+                optimizer updates.
 
         Returns:
             True if joining the run has changed the model's weights.

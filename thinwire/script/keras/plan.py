@@ -38,7 +38,7 @@ class PlannedStep:
             them.
         without_gradient: Variables of the optimizer that get no gradient in any of the optimizer's
             calls.
-        is_uniform: True if every call of the optimizer in a step gets the same variables.
+        is_uniform: True if every call of the optimizer in a training step gets the same variables.
     """
 
     optimizer: Any
@@ -105,11 +105,11 @@ class StepPlan:
                 )
 
     def check(self, method: Method, name: str) -> None:
-        """Reject optimizers if the PS cannot update the weights as they do without Thinwire.
+        """Reject optimizers if the PS cannot update weights as the optimizers do without Thinwire.
 
         Args:
             method: Training method of the run.
-            name: Name of the model in error messages.
+            name: Name of the model for error messages.
 
         Raises:
             ConfigurationError: Two optimizers update the same variable, an optimizer gets different
@@ -160,10 +160,10 @@ def named(optimizer: Any) -> str:
 
 
 class StepRecorder:
-    """Records the calls of all optimizers, without their steps, while a train_step is tried.
+    """Records all calls of optimizers in a trial of a train_step, in which no optimizer steps.
 
     Attributes:
-        gradients: All gradients with which optimizers were called, in order; empty if
+        gradients: All gradients with which the train_step called optimizers, in order; empty if
             `keeps_gradients` is false.
     """
 
@@ -180,7 +180,7 @@ class StepRecorder:
             self.gradients.extend(gradient for gradient, _ in pairs)
 
     def plan(self) -> StepPlan:
-        """Return the recorded calls as a plan of the train_step."""
+        """Return the recorded calls of optimizers as a plan of the train_step."""
         return StepPlan(tuple(self._steps.values()))
 
 
@@ -191,7 +191,7 @@ def is_built(model: Any) -> bool:
 
 @contextlib.contextmanager
 def running_eagerly() -> Iterator[None]:
-    """Run every `tf.function` eagerly, so that no trace keeps variables of a trial."""
+    """Run every `tf.function` eagerly, so that no trace keeps variables of a trial train_step."""
     with _RUNS_EAGERLY:
         before = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
@@ -204,12 +204,13 @@ def running_eagerly() -> Iterator[None]:
 def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
     """Trace a train_step once, to create the missing variables of the model and optimizers.
 
-    The function `try_in_graph` must not be called within another trace, because gradients are
-    unavailable within `tf.init_scope`. Each `tf.function` that the train_step calls runs inline: a
-    separate trace of it would keep the variables that this trace creates.
+    The function `try_in_graph` must not be called within another trace, because TensorFlow cannot
+    compute gradients within `tf.init_scope`. Each `tf.function` that the train_step calls runs
+    inline: a separate trace of the `tf.function` would keep the variables that the trace of the
+    train_step creates.
 
     Args:
-        train_step: Method `train_step` of the model.
+        train_step: Method `train_step` of the Keras model.
         data_spec: Tensor specs of a mini-batch: shapes and dtypes.
     """
     with running_eagerly():
@@ -222,7 +223,7 @@ def try_eagerly(
     """Call a train_step with a mini-batch, then restore the variables that the call changed.
 
     Args:
-        train_step: Method `train_step` of the model.
+        train_step: Method `train_step` of the Keras model.
         data: Mini-batch with which the train_step is called.
         variables: Function that returns all variables that exist before the call and that the
             train_step may change. A variable that the train_step creates is not restored.
@@ -238,7 +239,8 @@ def before_first_step(model: Any, call: Callable[[Any], object]) -> None:
 
     Args:
         model: Keras model with a train_function.
-        call: Function that takes the tensor specs (shapes and dtypes) of the next mini-batch.
+        call: Function that is called with the tensor specs (shapes and dtypes) of the next
+            mini-batch.
     """
     alone = model.train_function
 

@@ -39,7 +39,7 @@ def describe_fit(
 
 
 def variables_of(fit: pb.FitBegun, model: keras.Model) -> list[Any]:
-    """Return a model's weights that a worker's report of `describe_fit` lists, in its order.
+    """Return a model's weights that a report of `describe_fit` lists, in the report's order.
 
     For a listed variable that is no weight of the model, a new variable of its size is returned,
     which no evaluation reads.

@@ -1,9 +1,10 @@
 """Finds out if a loss is a sum over the rows of a mini-batch or a mean over the rows.
 
 To distinguish a sum from a mean, the loss is computed for a batch, and for the batch with each row
-twice. If each row occurs twice, a mean stays equal, and a sum doubles. A loss that neither stays
-equal nor doubles is computed again with each row three times. If the loss is the total of a sum and
-a mean, it grows by equal amounts.
+twice. If each row of the batch occurs twice, a loss that is a mean stays equal, and a loss that is
+a sum doubles. A loss that neither stays equal nor doubles with doubled rows is computed again with
+each row three times. If the loss is the total of a sum and a mean, it grows by equal amounts with
+each repetition of the rows.
 
 Dropout would draw different noise for the repeated rows of a batch. So Keras' random functions draw
 noise once for the original rows, and repeat it for the repeated rows.
@@ -41,7 +42,7 @@ _BY_ROWS = ("dropout", "categorical")
 
 
 class RowKind(enum.Enum):
-    """How a loss or a gradient depends on the number of rows of a mini-batch."""
+    """Kind of dependence of a loss or gradient on a mini-batch's rows, for example a sum."""
 
     # kind of a loss that is not known, because its value was 0, infinite or NaN, or was not
     # computed
@@ -175,7 +176,7 @@ def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None
 
 
 class _Noise(threading.local):
-    """Sizes of the mini-batch for which Keras' random functions draw noise, in one thread.
+    """Sizes of the mini-batch for which one thread's Keras random functions draw noise.
 
     Attributes:
         rows: Number of rows of the batch before its rows were repeated; None outside of a trial
@@ -192,7 +193,7 @@ _NOISE = _Noise()
 
 @contextlib.contextmanager
 def _same_noise(rows: int | None, repeats: int) -> Iterator[None]:
-    """Let Keras draw the same noise for all copies of a row, in this thread."""
+    """Let Keras draw the same noise for all copies of a mini-batch's row, in this thread."""
     _watch_noise()
     before = _NOISE.rows, _NOISE.repeats
     _NOISE.rows, _NOISE.repeats = rows, repeats

@@ -13,14 +13,15 @@ A model's loss has three sources, and each source is watched where Keras adds up
   the loss is a sum over rows.
 - The second source is the values of `add_loss` and `activity_regularizer`, which Keras sums over
   the batch.
-- The third source is a loss that the script's own `train_step` or `compute_loss` adds up. The parts
-  of such a loss are not visible, so they cannot be scaled.
+- The third source is a loss that the script's own `train_step` or `compute_loss` adds up. Thinwire
+  cannot see the parts of a loss that a script's own code adds up, so it cannot scale them.
 
 If the code does not show whether a loss is a sum over rows, the loss is computed twice: for the
-batch, and for the batch with each row repeated. If each row occurs twice, a mean stays equal, and a
-sum doubles. This computation with repeated rows runs once in each `fit`, in the first step, before
-the step's gradient is sent. TensorFlow calls this module within the graph of a step, one step after
-the other, so the state of a step may be stored in Python attributes.
+batch, and for the batch with each row repeated. If each row of the batch occurs twice, a loss that
+is a mean stays equal, and a loss that is a sum doubles. The loss is computed for repeated rows once
+in each `fit`, in the first step, before the step's gradient is sent. TensorFlow calls the module
+`row_sums` within the graph of a step, one step after the other, so Python attributes may hold the
+state of a step.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class _Part:
     """One part of a model's loss, for example the loss of one output.
 
     Attributes:
-        name: Name of this part of the model's loss, for messages.
+        name: Name of this part of the model's loss, for error messages.
         kind: Kind of this part of the loss, a sum or a mean over rows; `UNDECIDED` before it is
             known.
         usual: Kind that is assumed for this part of the loss if `kind` is `UNDECIDED` or `OTHER`
@@ -88,10 +89,11 @@ class RowSums:
     """Scales those parts of a model's loss that are sums over rows, if workers divide batches.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
-        exchange: Exchange with the servers, which stores errors that occur within a graph.
-        trial: Object that calls the model's train_step for a trial.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
+        exchange: Object that exchanges with the servers and stores errors that occur within a
+            TensorFlow graph.
+        trial: Object that calls the model's train_step before training, in a trial without updates.
     """
 
     def __init__(self, member: RunMember, exchange: StepExchange, trial: StepTrial) -> None:
@@ -136,8 +138,8 @@ class RowSums:
     def step(self, data: Any) -> Iterator[None]:
         """Scale losses that are sums over rows, within one call of the model's train_step.
 
-        A graph that is traced in a loop of train_on_batch may run in a later `fit`. So each step
-        checks at run time if its losses must be scaled.
+        A graph that is traced in a loop of train_on_batch may run in a later `fit`. So each
+        training step checks at run time if its losses must be scaled.
 
         Args:
             data: Mini-batch with which the train_step is called.
@@ -205,15 +207,15 @@ class RowSums:
     def scale_compiled(
         self, loss: Any, part: _Part | None, value: Any, y: Any, y_pred: Any, sample_weight: Any
     ) -> Any:
-        """Return the value of a compiled loss, scaled if the value is a sum over the rows.
+        """Return the value of a compiled loss, scaled if the value is a sum over a batch's rows.
 
         Args:
             loss: Loss object of Keras or of the script.
             part: Part of the model's loss to which the value belongs; None if the loss is known to
                 be a mean.
             value: Value of the loss: a scalar, or one value for each row.
-            y: Targets that the loss was called with.
-            y_pred: Predictions that the loss was called with.
+            y: Target values with which the loss was called.
+            y_pred: Predictions with which the loss was called.
             sample_weight: Sample weights that the loss was called with; None without weights.
         """
         if self._data is None or part is None:
@@ -376,13 +378,14 @@ class RowSums:
     # -- within a graph ---------------------------------------------------------------------------
 
     def _once(self, part: _Part, decide: Callable[[Any], None], value: Any) -> None:
-        """Find out, only once, if a part of the loss is a sum over the rows.
+        """Find out, only once, if a part of the model's loss is a sum over the mini-batch's rows.
 
         Args:
             part: Part of the model's loss. Its kind is unknown before the first step of a `fit` in
                 which the workers divide the script's batches.
             decide: Function that finds the kind of the part of the loss and stores it in `part`.
-            value: Any structure of tensors; `decide` gets this structure with the tensors' values.
+            value: Nested structure of tensors; `decide` gets this structure with the tensors'
+                values.
         """
         if tf.executing_eagerly():
             if not self._is_known(part):

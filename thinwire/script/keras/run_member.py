@@ -1,4 +1,4 @@
-"""Membership of a worker in a run, for one model of the worker's script."""
+"""Membership of a worker in a training run, for one model of the worker's script."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class RunMember:
         succeeds: True while `session` still belongs to the model that the script trained before. It
             becomes False when this model's phase of the run begins.
         fit_counts: Counters of the calls of `fit` of all models of the script.
-        num_before: Number of models that the script trained in the run before this model.
+        num_before: Number of models that the script has trained in the run before the present
+            model.
     """
 
     def __init__(self, model: Any, settings: ScriptSettings | None) -> None:
@@ -99,7 +100,7 @@ class RunMember:
 
     @property
     def takes_part(self) -> bool:
-        """True if the run continues and this script is in the same `fit` as the other workers'."""
+        """True if the run continues and this script is not in an earlier `fit` than the run."""
         return self.barriers is not None and not self.stopped and not self.catch_up.is_behind
 
     @property
@@ -110,7 +111,7 @@ class RunMember:
 
     @property
     def met_barriers(self) -> FitBarriers:
-        """The barriers with the other workers' scripts; an error before the first barrier."""
+        """The barriers with other workers' scripts; raises an error before the first barrier."""
         if self.barriers is None:
             raise RuntimeError(
                 "the model's fit has not reached the barrier with the other workers' scripts yet"
@@ -207,12 +208,12 @@ class RunMember:
         """Wait at a barrier of the current `fit` until all workers' scripts have reached it.
 
         Args:
-            where: Name of the barrier, one of those that `FitBarriers.wait` lists.
+            where: Name of the barrier; `FitBarriers.wait` lists the names of all barriers.
             changes: True if this script's model differs from the model that the run trains.
 
         Returns:
-            How the barrier opened: whether a new phase of the run begins, and whether this script
-            offers its model for it. None if the run has ended.
+            Description of how the barrier opened: whether a new phase of the run begins, and
+            whether this script offers its model for that phase. None if the run has ended.
         """
         if self.stopped:
             return None

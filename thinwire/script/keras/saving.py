@@ -24,8 +24,8 @@ class SavingWorker(Protocol):
         """Load the run's state into the model; yield True if this worker writes the file.
 
         Args:
-            is_own: True if no other worker can write to the same file. This worker then writes it
-                even if another worker writes the run's files.
+            is_own: True if no other worker can write to the saved file. This worker then writes the
+                file even if another worker writes the run's files.
         """
 
 
@@ -33,8 +33,8 @@ def save_once(model: keras.Model, session: SavingWorker) -> None:
     """Patch `save`, `save_weights` and `export` of a model so that only one worker writes files.
 
     Every worker runs the whole script, so the scripts and callbacks of all workers call the model's
-    saving methods. The methods `save` and `save_weights` replace the file in one step, so that no
-    reader gets half a file.
+    saving methods. The patched methods `save` and `save_weights` replace the file atomically, so
+    that no reader gets half a file.
     """
     for name in _METHODS:
         setattr(model, name, _once(_whole(getattr(model, name)), session))
@@ -43,7 +43,7 @@ def save_once(model: keras.Model, session: SavingWorker) -> None:
 
 
 def is_own_file(path: Any) -> bool:
-    """Return True if a file belongs to this worker alone: an open file or a temporary path."""
+    """Return True if a saved file belongs to this worker alone: an open file or temporary path."""
     if not isinstance(path, str | os.PathLike):
         return True
     name = os.fspath(path)
@@ -79,7 +79,7 @@ def _whole(alone: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _local_path(filepath: Any) -> str:
-    """Return a path as a string if it is in an existing local folder; else an empty string."""
+    """Return a path as a string if its folder exists locally; else an empty string."""
     if not isinstance(filepath, str | os.PathLike):
         return ""
     path = os.fspath(filepath)

@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 
 
 class ModelSession(LeavesOnExit):
-    """Trains one model as a worker in a run, in all calls of `fit` or in a loop of the script.
+    """Trains one model as a worker in a run, in all calls of `fit` or in a training loop.
 
     The session of a model connects the modules of `thinwire.script.keras`. The steps within a
     TensorFlow graph exchange with the servers through this session of the model.
 
     Attributes:
-        calls: Maps the id of a distributed model or optimizer to the arguments of its
-            `thinwire.distribute`.
-        call: Data of the train_step in progress, or of all steps of a loop: numbers of rows, loss,
-            optimizers.
+        calls: Maps the Python id of a distributed model or optimizer to the arguments of the call
+            of `thinwire.distribute`.
+        call: Data of the train_step in progress, or of all steps of a training loop: numbers of
+            rows, loss, optimizers.
         central: Object that loads the shards' weights and optimizer state, for callbacks and saved
             files.
         evaluations: Object that evaluates the validation data within the model's `fit`.
@@ -160,9 +160,9 @@ class ModelSession(LeavesOnExit):
     def shard(self, *data: Any) -> Any:
         """Return this worker's part of a training set; the whole set outside of a run.
 
-        After a call of `shard`, `fit` does not divide its data among workers, because the data is
-        already this worker's part. The function `thinwire.script.session.part_of` divides the
-        training set.
+        After a call of `shard`, `fit` does not divide its data among workers, because the script
+        passes only this worker's part of the data to `fit`. The method `shard` calls
+        `thinwire.script.session.part_of` to divide the training set.
 
         Args:
             data: Arrays or a data set, in any form that `thinwire.script.session.part_of` accepts.
@@ -185,7 +185,7 @@ class ModelSession(LeavesOnExit):
         """Let one more optimizer of a script's training loop exchange with the servers.
 
         Args:
-            optimizer: Keras optimizer, built or not.
+            optimizer: Keras optimizer of the script's training loop, built or not.
             models: Models whose variables the optimizer updates.
 
         Raises:
@@ -207,12 +207,12 @@ class ModelSession(LeavesOnExit):
     # -- for TensorFlow's checkpoints -------------------------------------------------------------
 
     def holds(self, tracked: Collection[int]) -> bool:
-        """Return True if an id in `tracked` is the id of the model or of one of its optimizers."""
+        """Return True if an object id in `tracked` is of this session's model or its optimizers."""
         models = getattr(self._member.model, "models", [self._member.model])
         return any(id(model) in tracked for model in models) or self._optimizers.are_in(tracked)
 
     def checkpointing(self) -> CentralAccess:
-        """Load the shards' weights into a loop's model; return the object that saves the model."""
+        """Load the shards' weights into a training loop's model; return the model's saver."""
         if tf.executing_eagerly():
             self.loop.refresh(with_slots=True)
         return self.central
@@ -330,7 +330,7 @@ class ModelSession(LeavesOnExit):
 
     @property
     def clocks(self) -> Sequence[RunClock | None]:
-        """For each optimizer, the run's batch count for its schedule; None without a schedule."""
+        """For each optimizer, the run's batch count for its rate schedule; None: no schedule."""
         return [self._optimizers.clock_of(step) for step in self._optimizers.stepping]
 
     @property
@@ -362,9 +362,9 @@ class ModelSession(LeavesOnExit):
     def exchange(
         self, step: ExchangeStep, repeats: bool, in_turn: bool, *values: Any
     ) -> tuple[Any, ...]:
-        """Push the values of one step and pull new weights, as `StepExchange.exchange` does."""
+        """Push one step's gradient or weights and pull weights, as `StepExchange.exchange` does."""
         return self._exchange.exchange(step, repeats, in_turn, *values)
 
     def raise_failure(self) -> None:
-        """Raise the error that an exchange has stored; do nothing if none is stored."""
+        """Raise the error that an exchange with the servers has stored, if there is one."""
         self._exchange.raise_failure()

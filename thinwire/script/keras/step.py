@@ -1,9 +1,9 @@
 """Replaces an optimizer's `apply` by an exchange with the servers, in a graph or eagerly.
 
 Instead of an optimizer's step, the gradients are pushed to the parameter server and the new weights
-are pulled. The optimizer object remains the script's own, so callbacks and saving work as usual.
-Only the methods `apply`, `scale_loss` and `finalize_variable_values` of the optimizer object are
-replaced.
+are pulled. The optimizer remains the script's own object, so callbacks and saving work as without
+Thinwire. Only the methods `apply`, `scale_loss` and `finalize_variable_values` of the optimizer
+object are replaced.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class _ThreadState(threading.local):
-    """State of the optimizers' steps in one thread.
+    """One thread's state: whether optimizers may step, and what records their calls.
 
     Attributes:
         recorder: Object that records all optimizer calls while a train_step is tried; None outside
@@ -62,7 +62,7 @@ class StepWatcher(Protocol):
         """Raise ConfigurationError if an optimizer outside of the run updates a shared variable."""
 
     def assignments_to(self, variable: Any) -> Assignments | None:
-        """Return the record of a script's assignments to a variable; None if there is no record.
+        """Return the record of a script's assignments to a Keras variable; None without a record.
 
         Raises:
             ConfigurationError: An assignment to the variable would be lost during training.
@@ -84,7 +84,7 @@ def watch_steps(watcher: StepWatcher) -> None:
 
 @contextlib.contextmanager
 def recording(keeps_gradients: bool = False) -> Iterator[StepRecorder]:
-    """Record all optimizer calls in this thread within the context, in which no optimizer steps."""
+    """Record all optimizer calls of this thread in the `with` block, where no optimizer steps."""
     before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder(keeps_gradients)
     try:
         yield _LOCAL.recorder
@@ -94,7 +94,7 @@ def recording(keeps_gradients: bool = False) -> Iterator[StepRecorder]:
 
 @contextlib.contextmanager
 def steps_allowed() -> Iterator[None]:
-    """Let optimizers step in this thread without a check or an exchange."""
+    """In the `with` block, let this thread's optimizers step without a check or an exchange."""
     before, _LOCAL.is_allowed = _LOCAL.is_allowed, True
     try:
         yield
@@ -104,7 +104,7 @@ def steps_allowed() -> Iterator[None]:
 
 @functools.cache
 def _guard_optimizers() -> None:
-    """Patch all Keras optimizer classes to check each step before they step, once per process."""
+    """Patch all Keras optimizer classes to check each of their steps first, once per process."""
     optimizers = keras.optimizers
     for kind in (optimizers.Optimizer, optimizers.LossScaleOptimizer, optimizers.MultiOptimizer):
         kind.apply = _guarded(kind.apply)
@@ -181,11 +181,11 @@ class StepOwner(Protocol):
 
     @property
     def clocks(self) -> Sequence[RunClock | None]:
-        """For each optimizer, the run's batch count for its schedule; None if it is not used."""
+        """For each optimizer, the run's batch count for its rate schedule; None if not used."""
 
     @property
     def call(self) -> StepCall:
-        """Data of the train_step in progress, or of all steps of a loop: rows, loss, optimizers."""
+        """Data of the current train_step, or of a whole training loop: rows, loss, optimizers."""
 
     @property
     def assignments(self) -> Assignments:
@@ -203,7 +203,7 @@ class StepOwner(Protocol):
 
         Args:
             step: Object that replaces the optimizer that is about to step.
-            pairs: Pairs (gradient, variable) that the optimizer is called with.
+            pairs: Pairs (gradient, variable) with which the script calls the optimizer.
 
         Returns:
             True if joining the run has not changed the weights, so that gradients which were
@@ -213,14 +213,14 @@ class StepOwner(Protocol):
     def exchange(
         self, step: ExchangeStep, repeats: bool, in_turn: bool, *values: Any
     ) -> tuple[Any, ...]:
-        """Push the values of one step; return the pulled weights and other values from the PS.
+        """Push one step's gradient or weights; return the pulled weights and other PS values.
 
-        Arguments and results of the exchange are documented in
+        The arguments and results of `exchange` are documented in
         `thinwire.script.keras.exchange.StepExchange.exchange`.
         """
 
     def raise_failure(self) -> None:
-        """Raise the error that an exchange has stored; do nothing if none is stored."""
+        """Raise the error that an exchange with the servers has stored, if there is one."""
 
 
 class WeightsChanged(Exception):
@@ -236,7 +236,8 @@ class StepCall:
         ends_later: True in a train_step, which sends the local steps of several optimizers together
             at its end. False in a script's own training loop.
         loss: Loss of the mini-batch; None if it is not computed yet, or was already sent.
-        applied: Objects that replace the optimizers that have stepped, in the order of their steps.
+        applied: Replacements (`ExchangeStep`) of those optimizers that have stepped, in the order
+            of the optimizers' steps.
     """
 
     def __init__(self, rows: Any, ends_later: bool) -> None:
@@ -245,7 +246,7 @@ class StepCall:
         self.applied: list[ExchangeStep] = []
 
     def note(self, step: ExchangeStep) -> bool:
-        """Note that an optimizer has stepped in this call of the train_step.
+        """Record that an optimizer has stepped in the present call of the train_step.
 
         Returns:
             True if an earlier step has used the same mini-batch.
@@ -301,13 +302,13 @@ class ExchangeStep:
 
     @property
     def has_schedule(self) -> bool:
-        """True if the learning rate is a schedule, a function of a step count."""
+        """True if the optimizer's learning rate is a schedule, a function of a step count."""
         schedule = keras.optimizers.schedules.LearningRateSchedule
         return isinstance(inner(self.optimizer)._learning_rate, schedule)
 
     @property
     def own_schedule(self) -> Any:
-        """The learning-rate schedule if its class is the script's, unknown to a PS; else None."""
+        """The optimizer's learning-rate schedule if the script defines its class; else None."""
         return own_schedule(inner(self.optimizer))
 
     def assign_rate(self, rate: float) -> None:
@@ -333,8 +334,9 @@ class ExchangeStep:
     def _finalize(self, var_list: Any) -> None:
         """Leave the run at `fit`'s end; let the optimizer write its moving averages to the weights.
 
-        Keras calls `finalize_variable_values`, which this method replaces, at the end of `fit`. The
-        optimizer writes its moving averages to the weights only if they are the run's averages.
+        Keras calls `finalize_variable_values`, which `_finalize` replaces, at the end of `fit`. The
+        optimizer writes its moving averages to the weights only if the optimizer has the moving
+        averages of the run.
         """
         if self._session.ends_fit():
             self._finalize_alone(var_list)
@@ -346,7 +348,7 @@ class ExchangeStep:
         return self._scale_alone(loss)
 
     def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Push gradients instead of stepping, or step on the worker and then exchange weights."""
+        """Push gradients instead of the optimizer's step, or step and then exchange weights."""
         session = self._session
         variables = trainable_variables
         if variables is None:
@@ -391,7 +393,7 @@ class ExchangeStep:
         self._exchange(weights, [], self._session.call.rows, repeats=False)
 
     def _sit_out(self) -> None:
-        """Push an empty update, because joining the run has made the gradient invalid."""
+        """Push an empty update, because joining the run has changed the gradient's weights."""
         flat = self._session.flat_variables
         values = flat.joined() if self._session.takes_weights else tf.zeros([flat.size])
         self._exchange(values, [], tf.constant(0), repeats=False)
@@ -403,7 +405,7 @@ class ExchangeStep:
     def _pulled_to_base(self, pairs: Pairs) -> Pairs:
         """Add mu (w - b), the gradient of FedProx's mu / 2 |w - b|^2, to gradients.
 
-        In this formula, mu is FedProx's coefficient, w the weights of a shared variable, and b
+        In the formula of FedProx, mu is the coefficient, w the weights of a shared variable, and b
         these weights at the start of the round of local steps. FedProx's gradient is multiplied by
         the loss scale, because the optimizer divides all gradients by the loss scale.
         """
@@ -445,8 +447,9 @@ class ExchangeStep:
             values: [num_parameters] float32 gradient, or weights after a local step.
             gradients: Gradients from which `values` was made, whose sparse rows are needed; empty
                 if `values` are weights.
-            rows: Number of examples from which the gradients or the local step were computed.
-            repeats: True if an earlier exchange has already counted these examples.
+            rows: Number of training examples from which the gradients or the local step were
+                computed.
+            repeats: True if an earlier exchange has already counted the `rows` examples.
         """
         session, rate, scale = self._session, self.rate, self._scale
         loss, session.call.loss = session.call.loss, None
@@ -496,7 +499,7 @@ class ExchangeStep:
                 clock.variable.assign(tf.cast(counts[number], clock.variable.dtype))
 
     def _has_stepped(self, clocks: Sequence[RunClock | None]) -> Any:
-        """Return a bool tensor, False if the step was skipped because gradients overflowed."""
+        """Return a bool tensor: False if the optimizer skipped a step with overflowed gradients."""
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         clock = clocks[self.number] if is_scaled and self._session.takes_weights else None
         if clock is None:
@@ -508,10 +511,10 @@ class ExchangeStep:
 
     @property
     def _scale(self) -> Any:
-        """The optimizer's variable of the loss scale, if the server sets it; else None.
+        """The optimizer's variable of the loss scale, if the server sets the scale; else None.
 
-        A fixed `loss_scale_factor` of an optimizer has no variable: the optimizer itself divides
-        the gradients by the factor.
+        A fixed `loss_scale_factor` of an optimizer is not kept in a variable: the optimizer itself
+        divides the gradients by the factor.
         """
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         return (
@@ -532,7 +535,7 @@ class ExchangeStep:
 
     @contextlib.contextmanager
     def _as_a_worker(self) -> Iterator[None]:
-        """Set SGD's momentum to 0 within the context if the training method applies it itself."""
+        """Set SGD's momentum to 0 in the `with` block if the training method applies momentum."""
         optimizer = inner(self.optimizer)
         if not self._session.takes_momentum:
             yield
@@ -556,7 +559,7 @@ def _touched(gradient: Any) -> Any:
 
 
 def flat_gradient(gradient: Any, variable: Any) -> Any:
-    """Return a gradient as a float32 vector; zeros if the gradient is None."""
+    """Return a gradient as a float32 vector, which has only zeros if the gradient is None."""
     if gradient is None:
         return tf.zeros([int(np.prod(variable.shape))], tf.float32)
     return tf.reshape(tf.cast(tf.convert_to_tensor(gradient), tf.float32), [-1])

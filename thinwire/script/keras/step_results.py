@@ -3,9 +3,9 @@
 Keras takes an epoch's logs from the model's metrics if the `train_step` returns the results of all
 metrics under their own names. If the `train_step` returns other names or only some metrics, as in
 many GANs and autoencoders, the logs of the epoch are the numbers that the last step returned. The
-last step computes its returned numbers before the workers' metric states are merged, so they
-describe the rows of one worker. If a number returned by the step equals the result of a metric, it
-is replaced by the metric's merged result.
+last step computes its returned numbers before the workers' metric states are merged, so these
+numbers describe the rows of one worker. If a number that the last step returned equals the result
+of a metric, it is replaced by the metric's merged result.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class StepResults:
 
 
 def _numbers(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the numbers and arrays within nested dictionaries, with their paths."""
+    """Yield the numbers and arrays within nested dictionaries, each with its path of keys."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield from _numbers(entry, (*path, str(key)))

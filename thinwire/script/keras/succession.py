@@ -16,8 +16,8 @@ class Succession:
     """Decides which of a script's models the run trains.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
         stop: Object that agrees with the other workers' scripts on an early end of the model's
             `fit`.
         others: Function that returns the memberships in the run of the other models of this
@@ -44,8 +44,8 @@ class Succession:
     def begin_fit(self) -> None:
         """Let the run train this model instead of the model that the script trained before.
 
-        The next phase of the run begins with this model. Calls of `fit` are counted over all models
-        of the script.
+        The next phase of the run (in which it trains one model) begins with this model. Calls of
+        `fit` are counted over all models of the script.
 
         Raises:
             ConfigurationError: A `fit` of another model of the script is still running, or a
@@ -87,7 +87,7 @@ class Succession:
             in_loop: True if a training loop of the script's own trains one of the two models.
 
         Raises:
-            ConfigurationError: The method always raises this error.
+            ConfigurationError: Each call of the method raises this error.
         """
         reason = "a loop of the script's own trains one of them" if in_loop else "both at a time"
         raise ConfigurationError(

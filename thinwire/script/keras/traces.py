@@ -1,13 +1,14 @@
-"""Adapts a script's TensorFlow functions that cannot contain an exchange with the PS unchanged.
+"""Adapts a script's TensorFlow functions so that they can contain an exchange with the PS.
 
 XLA cannot compile an exchange with the parameter server. While a function of
 `tf.function(jit_compile=True)` is traced, an optimizer's step detects XLA before it changes any
-variable. A function with an exchange that was to be compiled by XLA is then traced again without
+variable. A `tf.function` with an exchange that XLA was to compile is traced a second time, without
 XLA.
 
-If the first step builds a model, the model's variables have no values in the trace of that step.
-After the first trace, TensorFlow gives the model's variables values and traces the function again.
-If the first step builds a model, the first trace therefore contains no exchange with the PS.
+If the first training step builds a model, the model's variables have no values in the trace of that
+step. After the first trace of a step, TensorFlow gives the model's variables values and traces the
+function again. If the first training step builds a model, the first trace therefore contains no
+exchange with the PS.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class CannotCompile(ConfigurationError):
 
 
 def refuse_compiling() -> None:
-    """Raise CannotCompile if the graph in progress is traced for XLA."""
+    """Raise CannotCompile if TensorFlow traces the graph in progress for XLA."""
     if tf.executing_eagerly():
         return
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
@@ -74,7 +75,7 @@ def call_with_values(function: Callable[[Any], int], values: Any) -> Any:
 
     Args:
         function: Function of the structure `values`, with eager tensors in place of graph tensors.
-        values: Any structure of tensors and other objects.
+        values: Nested structure of tensors and other objects, with which the function is called.
 
     Returns:
         Result of the function, an int32 scalar tensor.
@@ -93,7 +94,7 @@ def call_with_values(function: Callable[[Any], int], values: Any) -> Any:
 
 
 def have_values(variables: Iterable[Any]) -> bool:
-    """Return True if all Keras variables have values, which new variables in a trace lack."""
+    """Return True if all given Keras variables have values; new variables in a trace have none."""
     with tf.init_scope():
         return all(bool(variable._value.is_initialized()) for variable in variables)
 
@@ -102,8 +103,8 @@ def refuse_first_trace() -> None:
     """Reject the execution of a trace that was made before the model's variables had values.
 
     Raises:
-        ConfigurationError: The function always raises this error. TensorFlow executes a first trace
-            only if the variables' initial values depend on the traced step.
+        ConfigurationError: Each call of the function raises this error. TensorFlow executes a first
+            trace only if the variables' initial values depend on the traced step.
     """
     raise ConfigurationError(
         "the model creates its variables within its first training step, and their initial values "

@@ -28,7 +28,7 @@ class EpochTraffic:
     largest_staleness: int = 0
 
     def add(self, step: StepInfo) -> None:
-        """Add the bytes and the staleness of one step to the sums."""
+        """Add the bytes and the staleness of one step to the sums of the epoch."""
         self.bytes_up += step.bytes_up
         self.bytes_down += step.bytes_down
         if step.exchanged:

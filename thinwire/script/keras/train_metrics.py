@@ -58,8 +58,8 @@ class TrainMetrics:
     """Merges the training metrics of one model over all workers.
 
     Args:
-        member: Membership of the model in a run: its settings, its session with the servers, its
-            barriers.
+        member: Membership of the model in a run, which holds the script's settings, the session
+            with the servers, and the barriers with other workers' scripts.
     """
 
     def __init__(self, member: RunMember) -> None:
@@ -89,7 +89,7 @@ class TrainMetrics:
         self._initial = {id(metric): _state_of(metric) for metric in metrics}
 
     def describe(self) -> list[pb.MetricState]:
-        """Return the amounts that the epoch has added to the metrics that can be added up."""
+        """Return what the epoch has added to the states of those metrics that can be added up."""
         states, num_bytes = [], 0
         for name, metric in self._metrics():
             added = self._added(metric)
@@ -117,7 +117,7 @@ class TrainMetrics:
     def note_returned(self, logs: Any) -> None:
         """Find metrics' results among the numbers that the last step of the epoch has returned.
 
-        This search must run before the metrics' states are merged over the workers.
+        `note_returned` must be called before the metrics' states are merged over the workers.
 
         Args:
             logs: Return value of the last train_step of the epoch.
@@ -178,7 +178,7 @@ class TrainMetrics:
         return state - initial
 
     def _given(self) -> Iterator[Any]:
-        """Yield the model's metrics before its first step, when Keras has not built them yet."""
+        """Yield a model's metrics before its first step, when Keras has not built all of them."""
         for metric in self._member.model.metrics:
             if isinstance(metric, CompileMetrics):
                 metrics = keras.tree.flatten([metric._user_metrics, metric._user_weighted_metrics])
@@ -275,8 +275,8 @@ def _probe(metric: Any, args: Any, keywords: Any) -> Any:
 
     Args:
         metric: Metric of a class that is not Keras' own.
-        args: Positional arguments of the metric's update.
-        keywords: Keyword arguments of the metric's update.
+        args: Positional arguments of a call of the metric's `update_state`.
+        keywords: Keyword arguments of a call of the metric's `update_state`.
 
     Returns:
         The `_Verdict`, as an int32 scalar tensor.
@@ -310,7 +310,7 @@ def _probe(metric: Any, args: Any, keywords: Any) -> Any:
 
 
 def _like(metric: Any, values: Iterable[Any]) -> list[Any]:
-    """Return values as tensors with the dtypes of a metric's variables."""
+    """Return arrays as tensors with the dtypes of a metric's variables."""
     pairs = zip(metric.variables, values, strict=True)
     return [keras.ops.cast(value, variable.dtype) for variable, value in pairs]
 

@@ -38,17 +38,17 @@ class StepTrial:
 
     @property
     def is_needed(self) -> bool:
-        """True if the train_step must be tried to find its optimizers or to create variables.
+        """True if a trial of the train_step must find its optimizers or create variables.
 
-        A variable that a trace creates has no value yet, but the offer of the model to the PS
-        contains values.
+        A Keras variable that a TensorFlow trace creates has no value yet, but the offer of the
+        model to the PS contains values.
         """
         if not self.is_standard:
             return True
         return not (is_built(self._model) or self._model.run_eagerly)
 
     def in_graph(self, data_spec: Any) -> StepPlan:
-        """Return the optimizers that the train_step calls and their variables, by tracing it.
+        """Trace the train_step; return the optimizers that it calls, and their variables.
 
         Args:
             data_spec: Tensor specs of a mini-batch: shapes and dtypes.
@@ -59,7 +59,7 @@ class StepTrial:
         return self._plan(lambda: try_in_graph(self.train_step, data_spec))
 
     def eagerly(self, data: Any) -> StepPlan:
-        """Return the optimizers that the train_step calls and their variables, by calling it once.
+        """Call the train_step once; return the optimizers that it calls, and their variables.
 
         Args:
             data: Mini-batch with which the train_step is called.
@@ -72,7 +72,7 @@ class StepTrial:
         return self._plan(attempt)
 
     def before_first(self, join: Callable[[StepPlan], object]) -> None:
-        """If the train_step must be tried, do so before the first step of a graph.
+        """If a trial of the train_step is needed, run it before the first step of a graph.
 
         Args:
             join: Function that joins the run, called with the optimizers that the trial has found

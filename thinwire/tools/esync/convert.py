@@ -1,9 +1,9 @@
-"""Converts the measured training rounds of a run to ESync's log files, and back.
+"""Converts measured training rounds of a run to log files of ESync, and back.
 
 ``python -m thinwire.tools.esync.convert export RUN DIR`` writes the log files
-``DIR/NETWORK/MODE/HOST/DEVICE/iter-N.txt``. ``import DIR/NETWORK/MODE RUN`` makes a run directory
-from ESync's log files. ``summary DIR/NETWORK/MODE`` writes the content of log files to one JSON
-file. `thinwire.tools.esync.convert` does not need TensorFlow.
+``DIR/NETWORK/MODE/HOST/DEVICE/iter-N.txt``. The action ``import DIR/NETWORK/MODE RUN`` makes a run
+directory from ESync's log files. The action ``summary DIR/NETWORK/MODE`` writes the content of log
+files to one JSON file. `thinwire.tools.esync.convert` does not need TensorFlow.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from thinwire.tools.esync.format import DeviceLog
 def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
     """Write a run's training rounds as ESync's log files; return the folder DIR/NETWORK/MODE.
 
-    Only the first worker's log files contain the test accuracy. If a round was measured as sums
-    over local steps, the sums are distributed evenly over the round's local steps.
+    Only the first worker's log files contain the test accuracy. If a training round was measured as
+    sums over local steps, the sums are distributed evenly over its local steps.
 
     Args:
         run_dir: Directory of the measured run.

@@ -2,9 +2,10 @@
 
 ``python -m thinwire.tools.esync.figures RUN [RUN...] --out DIR`` draws accuracy against time for
 IID data, accuracy against time for non-IID data, data throughput, traffic and computing-time ratio.
-Each of the five figures is written as PNG and CSV. The file speedup.csv has each run's time to a
-target accuracy and its speedup over SSGD. The argument RUN is a run directory, or a folder
-NETWORK/MODE of ESync's log files. Drawing the figures needs no display and no TensorFlow.
+Each of the five figures of ESync's paper is written as a PNG and a CSV file. The file speedup.csv
+has each run's time to a target accuracy and its speedup over SSGD. The argument RUN is a run
+directory, or a folder NETWORK/MODE of ESync's log files. Drawing the figures needs no display and
+no TensorFlow.
 
 `draw` writes the five figures in the colors and line styles of ESync's paper.
 """
@@ -64,7 +65,7 @@ class StyledRun:
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """One row of a bar chart: stacked bars, a text, and an estimate drawn as a mark."""
+    """One row of a bar chart: stacked bars, a text, and an estimated value drawn as a mark."""
 
     label: str
     parts: tuple[tuple[float, str, float], ...]  # (length, color, opacity)
@@ -156,7 +157,7 @@ def bar_picture(
     mark: str = "",
     limit: float | None = None,
 ) -> bytes:
-    """Draw a chart of horizontal bars, one bar per row.
+    """Draw a chart of horizontal bars, one bar per row (a run or a device).
 
     Args:
         bars: Rows of the chart, in order from the top.
@@ -238,7 +239,7 @@ def draw(
         smooth: Number of evaluations in the trailing mean of the drawn accuracy.
 
     Raises:
-        ConfigurationError: A run cannot be read. No figure or table is written.
+        ConfigurationError: A run's files cannot be read. No figure or table is written.
     """
     shown = show([measured_runs.load(path) for path in paths])
     out.mkdir(parents=True, exist_ok=True)
@@ -255,11 +256,11 @@ def draw(
 
 
 def first_at(points: Sequence[EvaluationPoint], target: float, window: int = 1) -> float | None:
-    """Return the time in seconds at which the mean accuracy first reached the target, or None.
+    """Return the time in seconds at which the mean accuracy reached the target; None if never.
 
-    The mean accuracy is over the last ``window`` evaluations, and a mean over fewer evaluations is
-    ignored. The rounding of a sum depends on the Python version, so a mean counts as equal to the
-    target within the rounding error.
+    The mean accuracy is over ``window`` evaluations, and a mean over fewer evaluations is ignored.
+    The rounding of a sum depends on the Python version, so a mean counts as equal to the target
+    within the rounding error.
     """
     means = trailing_mean([point.accuracy for point in points], window)
     for point, mean in list(zip(points, means, strict=True))[window - 1 :]:
@@ -308,7 +309,7 @@ def speedup_rows(shown: Sequence[StyledRun], target: float) -> list[list[Any]]:
 def _baseline(
     shown: Sequence[StyledRun], non_iid: bool, target: float, window: int
 ) -> float | str | None:
-    """Return the time to the target of the first SSGD run with this data split, or a text."""
+    """Return the first SSGD run's time to the target accuracy for a data split, or a text."""
     for styled in shown:
         if styled.run.method in _BASELINE and styled.run.non_iid is non_iid:
             return first_at(styled.run.points, target, window)
@@ -441,7 +442,7 @@ def _write_csv(path: pathlib.Path, head: Sequence[str], rows: Iterable[Sequence[
 
 
 def _standalone(text: str | None) -> float | None:
-    """Return the accuracy in the value of --standalone: a number, or a run directory."""
+    """Return the accuracy that --standalone gives, as a number or as a run directory."""
     if text is None:
         return None
     try:

@@ -1,9 +1,9 @@
-"""Reads and writes ESync's log files: a folder per host and device, a JSON file per round.
+"""Reads and writes ESync's log files: one JSON file per training round of a device.
 
 The log file ``BASE/NETWORK/MODE/HOST/DEVICE/iter-N.txt`` holds ``num_iters``, ``num_samples`` (of
 the round), ``total_time`` (seconds since the start), ``accuracy`` (if the round was evaluated), and
-``time``: local step (from "0") -> phase -> seconds. ESync's log files do not hold the remaining
-values of a `Round`.
+``time``: local step (from "0") -> phase -> seconds. The other values of a `Round`, for example
+bytes, are not in ESync's log files.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def name_of(mode: str) -> str:
 
 
 def folder_names(origins: Sequence[tuple[str, str, int]]) -> list[tuple[str, str]]:
-    """Return folder names (host, device) for each worker, given as (host, device, rank).
+    """Return ESync's folder names (host, device) of workers, given as (host, device, rank).
 
     If several workers share a device, the folder name of the device ends with the worker's rank.
     """
@@ -85,8 +85,8 @@ def place_accuracies(
 ) -> dict[int, float]:
     """Return index in `rounds` -> test accuracy, for each round that was evaluated.
 
-    An evaluation belongs to the last round whose model version is not above the evaluated version.
-    An evaluation of the untrained model belongs to no round and is omitted.
+    An evaluation belongs to the last training round whose model version is not above the evaluated
+    version. An evaluation of the untrained model belongs to no training round and is omitted.
     """
     versions = [row.version for row in rounds]
     placed = {}
@@ -99,7 +99,7 @@ def place_accuracies(
 
 
 def document_of(number: int, each: Round, accuracy: float | None) -> dict[str, Any]:
-    """Return the content of the log file ``iter-number.txt`` of a round."""
+    """Return the content of a training round's log file ``iter-number.txt``."""
     document: dict[str, Any] = {
         "num_iters": number,
         "num_samples": each.num_samples,
@@ -154,8 +154,8 @@ def read_mode(folder: pathlib.Path) -> list[DeviceLog]:
 def summarise_mode(devices: Iterable[DeviceLog]) -> dict[str, dict[str, dict[str, list[Any]]]]:
     """Return the JSON summary of ESync's logs: host -> device -> lists with an entry per round.
 
-    The list ``accuracy_list`` has entries for evaluated rounds only. The list ``evaluations`` has
-    the evaluated rounds as (seconds, round, accuracy).
+    The list ``accuracy_list`` in the JSON summary has entries for evaluated rounds only. The list
+    ``evaluations`` in the JSON summary has the evaluated rounds as (seconds, round, accuracy).
     """
     summary: dict[str, dict[str, dict[str, list[Any]]]] = {}
     for log in devices:
@@ -176,7 +176,7 @@ def summarise_mode(devices: Iterable[DeviceLog]) -> dict[str, dict[str, dict[str
 
 
 def _even_steps(each: Round) -> list[dict[str, float]]:
-    """Return a round's times, spread evenly over local steps, with the exchange in the last one."""
+    """Return a round's times per local step: even shares, and the exchange in the last step."""
     local = {
         phase: seconds / max(1, each.n_local)
         for phase, seconds in each.time.items()
@@ -190,7 +190,7 @@ def _even_steps(each: Round) -> list[dict[str, float]]:
 
 
 def _read_device(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Yield the contents of the log files iter-1.txt, iter-2.txt... up to the first missing one."""
+    """Yield the contents of the log files iter-1.txt, iter-2.txt... until a file is missing."""
     number = 1
     while (path := folder / f"iter-{number}.txt").is_file():
         try:

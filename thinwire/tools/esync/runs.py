@@ -67,7 +67,7 @@ class DeviceTotals:
 
     @property
     def ratio_orig(self) -> float:
-        """ESync's computing-time ratio: share of the time outside exchanges, with evaluations."""
+        """ESync's computing-time ratio: share of the training time outside PS exchanges."""
         return 1 - self.global_seconds / self.seconds if self.seconds else 0.0
 
     @property
@@ -149,7 +149,7 @@ def of_logs(path: pathlib.Path, logged: Sequence[DeviceLog]) -> MeasuredRun:
 
     Args:
         path: Folder ``BASE/NETWORK/MODE`` of ESync's log files.
-        logged: Content of the log files, one item per device.
+        logged: Content of ESync's log files, one item per device.
     """
     mode, network = path.resolve().name, path.resolve().parent.name
     stem = mode.removesuffix(log_files.NON_IID_SUFFIX)
@@ -179,7 +179,7 @@ def points_of(logged: Sequence[DeviceLog]) -> list[EvaluationPoint]:
 
 
 def rounds_by_worker(run_dir: pathlib.Path) -> dict[int, list[Round]]:
-    """Return worker id -> measured rounds of a run, for workers with measured rounds.
+    """Return worker id -> measured training rounds, for the workers of a run that have some.
 
     Raises:
         OSError: A file of measured rounds cannot be read.
