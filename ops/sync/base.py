@@ -1,7 +1,7 @@
 """Interface of a synchronization rule, which releases pushes and lets workers proceed.
 
 To release pushes means to merge them into one update of the weights. A rule is a value with two
-pure functions: `ready` names the pushes to release now, and `may_proceed` tells whether a worker
+pure functions: `ready` names the pushes to release now, and `may_proceed` is True if a worker
 may compute its next round. Both functions read a `Rounds` object (`thinwire.ops.sync.rounds`),
 which records workers, arrivals and clocks. An arrival is a token (worker, step) of a push, so a
 rule never sees an update. Every shard, the Simulator and the tests use the same rules.
