@@ -91,7 +91,7 @@ class DatagramSession:
         """
         if not (0 <= self.id < 1 << 64 and 0 <= self.worker < 1 << 32):
             raise ValueError(
-                f"session {self.id} of worker {self.worker}: expected unsigned ids of 64 and 32 bits"
+                f"session {self.id}, worker {self.worker}: expected unsigned ids of 64 and 32 bits"
             )
         if len(self.key) != KEY_BYTES:
             raise ValueError(f"the signing key has {len(self.key)} bytes; expected {KEY_BYTES}")

@@ -158,11 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cpus", default="2", help="CPU request of each pod. [quantity; default %(default)s]")
     add("--memory", default="4Gi", help="Memory request per pod. [quantity; default %(default)s]")
     add("--gpus", type=int, default=0, help="GPUs of each worker. [count; default %(default)d]")
-    add(
-        "--token_file",
-        metavar="FILE",
-        help="File with the token. [file; default a new token]",
-    )
+    add("--token_file", metavar="FILE", help="File with the token. [file; default a new token]")
     add(
         "--certificates",
         metavar="DIR",
