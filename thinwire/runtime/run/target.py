@@ -66,7 +66,7 @@ class Target:
         except ValueError:
             bound = math.nan
         if form is None or not math.isfinite(bound):
-            raise ValueError(f"{text!r} is no target; expected METRIC<=NUMBER or METRIC>=NUMBER")
+            raise ValueError(f"{text!r} is no target; expected NAME<=NUMBER or NAME>=NUMBER")
         return cls(form["metric"], form["sign"], bound)
 
     @classmethod
