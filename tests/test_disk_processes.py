@@ -123,7 +123,7 @@ def test_a_folder_that_takes_no_files_any_more(nodes, journal, code):
     folder.write_bytes(b"")
     if journal == "off":
         seen = []
-        nodes.watch(lambda status: "cannot write the PS shard's checkpoint" in nodes.output("ps"))
+        nodes.watch(lambda status: "cannot write the checkpoint" in nodes.output("ps"))
         nodes.watch(
             lambda status: seen.append(status.version) or seen[-1] > seen[0] + 20,
             halt="max_seconds",
