@@ -50,7 +50,7 @@ def test_a_full_disk_ends_the_run_and_the_same_command_goes_on(nodes, disk):
     nodes.worker(2)
     summary = end(nodes, found["updates"] + 20)
     assert summary["membership"]["lost_updates"] == 0
-    assert f"from model version {found['updates']}: no update is lost" in nodes.output("ps")
+    assert f"version {found['updates']}: no update is lost" in nodes.output("ps")
     assert steps_of(nodes) == summary["updates"]
 
 
