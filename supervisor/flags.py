@@ -81,7 +81,7 @@ TOPICS = (
                 number(
                     "status_interval_seconds",
                     10.0,
-                    "Time between progress lines of the Supervisor if its output is no terminal.",
+                    "Time between Supervisor progress lines if its output is not a terminal.",
                     "seconds",
                     low=0.1,
                 ),

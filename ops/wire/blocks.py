@@ -80,7 +80,7 @@ def decode(slot: int, values: CodedValues, head: memoryview, size: int) -> Range
     """
     if len(head) < _HEADER.size:
         raise WireError(
-            f"header of a block's ranges has {len(head)} bytes; expected {_HEADER.size} and a bitmap"
+            f"header of a block's ranges has {len(head)} bytes, not {_HEADER.size} and a bitmap"
         )
     (block_entries,) = _HEADER.unpack(head[: _HEADER.size])
     if not block_entries:

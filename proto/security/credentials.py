@@ -436,9 +436,7 @@ def _warn_if_others_read(path: str, flag: str) -> None:
     """Warn about a credential file with a secret that other users can read."""
     with contextlib.suppress(OSError):
         if stat.S_IMODE(pathlib.Path(path).stat().st_mode) & 0o077:
-            logging.warning(
-                "file --%s=%s can be read by other users; run chmod 600 on it", flag, path
-            )
+            logging.warning("file --%s=%s is readable by others; run chmod 600 on it", flag, path)
 
 
 def _pem(path: str | None, flag: str, kind: str, secret: bool = False) -> bytes:
