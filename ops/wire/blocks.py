@@ -381,7 +381,7 @@ def decode_block(
         known = ", ".join((*VALUE_DTYPES, *FEW_BITS))
         raise WireError(f"a block's value dtype is {value_dtype!r}; expected one of {known}")
     if chunk or chunk_first:
-        raise WireError(f"block of {value_dtype} values has chunks of {chunk}; expected no chunks")
+        raise WireError(f"block of {value_dtype} values in chunks of {chunk}; expected no chunks")
     dtype = np.dtype(_NUMPY_DTYPES[value_dtype])
     if value_coding != ValueCoding.PLAIN:
         if value_coding != ValueCoding.EXPONENTS or coding not in _OF_POSITIONS or count > size:
@@ -392,7 +392,8 @@ def decode_block(
         value_bytes = value_codings.decode_exponents(value_bytes, count, dtype.itemsize)
     if not 0 <= count <= size or len(value_bytes) != count * dtype.itemsize:
         raise WireError(
-            f"{count} {value_dtype} values in {len(value_bytes)} bytes do not fit a block of {size}"
+            f"a received block has {count} values of {value_dtype} in {len(value_bytes)} bytes "
+            f"for {size} entries, which do not match"
         )
     scale = _checked_scale(scale, value_dtype)
     values = np.frombuffer(value_bytes, dtype) if count else np.empty(0, dtype)
@@ -419,7 +420,7 @@ def _check_few_bits(
             f"index coding {coding}; expected value coding 2 or 3, with positions or a dense block"
         )
     if not 0 <= count <= size:
-        raise WireError(f"block of {size} entries cannot have {count} values of {value_dtype}")
+        raise WireError(f"a block has {count} values of {value_dtype} for {size} entries")
 
 
 def _checked_scale(scale: float, value_dtype: str) -> float:
@@ -427,7 +428,7 @@ def _checked_scale(scale: float, value_dtype: str) -> float:
     if scale == 0 and value_dtype != "int8":
         return 1.0
     if not 0 < scale < math.inf:
-        raise WireError(f"a block's scale is {scale}; expected a finite number above 0")
+        raise WireError(f"a block has scale {scale}; expected a finite number above 0")
     return scale
 
 
@@ -437,13 +438,13 @@ def _decode_indices(
     """Return a block's ascending, unique positions below `size`; None for a DENSE block."""
     if coding == IndexCoding.DENSE:
         if count != size or len(data) or parameter:
-            raise WireError(f"dense block of {size} has {count} values, {len(data)} index bytes")
+            raise WireError(f"dense block of {count} values, {len(data)} index bytes, size {size}")
         return None
     if coding not in _CODINGS:
-        raise WireError(f"unknown index coding {coding} of a block; expected 0 to {max(_CODINGS)}")
+        raise WireError(f"block's index coding {coding} is unknown; expected 0 to {max(_CODINGS)}")
     if not count:
         if len(data):
-            raise WireError(f"a block of no values has {len(data)} index bytes; expected none")
+            raise WireError(f"a block has {len(data)} index bytes for no values; expected none")
         return np.empty(0, np.int64)
     if coding == IndexCoding.RICE:
         indices = index_codings.decode_rice(data, count, size, parameter)

@@ -403,7 +403,7 @@ def read(
 def _check_together(files: CredentialFiles, serves: bool) -> None:
     if bool(files.certificate) != bool(files.key):
         raise ConfigurationError(
-            f"--tls_cert={files.certificate} and --tls_key={files.key}: set both flags, or neither."
+            f"--tls_cert={files.certificate} and --tls_key={files.key}: expected both, or neither."
         )
     if serves and files.authority and not files.certificate:
         raise ConfigurationError(

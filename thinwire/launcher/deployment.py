@@ -161,7 +161,7 @@ def unpack(archive: bytes, folder: pathlib.Path) -> None:
         try:
             return tarfile.data_filter(info, path)
         except tarfile.FilterError as error:
-            logging.warning("unsafe file %s of copied code is not unpacked: %s", info.name, error)
+            logging.warning("unsafe copied file %s is not unpacked: %s", info.name, error)
             return None
 
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
