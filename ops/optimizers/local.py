@@ -92,7 +92,7 @@ class LocalUpdate:
         if self.momentum and not self._is_sgd:
             raise ConfigurationError(
                 "--local_momentum is for --local_optimizer=sgd and momentum; "
-                f"--local_optimizer={self.optimizer} has its own momentum. Omit --local_momentum."
+                f"--local_optimizer={self.optimizer} defines its momentum. Omit --local_momentum."
             )
         if self.opt_state == "average" and self.optimizer not in _NUM_SLOTS:
             raise ConfigurationError(
