@@ -129,7 +129,7 @@ def test_info_is_a_line_for_each_step(caplog, asked):
     closed = [
         line
         for line in caplog.messages
-        if re.match(r"worker \d, step \d+: .* arrived in time", line)
+        if re.match(r"worker \d, step \d+: .* datagrams in time", line)
     ]
     assert len(closed) == 2 * 5 * asked
     assert len(closed) - 2 <= len(sent) <= len(closed)  # the last replies may not arrive
