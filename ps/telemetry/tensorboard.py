@@ -104,9 +104,7 @@ class PsScalars:
             self._file.write(self.values(time.monotonic()), self._core.version)
         except OSError as error:
             logging.warning(
-                "cannot write this shard's TensorBoard scalars; the shard writes no further "
-                "scalars: %s",
-                error,
+                "cannot write TensorBoard scalars; this shard writes no more: %s", error
             )
 
 
