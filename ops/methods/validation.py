@@ -183,8 +183,7 @@ def _check_server(method: Method) -> None:
         raise ConfigurationError(
             "--server_optimizer=script applies gradients on the PS, but "
             f"--pacer={method.choices['pacer']} with --codec={method.choices['codec']} sends "
-            "changes of weights. Leave --server_optimizer out: the workers step with the script's "
-            "optimizer."
+            "changes of weights. Leave it out: the workers step with the script's optimizer."
         )
     if method.server.keeps_sparse or method.takes_local_steps:
         return
@@ -462,7 +461,7 @@ def check_guards(method: Method, guards: Guards) -> None:
     if guards.update_norm_factor:
         raise ConfigurationError(
             f"--update_norm_factor={guards.update_norm_factor:g} with --dp_noise: the norms of all "
-            "n workers decide what is accepted, so one worker can move the mean by more than "
+            "n workers decide which updates pass, so one worker can move the mean by more than "
             "--dp_clip / n. Leave --update_norm_factor out; --dp_clip bounds every norm."
         )
     clip = method.privacy.clip

@@ -58,8 +58,7 @@ def checked_edges(
     """
     if not (0 < chunk <= _LARGEST_CHUNK and 0 <= first < chunk):
         raise WireError(
-            f"a block begins at entry {first} of a chunk; expected an entry below {chunk}, its "
-            "length"
+            f"a block begins at entry {first} of a chunk; expected an entry below {chunk}"
         )
     # A dense block gets one edge per chunk. Each chunk has at least one scale of two bytes, so a
     # size with more chunks than the received bytes can hold is rejected before the allocation.

@@ -103,9 +103,7 @@ class PsScalars:
                 self._file.write(self.values(time.monotonic()), self._core.version)
             self._file.write(self.values(time.monotonic()), self._core.version)
         except OSError as error:
-            logging.warning(
-                "cannot write TensorBoard scalars; this shard writes no more: %s", error
-            )
+            logging.warning("cannot write TensorBoard scalars, writing no more: %s", error)
 
 
 def _of_datagrams(

@@ -257,7 +257,7 @@ _MODEL_AND_DATA = Topic(
             unset="the data set's usual places",
         ),
         choice(
-            "partition", "iid", "Rule that divides training examples among workers.", PARTITIONS
+            "partition", "iid", "Rule to divide training examples among the workers.", PARTITIONS
         ),
         *advanced(
             choice(
@@ -331,7 +331,7 @@ _MODEL_AND_DATA = Topic(
             ),
             switch(
                 "no_block_shuffle",
-                "Keep training examples of --partition=class in order of labels in every epoch.",
+                "Keep training examples of --partition=class sorted by label in every epoch.",
             ),
         ),
     ),
@@ -378,7 +378,7 @@ _STOP = Topic(
         words(
             "target",
             None,
-            "Metric bound at which the run stops, in quotes, such as 'val_mae<=0.3'.",
+            "Bound of an evaluation metric at which the run stops, in quotes: 'val_mae<=0.3'.",
             "'NAME<=NUMBER' or 'NAME>=NUMBER'",
             rule=_IS_TARGET,
             unset="none",
@@ -520,8 +520,7 @@ def _addresses(given: flags.FlagValues) -> tuple[str, ...]:
             )
     if given.nb_ps not in (given["nb_ps"].default, len(addresses)):
         raise ConfigurationError(
-            f"--ps_hosts names {len(addresses)} shards, but --nb_ps={given.nb_ps}; leave one flag "
-            "out."
+            f"--ps_hosts names {len(addresses)} shards, --nb_ps={given.nb_ps}; leave one flag out."
         )
     return addresses
 
