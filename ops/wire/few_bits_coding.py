@@ -58,7 +58,7 @@ def checked_edges(
     """
     if not (0 < chunk <= _LARGEST_CHUNK and 0 <= first < chunk):
         raise WireError(
-            f"a block begins at entry {first} of a chunk; expected an entry below {chunk}"
+            f"a block begins at entry {first} in chunks of {chunk} entries; expected a lower entry"
         )
     # A dense block gets one edge per chunk. Each chunk has at least one scale of two bytes, so a
     # size with more chunks than the received bytes can hold is rejected before the allocation.
@@ -112,7 +112,7 @@ def _inflated(data: memoryview, num_bytes: int) -> memoryview:
         raise WireError(f"the deflated codes of a block do not inflate: {error}") from error
     if not inflater.eof or inflater.unused_data:
         raise WireError(
-            f"a block's codes inflate to over {num_bytes} bytes, or do not end where the data ends"
+            f"a block's codes inflate to more than {num_bytes} bytes, or do not end with the data"
         )
     return memoryview(plain)
 
@@ -140,5 +140,5 @@ def _unpack(packed: memoryview, count: int, bits: int) -> NDArray[np.uint8]:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)
         codes = ((octets[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)
     if codes[count:].any():
-        raise WireError(f"the last byte of a block's {count} {bits}-bit codes is not zero-filled")
+        raise WireError(f"the last byte of {count} codes of {bits} bits is not filled with zeros")
     return codes[:count]

@@ -256,9 +256,7 @@ _MODEL_AND_DATA = Topic(
             "folder",
             unset="the data set's usual places",
         ),
-        choice(
-            "partition", "iid", "Rule to divide training examples among the workers.", PARTITIONS
-        ),
+        choice("partition", "iid", "Rule to divide training data among the workers.", PARTITIONS),
         *advanced(
             choice(
                 "batch",
