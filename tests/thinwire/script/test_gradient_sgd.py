@@ -146,7 +146,7 @@ def test_another_model_or_nobody_is_refused():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"mode": "msgd"}, "msgd trains without"),
+        ({"mode": "msgd"}, "msgd"),
         ({"nb_ps": 2}, "nb_ps=2"),
         ({"epochs": 2}, "num_train"),
         ({"ip_PS": "0.0.0.0"}, "insecure"),
