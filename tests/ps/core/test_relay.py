@@ -354,7 +354,7 @@ def changed(reply, **fields):
     [
         ({"num_blocks": []}, 0, "1 rounds of a reply announce 0 blocks"),
         ({"num_blocks": [1]}, 0, "1 rounds of a reply announce 1 blocks"),
-        ({"step": 0}, 0, "own updates"),
+        ({"step": 0}, 0, "own"),
         ({"own": 9}, 0, "own update 9"),
         ({"rate": math.nan}, 0, "rate of a round is nan"),
         ({}, 1, "ends at byte"),
