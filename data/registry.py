@@ -360,7 +360,7 @@ def _check_user_part(
         np.issubdtype(examples.dtype, np.integer) and examples.size and examples.min() >= 0
     ):
         raise ConfigurationError(
-            f"{problem}x_{part} has dtype {examples.dtype} {examples.shape}. Expected integers from 0."
+            f"{problem}x_{part} is {examples.dtype} {examples.shape}. Expected integers from 0."
         )
     try:
         targets = task.labels.read(labels, inputs)

@@ -148,8 +148,8 @@ class PartialStep:
         self._check(blocks)
         if len(self.groups) > len(self.closed):
             raise ValueError(
-                f"{len(self.groups) + 1} reliable messages of one step; expected at most one for each "
-                f"of {len(self.closed)} tensor slots and one more"
+                f"{len(self.groups) + 1} reliable messages of one step; expected at most one for "
+                f"each of {len(self.closed)} tensor slots and one more"
             )
         self.sequences.announce(manifest.channels)
         slots = np.array([block.slot for block in blocks], np.int64)

@@ -35,9 +35,7 @@ def decode_factors(
         WireError: The header of the factors contradicts the number of values or of entries.
     """
     if len(described) != FACTORS.size:
-        raise WireError(
-            f"header of low-rank factors has {len(described)} bytes, not {FACTORS.size}"
-        )
+        raise WireError(f"low-rank header has {len(described)} bytes; expected {FACTORS.size}")
     first, columns, scale = FACTORS.unpack(described)
     if rank < 1 or not first < columns:
         raise WireError(f"low-rank block of rank {rank} begins at column {first} of {columns}")

@@ -454,7 +454,7 @@ class StreamReader:
     def _report(self, report: pb.Report, payload: memoryview) -> None:
         """Store the counters that a node reports; the run's status and summary contain them."""
         if len(report.document.encode()) > MAX_DOCUMENT_BYTES:
-            raise Malformed(f"a report of {len(report.document)} characters, which is too long")
+            raise Malformed(f"a client's report has {len(report.document)} characters, too many")
         if report.rounds:
             self._take_rounds(report.rounds)
             return
@@ -470,7 +470,7 @@ class StreamReader:
         if self._worker.role != pb.ROLE_WORKER:
             raise Malformed("a client that is not a worker sent time records of training rounds")
         if len(batch.encode()) > MAX_DOCUMENT_BYTES:
-            raise Malformed(f"records of rounds of {len(batch)} characters, which is too long")
+            raise Malformed(f"a worker's records of rounds have {len(batch)} characters, too many")
         self._serve("rounds", self.server.observers.pass_on_rounds, self._worker.id, batch)
 
     # -- observers: supervisors, evaluators, following shards -------------------------------
@@ -716,7 +716,7 @@ def _check_evaluated(evaluated: pb.Evaluated, names_versions: bool = True) -> No
     if names_versions and evaluated.metrics and not versions:
         raise Malformed("the evaluation has no model versions; expected at least one")
     if len(versions) > _MOST_METRICS or max(versions, default=0) > MOST_COUNTED:
-        raise Malformed(f"{len(versions)} model versions up to {max(versions)}: too many or high")
+        raise Malformed(f"{len(versions)} versions up to {max(versions)}; limit {MOST_COUNTED}")
     if not evaluated.nobody.isprintable():
         raise Malformed("the message has an evaluation whose explanation is not printable")
     if len(evaluated.metrics) > _MOST_METRICS or len(evaluated.nobody) > _LONGEST_MESSAGE:

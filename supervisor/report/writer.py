@@ -223,7 +223,7 @@ def _check_summary(summary: Any) -> None:
         for key in ("id", *(key for key, _ in figures.TIME_PARTS)):
             value = row.get(key)
             if type(value) not in (int, float) or not 0 <= value < math.inf:
-                raise ValueError(f"{SUMMARY_FILE} has value {value!r:.40} of {key} of a worker")
+                raise ValueError(f"{SUMMARY_FILE} has value {value!r:.40} for {key} of a worker")
     figures.known_rows(workers)
     target = summary.get("target")
     if target is not None:

@@ -323,7 +323,7 @@ def _give(values: flags.FlagValues, variable: str, text: str, name: str, word: s
 
 def _bad(variable: str, text: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
-        f"variable {variable}={text!r}: {error}. Correct the variable, or unset it and give the flag."
+        f"variable {variable}={text!r}: {error}. Correct it, or unset it and give the flag."
     )
 
 

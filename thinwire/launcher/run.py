@@ -454,7 +454,7 @@ class _ScriptRun:
         ]
         if failed:
             names = ", ".join(map(str, failed))
-            logging.error("workers failed too: %s; logs: %s", names, self._run.run_dir / "logs")
+            logging.error("further failed workers: %s; logs: %s", names, self._run.run_dir / "logs")
         try:
             summary = json.loads((self._run.run_dir / "summary.json").read_text())
         except (OSError, ValueError):
