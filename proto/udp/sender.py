@@ -383,7 +383,7 @@ class UdpSender:
             return
         self._mtu = self._sending.mtu // 2
         logging.warning(
-            "the network path does not carry datagrams of %d bytes; the next ones have %d bytes",
+            "the network path does not carry datagrams of %d bytes; the next steps use %d bytes",
             size,
             self._mtu,
         )

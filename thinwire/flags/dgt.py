@@ -21,7 +21,7 @@ TOPIC = Topic(
         number(
             "dgt_k",
             0.8,
-            "Fraction of a gradient's blocks that DGT sends reliably, not in datagrams.",
+            "Fraction of a gradient's blocks that DGT sends reliably; it sends others in datagrams.",
             "fraction",
             low=0.0,
             high=1.0,
@@ -197,8 +197,8 @@ TOPIC = Topic(
             integer(
                 "dgt_fallback_steps",
                 20,
-                "Number of steps with few arrived datagrams (--dgt_fallback_fill) after which a "
-                "worker sends all blocks reliably; 0: never.",
+                "Number of consecutive steps with few arrived datagrams (--dgt_fallback_fill) "
+                "after which a worker sends all blocks reliably; 0: never.",
                 "steps",
                 low=0,
                 high=1_000_000,
