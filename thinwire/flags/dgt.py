@@ -21,7 +21,7 @@ TOPIC = Topic(
         number(
             "dgt_k",
             0.8,
-            "Fraction of a gradient's blocks that DGT sends reliably; it sends others in datagrams.",
+            "Fraction of gradient blocks that DGT sends reliably; it sends the rest in datagrams.",
             "fraction",
             low=0.0,
             high=1.0,
