@@ -42,10 +42,10 @@ def decode_factors(
     rows, count = -(-(first + size) // columns), coded.data.size
     if count != rank * (rows + columns):
         raise WireError(
-            f"low-rank block: {count} values for rank {rank}, {rows} rows and {columns} columns"
+            f"low-rank block: {count} values of rank {rank} for {rows} rows and {columns} columns"
         )
     if not 0 < scale < math.inf:
-        raise WireError(f"low-rank block has scale {scale}; expected a finite number above 0")
+        raise WireError(f"low-rank right factor's scale {scale}; expected a finite number above 0")
     left = dataclasses.replace(coded, data=coded.data[: rows * rank])
     right = CodedValues(coded.dtype, coded.data[rows * rank :], scale)
     return expanded(LowRankBlock(slot, size, None, left, right, rank, first))
