@@ -21,7 +21,8 @@ TOPIC = Topic(
         number(
             "dgt_k",
             0.8,
-            "Fraction of gradient blocks that DGT sends reliably; it sends the rest in datagrams.",
+            "Fraction of a gradient's blocks that DGT (differential gradient transmission) sends "
+            "reliably; DGT sends the remaining blocks in datagrams.",
             "fraction",
             low=0.0,
             high=1.0,

@@ -159,7 +159,7 @@ def test_what_is_right_is_decoded():
         ({"right_scale": 0.0}, "right factor's scale 0.0"),
         ({"right_scale": math.nan}, "scale nan"),
         ({"right_scale": math.inf}, "scale inf"),
-        ({"scale": math.inf}, "scale inf"),
+        ({"scale": math.inf}, "scale.* inf"),
         ({"about": b""}, "header has 0 bytes"),
         ({"about": bytes(13)}, "header has 13 bytes"),
     ],
