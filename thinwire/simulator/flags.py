@@ -29,7 +29,7 @@ TOPICS = (
                 None,
                 "Computing time of a mini-batch: one value or one per worker (0.1,0.4); or one "
                 "distribution, lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, or one "
-                "per worker, separated by semicolons; or trace:FILE with one step per line. "
+                "per worker separated by semicolons; or trace:FILE with one step per line. "
                 "--slowdown multiplies the time, --step_seconds is its lower bound.",
                 "seconds",
                 unset=f"--step_seconds if given, else {_DEFAULT_STEP}",
