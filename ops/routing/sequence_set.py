@@ -80,9 +80,9 @@ class SequenceSet:
             for announced in ranges:
                 if ahead(announced.first, first) != count:
                     raise ValueError(
-                        f"a worker announces a range of datagrams on channel {channel} from "
-                        f"sequence number {announced.first} on; expected "
-                        f"{(first + count) % _MODULUS}, the end of the previous range"
+                        f"channel {channel}: a range of datagrams begins at number "
+                        f"{announced.first}; expected {(first + count) % _MODULUS}, the end of the "
+                        "previous range"
                     )
                 count += announced.count
             self._check(AnnouncedDatagrams(channel, first, count))

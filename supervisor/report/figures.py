@@ -391,8 +391,7 @@ def _check(labels: Any) -> None:
     for label, count in labels.items():
         if not label.isdecimal() or type(count) is not int or count < 0:
             raise ValueError(
-                f"a worker has {count!r:.20} examples of label {label!r:.20}; expected a whole "
-                "number"
+                f"{count!r:.20} examples of label {label!r:.20}; expected a whole number"
             )
 
 
