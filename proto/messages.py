@@ -236,23 +236,19 @@ def blocks_from_message(
             )
         if block.slots > 1 and ranges:
             raise Malformed(
-                f"tensor slot {block.slot}: a block of {block.slots} slots is not legal with "
-                "datagrams"
+                f"the block of slot {block.slot} spans {block.slots} slots, illegal with datagrams"
             )
         end = position + _num_bytes(block)
         if end > len(payload):
             raise Malformed(
-                f"slot {block.slot}: the block ends at byte {end} of a payload of {len(payload)} "
-                "bytes"
+                f"slot {block.slot}: the block ends at byte {end} of {len(payload)} payload bytes"
             )
         result.append(
             _decode(block, value_dtype, payload[position:middle], payload[middle:end], size)
         )
         position = end
     if position != len(payload):
-        raise Malformed(
-            f"the parameter blocks use {position} of {len(payload)} bytes of the payload"
-        )
+        raise Malformed(f"the blocks use {position} of {len(payload)} bytes of a message's payload")
     return result
 
 
@@ -350,9 +346,7 @@ def rounds_from_message(
     result, first, start = [], 0, 0
     for described, numbers in zip(reply.rounds, counts, strict=True):
         if not math.isfinite(described.rate):
-            raise Malformed(
-                f"a round's learning rate is {described.rate}; expected a finite number"
-            )
+            raise Malformed(f"a round has learning rate {described.rate}; expected a finite number")
         if described.own > len(numbers) or (described.own and numbers[described.own - 1]):
             raise Malformed(
                 f"a reply names own update {described.own} of a round with the block counts "
@@ -403,9 +397,7 @@ def carve_aux(
         raise Malformed(f"a message has {count} auxiliary values; expected {legal}")
     start = len(payload) - 4 * count
     if start < 0:
-        raise Malformed(
-            f"{count} auxiliary values do not fit into a payload of {len(payload)} bytes"
-        )
+        raise Malformed(f"{count} auxiliary values exceed a payload of {len(payload)} bytes")
     if count == 0:
         return payload, None
     return payload[:start], np.frombuffer(bytes(payload[start:]), "<f4").astype(np.float32)
@@ -416,8 +408,7 @@ def _checked_dtype(block: pb.Block, size: int) -> str:
     name = _DTYPE_NAMES.get(block.value_dtype)
     if name is None or block.coding not in _CODINGS:
         raise Malformed(
-            f"block of slot {block.slot}: unknown dtype {block.value_dtype} or coding "
-            f"{block.coding}"
+            f"block of slot {block.slot}: unknown dtype {block.value_dtype}, coding {block.coding}"
         )
     dense = _CODINGS[block.coding] == IndexCoding.DENSE
     if block.count > size or (dense and (block.count != size or block.index_bytes)):

@@ -139,8 +139,7 @@ class ClaimBounds:
         _check("lag", push.lag, 0, push.base_version if self.lags else 0, why)
         if not 0 <= push.learning_rate < float("inf"):
             raise Malformed(
-                f"the push has learning_rate {push.learning_rate}; expected a finite rate, 0 or "
-                "more"
+                f"the push has learning_rate {push.learning_rate}; expected finite, not negative"
             )
         if push.sets_rate:
             _check("learning_rate", push.learning_rate, 0, _LARGEST_RATE)
@@ -179,9 +178,7 @@ class ClaimBounds:
             why = "" if self.scales_loss else " (no script of this run has a LossScaleOptimizer)"
             _check("loss_scale", push.loss_scale, least, most, why)
         if push.overflow and (push.blocks or push.more or push.HasField("manifest")):
-            raise Malformed(
-                f"push of step {push.step}: an overflow with an update; expected no blocks"
-            )
+            raise Malformed(f"push of step {push.step}: overflow and update; expected no blocks")
 
     def check_query(self, query: pb.Query) -> None:
         """Check the bounds of all numbers in a query (a worker's report to the pacer).

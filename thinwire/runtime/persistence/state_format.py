@@ -166,7 +166,7 @@ def read_arrays(
         dtype, shape = np.dtype(record["dtype"]), tuple(record["shape"])
         num_bytes = math.prod(shape) * dtype.itemsize
         if dtype.kind not in _ARRAY_KINDS or min(shape, default=0) < 0:
-            raise ValueError(f"checkpoint array {number} has dtype {dtype} and shape {shape}")
+            raise ValueError(f"checkpoint array {number}: invalid dtype {dtype} or shape {shape}")
         if record["offset"] + num_bytes > file_bytes:
             raise ValueError(f"file {name} is truncated: {file_bytes} bytes, within array {number}")
         raw = np.empty(num_bytes, np.uint8)

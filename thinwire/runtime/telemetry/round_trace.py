@@ -162,7 +162,7 @@ def line_of(each: Round) -> str:
 
 def _named(columns: Sequence[str], row: Any) -> dict[str, Any]:
     if not isinstance(row, list) or len(row) != len(columns):
-        raise ValueError(f"a round record of {len(columns)} columns has the row {row!a:.80}")
+        raise ValueError(f"round records have the row {row!a:.80}; expected {len(columns)} values")
     return dict(zip(columns, row, strict=True))
 
 
