@@ -342,7 +342,7 @@ def rounds_from_message(
     # A worker adds its own update from its own copy of the last push. An own update in a reply to
     # a pull, or a second own update, would add that push to the weights twice.
     if sum(relayed.own > 0 for relayed in reply.rounds) > (reply.step > 0):
-        raise Malformed(f"too many updates in the reply for step {reply.step} are the worker's own")
+        raise Malformed(f"the reply for step {reply.step} has too many own updates of the worker")
     result, first, start = [], 0, 0
     for described, numbers in zip(reply.rounds, counts, strict=True):
         if not math.isfinite(described.rate):
