@@ -99,9 +99,8 @@ def ranges(total: int, nb_workers: int, fractions: Fractions | None) -> list[ran
         if not positions:
             raise ConfigurationError(
                 f"--data_sharding_file gives worker {worker + 1} the fractions "
-                f"{fractions[worker]} of {total} training examples, which contain no example; "
-                "expected at least one example. Widen the range on the line of worker "
-                f"{worker + 1}."
+                f"{fractions[worker]} of {total} training examples, which contain none; expected "
+                f"at least one. Widen the range on the line of worker {worker + 1}."
             )
     return [owned[worker] for worker in range(nb_workers)]
 

@@ -35,9 +35,7 @@ def draw_balanced(labels: NDArray[np.uint8], count: int, seed: int) -> NDArray[n
     classes, available = np.unique(labels, return_counts=True)
     per_class, remainder = divmod(count, len(classes))
     if remainder or per_class > available.min():
-        raise ValueError(
-            f"cannot draw {count} examples in equal parts from classes with {available} examples"
-        )
+        raise ValueError(f"cannot draw {count} equally from classes with {available} examples")
     rng = np.random.default_rng(seed)
     chosen = [
         rng.choice(np.flatnonzero(labels == value), size=per_class, replace=False)
@@ -60,9 +58,7 @@ def make_sample(source: Path, out: Path) -> None:
 def main() -> None:
     """Parse the command line and write the sample of Fashion-MNIST."""
     parser = argparse.ArgumentParser(description="Make the shipped sample of Fashion-MNIST.")
-    parser.add_argument(
-        "source", type=Path, help="folder with the four files of the full Fashion-MNIST"
-    )
+    parser.add_argument("source", type=Path, help="folder with the four full Fashion-MNIST files")
     parser.add_argument("out", type=Path, nargs="?", default=_HERE / "fashion_mnist_sample")
     arguments = parser.parse_args()
     make_sample(arguments.source, arguments.out)

@@ -125,11 +125,7 @@ def _imagenet_synthetic(wanted: DatasetRequest, part: str) -> DatasetPart:
         num_examples=_NUM_DIFFERENT,
     )
     positions = np.arange(NUM_SYNTHETIC[part])
-    logging.info(
-        "data: the data set has %d different images, which are repeated as %d images",
-        len(labels),
-        len(positions),
-    )
+    logging.info("data: %d different images, repeated as %d images", len(labels), len(positions))
     repeated = Repeated(scale(images, wanted.scaling), positions)
     return DatasetPart(repeated, labels[positions % len(labels)])
 
@@ -330,9 +326,7 @@ def _check_name(name: str, part: str = PARTS[0]) -> None:
 
 def _check_fit(name: str, raw: sources.RawPart, shape: tuple[int, ...], nb_classes: int) -> None:
     if not len(raw.labels):
-        raise ConfigurationError(
-            f"Data set {name} holds no examples; expected at least one example."
-        )
+        raise ConfigurationError(f"Data set {name} holds no examples; expected one or more.")
     if raw.images.shape[1:] != shape:
         height, width, depth = raw.images.shape[1:]
         raise ConfigurationError(
@@ -366,8 +360,7 @@ def _check_user_part(
         np.issubdtype(examples.dtype, np.integer) and examples.size and examples.min() >= 0
     ):
         raise ConfigurationError(
-            f"{problem}x_{part} has dtype {examples.dtype} and shape {examples.shape}. Expected "
-            "integers from 0."
+            f"{problem}x_{part} is {examples.dtype} {examples.shape}. Expected integers from 0."
         )
     try:
         targets = task.labels.read(labels, inputs)

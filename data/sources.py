@@ -133,9 +133,8 @@ def _from_folder(folder: Path, part: str) -> RawPart | None:
     if images_path is None or labels_path is None:
         missing = "images" if images_path is None else "labels"
         raise ConfigurationError(
-            f"the folder {folder} contains {images_path or labels_path} but not the {missing} "
-            f"that belong to this file; expected {_names(part, missing)[0]} in the same folder. "
-            "Copy the file there."
+            f"folder {folder} has {images_path or labels_path} but not the matching {missing}; "
+            f"expected {_names(part, missing)[0]} in the same folder. Copy the file there."
         )
     images, labels = idx.read_pair(images_path, labels_path)
     logging.info("data: read %d %s examples from %s", len(labels), part, folder)

@@ -213,10 +213,7 @@ class Reduction:
         """
         step = self._steps[0] if self._steps else None
         if not isinstance(step, ReceivePart):
-            raise ValueError(
-                "this worker expects no part of an all-reduce now; send the parts that `outgoing` "
-                "returns first"
-            )
+            raise ValueError("all-reduce expects no part now; send what `outgoing` returns")
         start, stop = step.entries
         if len(values) != stop - start:
             raise ValueError(

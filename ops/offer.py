@@ -241,49 +241,34 @@ def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
     """
     if len(document) > MAX_DOCUMENT_BYTES:
         raise ConfigurationError(
-            f"the description of a script's model has {len(document)} bytes; expected at most "
-            f"{MAX_DOCUMENT_BYTES} bytes."
+            f"a model description has {len(document)} bytes; expected at most {MAX_DOCUMENT_BYTES}."
         )
     try:
         return _offer_of(json.loads(document), max_model_bytes)
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         raise ConfigurationError(
-            f"the description of a script's model cannot be read ({type(error).__name__}: "
-            f"{error!s:.200}); expected the description from a worker with the same version of "
-            "Thinwire."
+            f"the model description cannot be read ({type(error).__name__}: {error!s:.200}); "
+            "expected the description from a worker with the same version of Thinwire."
         ) from error
 
 
 def _offer_of(found: Any, max_model_bytes: int) -> Offer:
     if found["format"] != FORMAT:
-        raise ValueError(
-            f"the description of a script's model has format {found['format']!r}; expected format "
-            f"{FORMAT}"
-        )
+        raise ValueError(f"the model description has format {found['format']!r}; expected {FORMAT}")
     if len(found["spec"]) > MAX_VARIABLES:
-        raise ValueError(
-            f"the script's model has {len(found['spec'])} variables; expected at most "
-            f"{MAX_VARIABLES}"
-        )
+        raise ValueError(f"the model has {len(found['spec'])} variables, more than {MAX_VARIABLES}")
     tensors = tuple(_tensor(row) for row in found["spec"])
     paths = {tensor.path for tensor in tensors}
     if not tensors or len(paths) < len(tensors):
-        raise ValueError(
-            "the script's model has no variables, or two variables with the same path; expected "
-            "at least one variable, and each path once"
-        )
+        raise ValueError("the model has no variables, or one path twice; expected each path once")
     spec = ModelSpec(tensors)
     if not spec.num_parameters:
-        raise ValueError(
-            "the variables of the script's model have no values; expected at least one trainable "
-            "value"
-        )
+        raise ValueError("the model's variables have no values; expected at least one value")
     num_bytes = 4 * (spec.num_parameters + _count(found["statistics"]))
     if num_bytes > max_model_bytes:
         raise ConfigurationError(
-            f"the model that a worker offers has {num_bytes:,} bytes; expected at most "
-            f"{max_model_bytes:,} bytes. Give the PS a larger --max_model_bytes if this size is "
-            "intended."
+            f"a worker's model has {num_bytes:,} bytes; expected at most {max_model_bytes:,}. "
+            "Give the PS a larger --max_model_bytes if this size is intended."
         )
     named = {*found["constraints"], *found["unused"]}
     if len(found["optimizers"]) > MAX_OPTIMIZERS:
@@ -330,14 +315,9 @@ def _check_groups(optimizers: Sequence[OptimizerOffer], paths: Collection[str]) 
     if len(optimizers) == 1 and not stepped:
         return
     if not all(optimizer.paths for optimizer in optimizers):
-        raise ValueError(
-            "an optimizer of the script has no variables; expected at least one for each optimizer"
-        )
+        raise ValueError("an optimizer of the script has no variables; expected at least one")
     if optimizers and (len(set(stepped)) < len(stepped) or len(stepped) < len(paths)):
-        raise ValueError(
-            "a variable of the script's model belongs to no optimizer or to several optimizers; "
-            "expected exactly one optimizer for each variable"
-        )
+        raise ValueError("a variable has no optimizer or several; expected one for each variable")
 
 
 def _tensor(row: Any) -> TensorSpec:
@@ -346,9 +326,7 @@ def _tensor(row: Any) -> TensorSpec:
         raise ValueError(f"the variable {path!r:.100} has dtype {dtype!r:.20}; expected float32")
     sizes = tuple(_count(size) for size in shape)
     if len(sizes) > 32 or max(sizes, default=0) > MAX_AXIS or math.prod(sizes) > 1 << 40:
-        raise ValueError(
-            f"the variable {path!r:.100} has the shape {sizes!r:.100}, which is not valid"
-        )
+        raise ValueError(f"the variable {path!r:.100} has the invalid shape {sizes!r:.100}")
     return TensorSpec(_name(path), sizes)
 
 
@@ -373,9 +351,7 @@ def _loss_scale(row: Any) -> LossScale:
 def _digest(value: Any) -> str:
     """Check and return a digest of weights, which a PS sends to clients in Welcome messages."""
     if not _DIGEST.fullmatch(_word(value)):
-        raise ValueError(
-            f"the field weights_digest is {value!r:.100}; expected 64 hexadecimal digits, or none"
-        )
+        raise ValueError(f"weights_digest={value!r:.100}; expected 64 hexadecimal digits or none")
     return str(value)
 
 
@@ -389,10 +365,7 @@ def _classes(value: Any) -> str:
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-        raise ValueError(
-            f"a count in the model's description is {value!r:.50}; expected a whole number, 0 or "
-            "more"
-        )
+        raise ValueError(f"a count of a model is {value!r:.50}; expected a whole number, 0 or more")
     return value
 
 
@@ -403,23 +376,15 @@ def _counts(values: Any, num_optimizers: int) -> tuple[int, ...]:
     offer lists no optimizers.
     """
     if not isinstance(values, list) or len(values) > MAX_OPTIMIZERS:
-        raise ValueError(
-            f"the counts of batches of the script's optimizers are {values!r:.50}; expected a "
-            f"list of at most {MAX_OPTIMIZERS} counts"
-        )
+        raise ValueError(f"the batch counts are {values!r:.50}; expected at most {MAX_OPTIMIZERS}")
     if values and num_optimizers and len(values) != num_optimizers:
-        raise ValueError(
-            f"the model's description has {len(values)} counts of batches; expected one count for "
-            f"each of the {num_optimizers} optimizers"
-        )
+        raise ValueError(f"{len(values)} batch counts; expected {num_optimizers} (1 per optimizer)")
     return tuple(_count(value) for value in values)
 
 
 def _truth(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(
-            f"a field of the model's description is {value!r:.50}; expected true or false"
-        )
+        raise ValueError(f"a field of the description is {value!r:.50}; expected true or false")
     return value
 
 
@@ -434,10 +399,7 @@ def _name(value: Any) -> str:
     """Check and return a variable's path or a class name, which logs and messages quote."""
     name = _word(value)
     if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
-        raise ValueError(
-            f"a name in the model's description is {name!r:.100}; expected 1 to {MAX_NAME} "
-            "printable characters"
-        )
+        raise ValueError(f"a name is {name!r:.100}; expected 1 to {MAX_NAME} printable characters")
     return name
 
 
@@ -449,8 +411,5 @@ def _words(values: Any) -> tuple[str, ...]:
 
 def _one_of(value: Any, legal: tuple[str, ...]) -> str:
     if value not in legal:
-        raise ValueError(
-            f"a field of the model's description is {value!r:.50}; expected one of "
-            f"{', '.join(legal)}"
-        )
+        raise ValueError(f"a field of a model is {value!r:.50}; expected one of {', '.join(legal)}")
     return str(value)

@@ -88,10 +88,7 @@ def decode_layouts(layouts: Sequence[pb.Layout], spec: ModelSpec) -> tuple[Shard
     result, sizes = [], [tensor.size for tensor in spec.tensors]
     for layout in layouts:
         if not len(layout.variables) == len(layout.starts) == len(layout.stops):
-            raise Malformed(
-                "the lists of variables, starts and stops in a received shard layout differ in "
-                "length"
-            )
+            raise Malformed("the variables, starts and stops of a shard layout differ in length")
         rows = zip(layout.variables, layout.starts, layout.stops, strict=True)
         result.append(ShardLayout(tuple(Slice(*row) for row in rows)))
     pieces = sorted(
@@ -101,12 +98,8 @@ def decode_layouts(layouts: Sequence[pb.Layout], spec: ModelSpec) -> tuple[Shard
     ends = [0] * len(sizes)
     for tensor, start, stop in pieces:
         if tensor >= len(sizes) or start != ends[tensor] or stop < start:
-            raise Malformed(
-                "the received shard layouts (variables of each PS shard) belong to another model"
-            )
+            raise Malformed("the shard layouts belong to another model")
         ends[tensor] = stop
     if ends != sizes:
-        raise Malformed(
-            "the received shard layouts (variables of each PS shard) belong to another model"
-        )
+        raise Malformed("the shard layouts belong to another model")
     return tuple(result)

@@ -244,19 +244,14 @@ class MessageAssembler(Generic[Message]):
         if not isinstance(data, bytes):
             return self._read(data)
         if len(data) > MAX_MESSAGE_BYTES:
-            raise Malformed(
-                f"a received frame has {len(data)} bytes; expected at most {MAX_MESSAGE_BYTES} "
-                "bytes"
-            )
+            raise Malformed(f"a frame has {len(data)} bytes; expected at most {MAX_MESSAGE_BYTES}")
         bulk = _chunk_data(data)
         if bulk is not None:
             return self._continue(bulk)
         try:
             message = self._message_type.FromString(data)
         except DecodeError as error:
-            raise Malformed(
-                f"a received frame of {len(data)} bytes does not parse as a message: {error}"
-            ) from error
+            raise Malformed(f"a frame of {len(data)} bytes does not parse: {error}") from error
         name = message.WhichOneof("body")
         if name is None:
             numbers = unknown_field_numbers(message)
@@ -268,9 +263,7 @@ class MessageAssembler(Generic[Message]):
         if name == "chunk":
             return self._continue(memoryview(message.chunk.data))
         if self._header is not None:
-            raise Malformed(
-                f"the message {name} arrived in the middle of another message's payload"
-            )
+            raise Malformed(f"{name} arrived in the middle of another message's payload")
         if name in _BULK_BODIES:
             return self._begin(message, getattr(message, name))
         if isinstance(body := getattr(message, name), Chunked):
@@ -284,18 +277,14 @@ class MessageAssembler(Generic[Message]):
         self._check_limit(message, body.payload_bytes)
         if len(payload) != body.payload_bytes:
             raise Malformed(
-                f"a message's field payload_bytes is {body.payload_bytes}, but the message has a "
-                f"payload of {len(payload)} bytes"
+                f"payload_bytes is {body.payload_bytes}, but the payload has {len(payload)} bytes"
             )
         return message, memoryview(payload)
 
     def _check_limit(self, message: Message, size: int) -> None:
         allowed = self._limit(message)
         if size > allowed:
-            raise Malformed(
-                f"a message announces a payload of {size} bytes; expected at most {allowed} bytes "
-                "for this message"
-            )
+            raise Malformed(f"a message has a payload of {size} bytes; expected at most {allowed}")
 
     def _expect(self, message: Message, size: int) -> tuple[Message, memoryview] | None:
         """Allocate the memory of a chunked payload and wait for its chunks."""
@@ -314,8 +303,7 @@ class MessageAssembler(Generic[Message]):
         end = self._filled + len(bulk)
         if len(bulk) == 0 or end > len(self._buffer):
             raise Malformed(
-                f"the payload of a message received a chunk of {len(bulk)} bytes where "
-                f"{len(self._buffer) - self._filled} are missing"
+                f"a chunk of {len(bulk)} bytes where {len(self._buffer) - self._filled} are missing"
             )
         self._buffer[self._filled : end] = bulk
         return self._filled_to(end)

@@ -94,15 +94,10 @@ def spec_of(tensors: Iterable[pb.Tensor]) -> ModelSpec:
         if not tensor.path or tensor.path in result:
             raise Malformed(f"the variable path {tensor.path!r} is empty or repeated")
         if tensor.dtype != "float32":
-            raise Malformed(
-                f"the variable {tensor.path} has dtype {tensor.dtype!r}; expected 'float32'"
-            )
+            raise Malformed(f"variable {tensor.path}: dtype {tensor.dtype!r}; expected 'float32'")
         shape = tuple(tensor.shape)
         if math.prod(shape) > _MAX_ENTRIES:
-            raise Malformed(
-                f"the variable {tensor.path} has the shape {shape}, which is larger than "
-                f"{_MAX_ENTRIES} entries"
-            )
+            raise Malformed(f"variable {tensor.path}: shape {shape} exceeds {_MAX_ENTRIES} entries")
         result[tensor.path] = TensorSpec(tensor.path, shape, tensor.dtype)
     return ModelSpec(tuple(result.values()))
 
@@ -237,29 +232,23 @@ def blocks_from_message(
         value_dtype = _checked_dtype(block, size)
         if block.coding == pb.INDEX_CODING_RANGES and not ranges:
             raise Malformed(
-                f"the block of tensor slot {block.slot} is dense and has ranges, which are legal "
-                "only with datagrams"
+                f"tensor slot {block.slot}: ranges of a dense block are legal only with datagrams"
             )
         if block.slots > 1 and ranges:
             raise Malformed(
-                f"the block of tensor slot {block.slot} spans {block.slots} slots, which is not "
-                "legal with datagrams"
+                f"the block of slot {block.slot} spans {block.slots} slots, illegal with datagrams"
             )
         end = position + _num_bytes(block)
         if end > len(payload):
             raise Malformed(
-                f"the block of slot {block.slot} ends at byte {end} of a payload of "
-                f"{len(payload)} bytes"
+                f"slot {block.slot}: the block ends at byte {end} of {len(payload)} payload bytes"
             )
         result.append(
             _decode(block, value_dtype, payload[position:middle], payload[middle:end], size)
         )
         position = end
     if position != len(payload):
-        raise Malformed(
-            f"the blocks of parameters in a message use {position} of {len(payload)} bytes of its "
-            "payload; expected equal numbers"
-        )
+        raise Malformed(f"the blocks use {position} of {len(payload)} bytes of a message's payload")
     return result
 
 
@@ -347,24 +336,17 @@ def rounds_from_message(
     total = sum(map(sum, counts))
     if not counts or not all(counts) or total != len(reply.blocks):
         raise Malformed(
-            f"the {len(counts)} rounds of a reply announce {total} blocks, but the reply has "
-            f"{len(reply.blocks)} blocks; expected equal numbers and at least one update in each "
-            "round"
+            f"the {len(counts)} rounds of a reply announce {total} blocks, it has "
+            f"{len(reply.blocks)}; expected equal numbers and at least one update in each round"
         )
     # A worker adds its own update from its own copy of the last push. An own update in a reply to
     # a pull, or a second own update, would add that push to the weights twice.
     if sum(relayed.own > 0 for relayed in reply.rounds) > (reply.step > 0):
-        raise Malformed(
-            f"the reply for step {reply.step} marks too many updates as the worker's own; "
-            "expected at most one for a push, and none for a pull (step 0)"
-        )
+        raise Malformed(f"the reply for step {reply.step} has too many own updates of the worker")
     result, first, start = [], 0, 0
     for described, numbers in zip(reply.rounds, counts, strict=True):
         if not math.isfinite(described.rate):
-            raise Malformed(
-                f"in a reply, the learning rate of a round is {described.rate}; expected a finite "
-                "number"
-            )
+            raise Malformed(f"a round has learning rate {described.rate}; expected a finite number")
         if described.own > len(numbers) or (described.own and numbers[described.own - 1]):
             raise Malformed(
                 f"a reply names own update {described.own} of a round with the block counts "
@@ -380,10 +362,7 @@ def rounds_from_message(
             updates[described.own - 1] = None
         result.append(RepeatedRound(tuple(updates), described.rate))
     if start != len(payload):
-        raise Malformed(
-            f"the rounds of a reply use {start} of {len(payload)} bytes of its payload; expected "
-            "equal numbers"
-        )
+        raise Malformed(f"the rounds of a reply use {start} of {len(payload)} bytes of its payload")
     return tuple(result)
 
 
@@ -415,16 +394,10 @@ def carve_aux(
     """
     if count not in expected:
         legal = " or ".join(str(number) for number in sorted(expected))
-        raise Malformed(
-            f"a message has {count} auxiliary values (such as BatchNorm statistics); expected "
-            f"{legal}"
-        )
+        raise Malformed(f"a message has {count} auxiliary values; expected {legal}")
     start = len(payload) - 4 * count
     if start < 0:
-        raise Malformed(
-            f"a message has {count} auxiliary values in a payload of {len(payload)} bytes, which "
-            "is too small"
-        )
+        raise Malformed(f"{count} auxiliary values exceed a payload of {len(payload)} bytes")
     if count == 0:
         return payload, None
     return payload[:start], np.frombuffer(bytes(payload[start:]), "<f4").astype(np.float32)
@@ -435,15 +408,13 @@ def _checked_dtype(block: pb.Block, size: int) -> str:
     name = _DTYPE_NAMES.get(block.value_dtype)
     if name is None or block.coding not in _CODINGS:
         raise Malformed(
-            f"the block of tensor slot {block.slot} has the unknown value dtype "
-            f"{block.value_dtype} or coding {block.coding}"
+            f"block of slot {block.slot}: unknown dtype {block.value_dtype}, coding {block.coding}"
         )
     dense = _CODINGS[block.coding] == IndexCoding.DENSE
     if block.count > size or (dense and (block.count != size or block.index_bytes)):
         raise Malformed(
-            f"the block of tensor slot {block.slot} has {block.count} values and "
-            f"{block.index_bytes} index bytes for {size} entries with the coding "
-            f"{_CODINGS[block.coding].name}, which do not match"
+            f"tensor slot {block.slot}: a block of {block.count} values and {block.index_bytes} "
+            f"index bytes does not match {size} entries, coding {_CODINGS[block.coding].name}"
         )
     if not block.value_coding and (block.value_bytes or name in FEW_BITS):
         raise Malformed(
@@ -451,10 +422,7 @@ def _checked_dtype(block: pb.Block, size: int) -> str:
             f"{block.value_bytes} for plain {name} values; expected 0, and a dtype of whole bytes"
         )
     if not math.isfinite(block.scale):
-        raise Malformed(
-            f"the block of tensor slot {block.slot} is malformed: its scale is {block.scale}; "
-            "expected a finite number"
-        )
+        raise Malformed(f"tensor slot {block.slot}: scale {block.scale}; expected a finite number")
     return name
 
 
@@ -516,10 +484,7 @@ def manifest_from_message(message: pb.Manifest) -> Manifest:
             )
         previous = announced.channel
     if not 0 <= message.k <= 1:  # NaN is rejected too, because NaN fails every comparison.
-        raise Malformed(
-            f"a manifest of datagrams has k = {message.k}, the fraction of reliable blocks; "
-            "expected 0 to 1"
-        )
+        raise Malformed(f"k = {message.k} in a manifest of datagrams; expected a fraction, 0 to 1")
     return Manifest(
         tuple(
             AnnouncedDatagrams(channel.channel, channel.first, channel.count)

@@ -30,10 +30,7 @@ class TokenBucket:
 
     def __init__(self, rate: float, burst: float) -> None:
         if rate <= 0 or burst < 0:
-            raise ValueError(
-                f"a token bucket has rate={rate} and burst={burst}; expected rate > 0 and burst "
-                ">= 0"
-            )
+            raise ValueError(f"token bucket: rate={rate}, burst={burst}; expected > 0 and >= 0")
         self.rate = rate
         self.burst = burst
         self._level = burst

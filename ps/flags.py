@@ -22,15 +22,13 @@ TOPICS = (
             integer("id_ps", 0, "Number of this PS shard, from 0 to nb_ps-1.", "number", low=0),
             switch(
                 "insecure",
-                "Let a node listen on addresses that other machines can reach, without "
-                "authentication.",
+                "Allow listening on addresses beyond this machine without authentication.",
             ),
             choice(
                 "journal",
                 "auto",
                 "Write a journal of accepted events, so that no acknowledged update is lost when "
-                "a PS dies; auto: write a journal only if a push is smaller than a tenth of the "
-                "model.",
+                "a PS dies; auto: only if a push is smaller than a tenth of the model.",
                 JOURNAL,
             ),
             *advanced(
@@ -45,8 +43,7 @@ TOPICS = (
                 number(
                     "linger_seconds",
                     15.0,
-                    "Time that a PS waits after the end of the run until the workers and the "
-                    "Supervisor have left.",
+                    "Time that a finished PS waits until workers and Supervisor have left.",
                     "seconds",
                     low=0.0,
                 ),
@@ -57,9 +54,8 @@ TOPICS = (
                 ),
                 switch(
                     "stay",
-                    "Keep the PS port open, without serving, from the end of the run until a "
-                    "signal: for cluster managers that restart ended processes and probe whether "
-                    "a process listens.",
+                    "After the run, keep the PS port open until a signal, without serving: for "
+                    "cluster managers that restart ended processes, and probe ports.",
                 ),
                 switch(
                     "preload_keras",
@@ -69,8 +65,7 @@ TOPICS = (
                 integer(
                     "max_model_bytes",
                     8 << 30,
-                    "Largest model, stored as float32, that a PS without a model accepts from a "
-                    "worker.",
+                    "Largest model, as float32, that a PS without a model takes from a worker.",
                     "bytes",
                     low=1,
                 ),

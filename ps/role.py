@@ -196,10 +196,7 @@ def _stay(run: Run, own: PsFlags) -> None:
     ended = threading.Event()
     with handle_signals(lambda number, frame: ended.set()):
         listening = serve(own.bind, own.port, lambda stream: stream.close(), guard=guard_of(run))
-        logging.info(
-            "the run is finished; because of --stay, this PS process continues until it receives "
-            "a signal"
-        )
+        logging.info("the run is finished; --stay keeps this PS running until it receives a signal")
         ended.wait()
         listening.stop(0.5)
 
@@ -216,11 +213,10 @@ def _serve(run: Run, own: PsFlags) -> int:
         logging.info("run %s: begins%s", run.run_dir, why)
     if own.resume_only and saved.core is None:
         raise ConfigurationError(
-            f"the node {own.node} was lost, but {saved.where} on this machine has no checkpoint "
-            "of the node: either the node had not written a checkpoint yet "
-            "(--checkpoint_interval_seconds), or the checkpoint is on the disk of the lost "
-            "machine. Expected --checkpoint_dir, or --run_dir on a disk that all machines share; "
-            "the same command begins the run again."
+            f"the node {own.node} was lost, but {saved.where} on this machine has no checkpoint of "
+            "the node: either none was written yet (--checkpoint_interval_seconds), or it is on "
+            "the disk of the lost machine. Expected --checkpoint_dir, or --run_dir on a disk that "
+            "all machines share; the same command begins the run again."
         )
     if not run.model_is_offered:
         model = model_of_flags(run, own.id_ps)
@@ -229,9 +225,8 @@ def _serve(run: Run, own: PsFlags) -> int:
     if saved.offer is None:
         if saved.core is not None:
             raise ConfigurationError(
-                f"--run_dir={run.run_dir} contains a run whose model was defined by flags, but "
-                "this run has --model_from=worker; give this run another --run_dir, or "
-                "--overwrite the old run."
+                f"--run_dir={run.run_dir} contains a run whose model came from flags, but this run "
+                "has --model_from=worker; give it another --run_dir, or --overwrite the old run."
             )
         return _serve_offered(run, own, saved)
     # With --resume, workers offer the model of phase 0 (the script's first model) again.
@@ -392,11 +387,7 @@ class ShardProcess:
         """Continue a saved shard's weights and counters with changed settings (--resume)."""
         begin_again = self.core.continue_from(state, self.saved.has_optimizers_of(self.offer))
         if begin_again:
-            logging.warning(
-                "--resume: these parts of the PS state do not fit the changed settings and begin "
-                "again: %s",
-                ", ".join(begin_again),
-            )
+            logging.warning("--resume: PS state that begins again: %s", ", ".join(begin_again))
 
     def _hold(self, model: InitialModel) -> None:
         """Store a model's variables, description and shard layout, and each optimizer's variable
@@ -405,9 +396,7 @@ class ShardProcess:
         self.spec, self.offer, layouts = model.spec, model.offer, model.layouts
         self.layout = layouts[self.own.id_ps]
         for number, layout in enumerate(layouts if self.leads and self.run.nb_ps > 1 else ()):
-            logging.info(
-                "PS shard %d stores %s", number, placement.describe_shard(self.spec, layout)
-            )
+            logging.info("PS shard %d has %s", number, placement.describe_shard(self.spec, layout))
         groups = model.offer.groups() if model.offer else []
         self._groups = [part_of_layout(self.layout, numbers)[1] for numbers in groups]
 
@@ -595,10 +584,7 @@ class ShardProcess:
         except OSError as error:  # a full disk must not end the run
             logging.error("cannot write the file with the proposed worker groups: %s", error)
             return
-        logging.info(
-            "flags with which a later run divides the training data by the workers' speed: %s",
-            flags,
-        )
+        logging.info("flags that divide a later run's data by the workers' speed: %s", flags)
 
     # -- phases (models) of a script --------------------------------------------------------
 
@@ -674,12 +660,7 @@ class ShardProcess:
         if self.leader is not None:
             self.leader.begin_phase(self._hello_to_leader())
         self.phases.close(stage)
-        logging.info(
-            "phase %d of the run (a new model or optimizer of the script) begins at model version "
-            "%d",
-            self.phase,
-            self.core.version,
-        )
+        logging.info("run phase %d begins at model version %d", self.phase, self.core.version)
 
     def _keep_ended(self, phase: int) -> None:
         """Store the final state of the current model before phase `phase` replaces it by another
@@ -692,9 +673,7 @@ class ShardProcess:
             ended.add(EndedModel(ended.since, phase - 1, self.layout, generation, whole), phase)
         # the run continues: only a restarted worker would need the saved model
         except OSError as error:
-            logging.error(
-                "the final model of phase %d of the run cannot be saved: %s", phase - 1, error
-            )
+            logging.error("the final model of run phase %d cannot be saved: %s", phase - 1, error)
 
     # -- the running shard ------------------------------------------------------------------
 

@@ -179,10 +179,7 @@ class EvaluationRequests:
                         self._receive(session, *session.listen()[:1])
                 except (StreamLost, Malformed, ValueError) as error:
                     if not (self._closing.is_set() or self._halt_cause):
-                        logging.warning(
-                            "lost the stream of the scripts' evaluation requests to shard 0: %s",
-                            error,
-                        )
+                        logging.warning("lost the stream of evaluation requests: %s", error)
                 finally:
                     with self._changed:
                         self._session = None

@@ -269,10 +269,7 @@ class ModelFetcher:
         sizes = [piece.size for piece in layout.slices]
         blocks = messages.blocks_from_message(reply.blocks, payload, sizes)
         if len(blocks) < len(sizes) or any(block.indices is not None for block in blocks):
-            raise Malformed(
-                f"the PS shard sent {len(blocks)} blocks of weights; expected {len(sizes)} dense "
-                "blocks"
-            )
+            raise Malformed(f"the PS sent {len(blocks)} blocks; expected {len(sizes)} dense blocks")
         for block, piece in zip(blocks, layout.slices, strict=True):
             start = self._spec.offsets[piece.tensor] + piece.start
             weights[start : start + piece.size] = dequantise(block.values)

@@ -45,33 +45,26 @@ TOPICS = (
         "Supervisor",
         (
             number(
-                "eval_interval_seconds",
-                60.0,
-                "Time between two evaluations of the model by the Supervisor.",
-                "seconds",
-                low=0.0,
+                "eval_interval_seconds", 60.0, "Time between model evaluations.", "seconds", low=0.0
             ),
             integer(
                 "eval_interval_updates",
                 0,
-                "Number of applied updates after which the Supervisor also evaluates the model; "
-                "0: only the time decides.",
+                "Also evaluate the model after this number of applied updates; 0: by time alone.",
                 "updates",
                 low=0,
             ),
             words(
                 "advice",
                 None,
-                "The advice.json that an Advisor has written; summary.json compares the advice's "
-                "prediction with the run.",
+                "The advice.json of an Advisor; summary.json compares its prediction with the run.",
                 "file",
                 unset="advice.json in --run_dir, if the file exists",
             ),
             words(
                 "on_metrics",
                 None,
-                "Python function that the Supervisor calls with each record of metrics, for "
-                "example for W&B or MLflow.",
+                "Python function to call with each metrics record, for example for W&B or MLflow.",
                 "module:function",
                 rule=_IS_FUNCTION,
                 unset="none",
@@ -88,8 +81,7 @@ TOPICS = (
                 number(
                     "status_interval_seconds",
                     10.0,
-                    "Time between two progress lines of the Supervisor if its output is not a "
-                    "terminal.",
+                    "Time between Supervisor progress lines if its output is not a terminal.",
                     "seconds",
                     low=0.1,
                 ),

@@ -75,8 +75,7 @@ def load(text: str, folders: Sequence[pathlib.Path] = ()) -> MetricsFunction:
     except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"--on_metrics={text}: importing {name} failed ({type(error).__name__}: {error}); "
-            f"expected a module that can be imported. Run python -c 'import {name}' to see the "
-            "error."
+            f"expected an importable module. Run python -c 'import {name}' to see the error."
         ) from error
     function: Any = module
     for part in function_name.split("."):
@@ -94,7 +93,7 @@ class MetricsHook:
     """Passes the records of a run to a user function, in order, in a separate thread.
 
     Args:
-        text: Name of the user function, for log messages.
+        text: Flag that names the user function, for log messages.
         function: Function that takes a record: a dict of plain values with the key ``kind``.
         about: Entries that describe the run, which are added to every record.
     """
@@ -116,8 +115,7 @@ class MetricsHook:
             self._num_left_out += 1
             if self._num_left_out == 1:
                 logging.warning(
-                    "the function --on_metrics=%s is slow: %d records are queued for the "
-                    "function; the oldest records are dropped",
+                    "%s is slow: %d records are queued for the function; the oldest are dropped",
                     *(self._text, _MOST_WAITING),
                 )
         self._waiting.put_nowait({**record, **self._about})
@@ -134,16 +132,11 @@ class MetricsHook:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             logging.warning(
-                "the function --on_metrics=%s has not returned within %g s; the run ends without "
-                "waiting for the function",
+                "%s has not returned within %g s; the run ends without waiting for the function",
                 *(self._text, timeout_seconds),
             )
         elif self._num_failed:
-            logging.warning(
-                "the function --on_metrics=%s raised an error for %d records",
-                self._text,
-                self._num_failed,
-            )
+            logging.warning("%s raised an error for %d records", self._text, self._num_failed)
 
     def _work(self) -> None:
         while (record := self._waiting.get()) is not None:
@@ -153,7 +146,7 @@ class MetricsHook:
                 self._num_failed += 1
                 if self._num_failed == 1:
                     logging.exception(
-                        "the function --on_metrics=%s raised an error for a record of kind %r; "
+                        "the function %s raised an error for a record of kind %r; "
                         "the run continues, and further errors of the function are only counted",
                         *(self._text, record.get("kind")),
                     )

@@ -41,11 +41,7 @@ class Publisher:
         else:
             self._files.claim()
         if restored := self._files.restore(run_dir):
-            logging.info(
-                "continuing the records that an earlier Supervisor stored at %s: %s",
-                address,
-                ", ".join(restored),
-            )
+            logging.info("continuing the earlier records at %s: %s", address, ", ".join(restored))
         self._wake = threading.Condition()
         self._next: dict[str, bytes] = {}
         self._due = self._busy = False
@@ -88,8 +84,7 @@ class Publisher:
         if failure is not None:
             raise ConfigurationError(
                 f"--{REPORTS}={self._address}: {failure}. {self._run_dir} has the complete "
-                "records; make the storage reachable and writable, and copy the files from "
-                "--run_dir to it."
+                "records; make the storage reachable and writable, and copy them to the storage."
             )
 
     def _run(self) -> None:
@@ -102,11 +97,7 @@ class Publisher:
                 self._files.put(files)
             except Exception as error:  # noqa: BLE001 - flush() raises it
                 failure = error
-                logging.error(
-                    "cannot copy the files %s to the storage of --report_dir: %s",
-                    ", ".join(files),
-                    error,
-                )
+                logging.error("cannot copy %s to --report_dir: %s", ", ".join(files), error)
             with self._wake:
                 # Files that could not be published are published with the next call. Newer content
                 # of a file must replace the content that could not be published.

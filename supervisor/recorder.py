@@ -171,9 +171,7 @@ class Recorder:
         if target is None or newest is None or not target.is_reached(newest.metrics):
             return False
         value = format_metric(find(newest.metrics, target.metric))
-        logging.info(
-            "the test metric %s is %s: the target %s is reached", target.metric, value, target
-        )
+        logging.info("test metric %s is %s: the target %s is reached", target.metric, value, target)
         return True
 
     def _check_target(self) -> None:
@@ -210,9 +208,7 @@ class Recorder:
             block = predictions.outcome(prediction, self._run, status, summary)
             summary["advice"] = {"file": str(path), **block}
             logging.info(
-                "the run compared with the Advisor's prediction in %s: %s",
-                path,
-                predictions.in_words(block),
+                "the run compared with the prediction in %s: %s", path, predictions.in_words(block)
             )
         write_json_atomically(self._run.run_dir / "summary.json", summary)
         self._publish({"kind": metrics_hook.END_KIND, "run_id": status.run_id, **summary})

@@ -86,9 +86,7 @@ def main(run: Run) -> int:
     if run.report_dir is not None:
         publisher = Publisher(run.run_dir, run.report_dir, begins_anew=run.overwrite)
     if not (run.overwrite or run.resume) and (finished := finished_summary(run)):
-        logging.info(
-            "this run is finished (%s); its results are in %s", finished, run.run_dir / "report"
-        )
+        logging.info("this run is finished (%s); results in %s", finished, run.run_dir / "report")
         return EXIT_DONE
     model, scorer = (None, None) if run.model_is_offered else _model_of(run)
     recorder = Recorder(run, scorer, publisher)
@@ -378,10 +376,7 @@ class _Watcher:
 
     def _reconnect(self) -> bool:
         self._check_place()
-        logging.warning(
-            "the Supervisor lost the connection to the PS; trying to reconnect for %g s",
-            self.run.reconnect_timeout_seconds,
-        )
+        logging.warning("lost the PS; reconnecting for %g s", self.run.reconnect_timeout_seconds)
         for shard in self.shards:
             shard.session.close(0.0)
         try:
@@ -398,9 +393,7 @@ class _Watcher:
         view = None if self._fetcher is None else self._fetcher.fetch(self.shards)
         if view is None:
             logging.warning(
-                "the PS did not send the weights for an evaluation; model version %d is not "
-                "evaluated",
-                status.version,
+                "no weights from the PS; model version %d is not evaluated", status.version
             )
             return status.version
         self.recorder.evaluate(status, view.weights, view.versions, final, view.statistics)

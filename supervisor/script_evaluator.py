@@ -152,8 +152,7 @@ class ScriptEvaluator:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # A terminal's Ctrl-C must reach the Supervisor but not the evaluator.
-            start_new_session=True,
+            start_new_session=True,  # a terminal's Ctrl-C must not reach the evaluator
             cwd=self._folder if os.path.isdir(self._folder) else None,
             env=environment,
             pass_fds=passed,

@@ -103,8 +103,6 @@ class ShardStream:
             if not self.halt_cause:  # normal end: the shard closes the stream after a Halt
                 logging.info("the Supervisor lost its stream to the PS: %s", error)
         except ValueError as error:
-            logging.error(
-                "the PS shard %s sent a status that cannot be read: %s", self.session.address, error
-            )
+            logging.error("PS shard %s sent an unreadable status: %s", self.session.address, error)
         self.lost.set()
         self.replies.put(None)

@@ -50,7 +50,7 @@ def test_a_full_disk_ends_the_run_and_the_same_command_goes_on(nodes, disk):
     nodes.worker(2)
     summary = end(nodes, found["updates"] + 20)
     assert summary["membership"]["lost_updates"] == 0
-    assert f"from model version {found['updates']}: no update is lost" in nodes.output("ps")
+    assert f"version {found['updates']}: no update is lost" in nodes.output("ps")
     assert steps_of(nodes) == summary["updates"]
 
 
@@ -123,7 +123,7 @@ def test_a_folder_that_takes_no_files_any_more(nodes, journal, code):
     folder.write_bytes(b"")
     if journal == "off":
         seen = []
-        nodes.watch(lambda status: "cannot write the PS shard's checkpoint" in nodes.output("ps"))
+        nodes.watch(lambda status: "cannot write the checkpoint" in nodes.output("ps"))
         nodes.watch(
             lambda status: seen.append(status.version) or seen[-1] > seen[0] + 20,
             halt="max_seconds",
@@ -147,7 +147,7 @@ def test_damaged_snapshots_cost_nothing_until_there_are_no_others(nodes):
         start_ps(nodes)
     summary = end(nodes, 90)
     assert summary["membership"]["lost_updates"] == 0 and steps_of(nodes) == summary["updates"]
-    assert nodes.output("ps").count("next older checkpoint") == 3
+    assert nodes.output("ps").count("Trying an older") == 3
     for path in folder.glob("*-step-*"):
         (path / "manifest.json").unlink()
     start_ps(nodes)

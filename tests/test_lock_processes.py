@@ -75,5 +75,5 @@ def test_whoever_comes_second_is_refused_and_nothing_is_lost(nodes):
     for name in FIRST[1:]:
         nodes.kill(name, signal.SIGCONT)
     assert end(nodes, version + 5)["membership"]["lost_updates"] == 0
-    assert f"from model version {version}: no update is lost" in nodes.output("ps")
+    assert f"version {version}: no update is lost" in nodes.output("ps")
     assert nodes.wait("supervisor") == 0

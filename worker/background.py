@@ -34,10 +34,7 @@ class BackgroundCalls(Generic[Result]):
             RuntimeError: The caller has not yet taken the result of the previous background call.
         """
         if self._is_under_way:
-            raise RuntimeError(
-                "the result of the previous background task was not taken; call result() before "
-                "start()"
-            )
+            raise RuntimeError("the last task's result was not taken; call result() before start()")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()

@@ -66,9 +66,7 @@ class Downloads:
             descriptor = self._lock()
         except OSError as error:
             logging.warning(
-                "the workers of this host cannot share downloads, so each worker downloads the "
-                "data set itself: %s",
-                error,
+                "this host's workers cannot share downloads, so each worker downloads: %s", error
             )
             yield {}
             return
@@ -85,9 +83,7 @@ class Downloads:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                logging.info(
-                    "waiting until another process of this host has downloaded the data set"
-                )
+                logging.info("waiting for another process of this host to download the data set")
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         except BaseException:
             os.close(descriptor)

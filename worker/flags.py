@@ -28,8 +28,7 @@ WORKER = Topic(
         number(
             "clip_norm",
             0.0,
-            "Global norm to which a worker clips each mini-batch's gradient before the gradient "
-            "is coded; 0: off.",
+            "Global norm to which a worker clips a mini-batch's gradient before coding; 0: off.",
             "L2 norm",
             low=0.0,
         ),
@@ -37,24 +36,21 @@ WORKER = Topic(
             number(
                 "worker_weight_decay",
                 0.0,
-                "Factor of the weights that a worker adds to each mini-batch's gradient before "
-                "clipping.",
+                "Factor of the weights that a worker adds to each gradient before clipping.",
                 "factor",
                 low=0.0,
             ),
             integer(
                 "num_restarts",
                 0,
-                "Number of earlier starts of this worker, for summary.json; a Cluster sets this "
-                "flag.",
+                "Number of earlier starts of this worker, for summary.json; a Cluster sets it.",
                 "count",
                 low=0,
             ),
             integer(
                 "worker_port",
                 0,
-                "Port on which this worker listens to the other workers of an all-reduce "
-                "(--collective); 0: a free port.",
+                "With --collective: port for connections of other workers; 0: a free port.",
                 "port",
                 low=0,
                 high=65535,
@@ -62,8 +58,7 @@ WORKER = Topic(
             integer(
                 "collective_sync_every",
                 1,
-                "Number of rounds of an all-reduce (--collective) between two copies of the model "
-                "to the PS.",
+                "With --collective: number of rounds between two model copies to the PS.",
                 "rounds",
                 low=1,
             ),
@@ -81,26 +76,17 @@ _EMULATION = Topic(
     "Emulated links and devices",
     (
         numbers_per_worker(
-            "link_mbps",
-            "0",
-            "Rate of a worker's emulated link in each direction; 0: no limit.",
-            "Mbit/s",
+            "link_mbps", "0", "Rate of the emulated link in each direction; 0: no limit.", "Mbit/s"
         ),
-        numbers_per_worker(
-            "link_delay_ms", "0", "One-way delay of a worker's emulated link.", "milliseconds"
-        ),
+        numbers_per_worker("link_delay_ms", "0", "One-way delay of the link.", "milliseconds"),
         numbers_per_worker(
             "link_loss",
             "0",
-            "Probability, below 1, that the emulated link loses a 1,448-byte segment or a "
-            "datagram.",
+            "Probability, below 1, that the link loses a 1,448-byte segment or a datagram.",
             "fraction",
         ),
         numbers_per_worker(
-            "slowdown",
-            "1",
-            "Factor by which an emulated worker computes slower than its machine.",
-            "factor",
+            "slowdown", "1", "Factor by which a worker computes slower than its machine.", "factor"
         ),
         numbers_per_worker(
             "step_seconds",
@@ -119,15 +105,11 @@ _EMULATION = Topic(
             numbers_per_worker(
                 "link_reorder",
                 "0",
-                "Probability that the emulated link delivers a datagram after datagrams that were "
-                "sent later.",
+                "Probability that a datagram arrives after datagrams that were sent later.",
                 "fraction",
             ),
             numbers_per_worker(
-                "link_duplicate",
-                "0",
-                "Probability that the emulated link delivers a datagram twice.",
-                "fraction",
+                "link_duplicate", "0", "Probability that a datagram arrives twice.", "fraction"
             ),
             numbers_per_worker(
                 "link_background_mbps",
@@ -138,8 +120,7 @@ _EMULATION = Topic(
             numbers_per_worker(
                 "link_background_class",
                 str(BEST_EFFORT),
-                "Class of service of the emulated background traffic: 0 is served first, 7 is "
-                "unmarked.",
+                "Class of service of the background traffic: 0 is served first, 7 is unmarked.",
                 "class",
             ),
         ),

@@ -162,11 +162,7 @@ class Worker:
         if cause == "interrupted":
             return EXIT_INTERRUPTED
         reason = self.session.stop_reason
-        logging.info(
-            "this worker is done after %d exchanges with the PS (%s)",
-            self.session.core.step,
-            reason,
-        )
+        logging.info("this worker is done after %d exchanges (%s)", self.session.core.step, reason)
         return EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     # -- the loop ---------------------------------------------------------------------------
@@ -365,8 +361,7 @@ class Worker:
         state: State = checkpoint[1]
         if state["run_id"] != session.run_id:
             logging.info(
-                "ignoring this worker's checkpoint, which belongs to another training run (%s)",
-                state["run_id"],
+                "ignoring this worker's checkpoint of another training run (%s)", state["run_id"]
             )
             return
         session.before = WorkerMetrics.from_dict(state["metrics"])
@@ -374,8 +369,7 @@ class Worker:
             self._restore_position(state)
         else:
             logging.info(
-                "the number of workers has changed: this worker starts at the first example of "
-                "its part of the data"
+                "the number of workers has changed: starting at this worker's first example"
             )
         if (change := self._change_since(state)) is not None:
             logging.warning(
@@ -390,8 +384,7 @@ class Worker:
             logging.info("this worker resumed the run at step %d", last_applied_step)
         else:
             logging.warning(
-                "this worker's saved state is from step %d, but the PS has applied step %d: "
-                "dropping the state of the codec",
+                "worker's saved state is of step %d, the PS applied step %d: dropping codec state",
                 state["core"]["step"],
                 last_applied_step,
             )

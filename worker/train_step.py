@@ -187,10 +187,7 @@ class TrainStep:
 def as_tensor(flat: Float32) -> Any:
     """Return weights [n] as a tensor in the same memory, which must be 64-byte aligned."""
     if flat.ctypes.data % _BORDER_BYTES:
-        raise ValueError(
-            "the array of weights must be aligned to 64 bytes; allocate the array with "
-            "thinwire.worker.core.core.aligned"
-        )
+        raise ValueError("weights must be 64-byte aligned; use thinwire.worker.core.core.aligned")
     return tf.experimental.dlpack.from_dlpack(flat.__dlpack__())
 
 

@@ -394,11 +394,7 @@ class WorkerSession:
         """Count and log a mini-batch that `submit` or `poll_pacer` rejected as not finite."""
         self.num_non_finite += 1
         if self.num_non_finite == 1:
-            logging.warning(
-                "skipping a mini-batch whose update cannot be used: %s (further skipped "
-                "mini-batches are only counted)",
-                error,
-            )
+            logging.warning("skipping a mini-batch: %s (further ones are only counted)", error)
 
     def record_outcome(self, applied: bool) -> None:
         """Record if the newest mini-batch was usable: finite, and not rejected as too large.

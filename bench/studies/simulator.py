@@ -30,7 +30,7 @@ DEVICES = (0.1, 0.2, 0.3, 0.4)
 LINK_MBPS = 20
 _ALONE_SECONDS = 30.0
 _CROWDS = (10, 1000)
-_COST = re.compile(r"took [\d.]+ s of real time and ([\d.]+) s of processor time")
+_COST = re.compile(r"took [\d.]+ s of real and ([\d.]+) s of processor time")
 
 
 def rows(seconds: float = 60.0, updates: int = 10_000) -> list[Row]:

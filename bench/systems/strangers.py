@@ -46,7 +46,7 @@ _DATAGRAM_BYTES = 1472
 _START_SECONDS = 120.0
 _JOIN_PAUSE_SECONDS, _JOIN_ATTEMPT_SECONDS = 0.25, 5.0
 _GOAL_RATE, _GOAL_JOIN_SECONDS, _GOAL_AGE = 0.5, 5.0, 3.0
-_NO_SNAPSHOT = "cannot write the PS shard's checkpoint"
+_NO_SNAPSHOT = "cannot write the checkpoint"
 
 
 # -- strangers ---------------------------------------------------------------------------------

@@ -72,18 +72,13 @@ def image_size(encoded: bytes) -> tuple[int, int]:
     except (struct.error, IndexError) as error:
         raise ValueError(f"the image ends after {len(encoded)} bytes, inside its header") from error
     if not height or not width:
-        raise ValueError(
-            f"the image's header announces {height} x {width} pixels; expected at least 1 x 1"
-        )
+        raise ValueError(f"image header announces {height} x {width} pixels; expected at least 1")
     return height, width
 
 
 def _jpeg_size(encoded: bytes) -> tuple[int, int]:
     if not encoded.startswith(b"\xff\xd8"):
-        raise ValueError(
-            f"the image starts with the bytes {encoded[:4].hex(' ') or '(none)'}, which are no "
-            "JPEG or PNG"
-        )
+        raise ValueError(f"image is no JPEG or PNG: starts with {encoded[:4].hex(' ') or '(none)'}")
     at = 2
     while True:
         if encoded[at] != 0xFF:

@@ -81,8 +81,7 @@ def read(
         if len(images[-1]) != len(labels[-1]):
             raise ConfigurationError(
                 f"{paths[0]} holds {len(images[-1])} images but {paths[1]} holds "
-                f"{len(labels[-1])} labels; expected one label for each image. Write both files "
-                "again."
+                f"{len(labels[-1])} labels; expected one label per image. Write both files again."
             )
     offsets = np.cumsum([0] + [len(piece) for piece in labels], dtype=np.int64)
     return ShardFiles(np.concatenate(images), np.concatenate(labels), offsets)

@@ -84,8 +84,7 @@ def write(path: Path, array: NDArray[np.uint8]) -> None:
     """
     if array.dtype != np.uint8 or not 1 <= array.ndim <= 255:
         raise ValueError(
-            "an IDX file can only have a uint8 array of rank 1 to 255, but the array has dtype "
-            f"{array.dtype} and shape {array.shape}"
+            f"an IDX file holds uint8 arrays of rank 1 to 255, not {array.dtype} {array.shape}"
         )
     content = header(array.shape) + np.ascontiguousarray(array).tobytes()
     if path.suffix == ".gz":

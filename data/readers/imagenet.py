@@ -179,10 +179,9 @@ def _first_label(root: Path, part: str, nb_classes: int) -> int:
         if (labels == nb_classes).any():
             return 1
     raise ConfigurationError(
-        f"the folder {root} has no TFRecord with the label 0 or {nb_classes}, so it is unknown "
-        "whether labels count from 0 or from 1. Expected examples of all "
-        f"--nb_classes={nb_classes} classes; copy the whole data set there, or correct "
-        "--nb_classes."
+        f"folder {root}: no TFRecord has the label 0 or {nb_classes}, so it is unknown if labels "
+        f"count from 0 or from 1. Expected examples of all --nb_classes={nb_classes} classes; copy "
+        "the whole data set there, or correct --nb_classes."
     )
 
 

@@ -73,8 +73,7 @@ def read(part: str, data_dir: str | None) -> tuple[NDArray[np.int32], NDArray[np
         digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
     logging.info(
-        "data: read %d %s sequences of %d bytes from %d files in %s; the digest of the data set "
-        "is %s",
+        "data: read %d %s sequences of %d bytes from %d files in %s; the digest is %s",
         *(len(starts), part, CONTEXT, len(chosen), folder, digest.hexdigest()[:12]),
     )
     windows = np.lib.stride_tricks.sliding_window_view(text, CONTEXT + 1)[starts].astype(np.int32)

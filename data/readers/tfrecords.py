@@ -103,11 +103,7 @@ def index(files: Sequence[Path]) -> RecordIndex:
     saved = files[0].with_name(f".thinwire-{files[0].name}.index.npz")
     if (known := _load(saved, state)) is not None:
         return known
-    logging.info(
-        "data: building an index of the images in %d TFRecord files; the first file is %s",
-        len(files),
-        files[0],
-    )
+    logging.info("data: indexing images of %d TFRecord files, first %s", len(files), files[0])
     with ThreadPoolExecutor(_READERS) as readers:
         tables = list(readers.map(_scan, files))
     starts, lengths, labels = np.concatenate(tables, axis=1)
@@ -222,11 +218,7 @@ def _load(path: Path, state: _State) -> RecordIndex | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001 - a damaged archive may raise any exception, even MemoryError
-        logging.info(
-            "data: the saved index %s of the TFRecord files cannot be used: %s",
-            path,
-            error or type(error).__name__,
-        )
+        logging.info("data: saved index %s is not usable: %s", path, error or type(error).__name__)
         return None
     return known if _is_sound(known, state) else None
 

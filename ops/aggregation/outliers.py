@@ -59,8 +59,7 @@ class Guards:
         """Raise an error if limits on workers' updates are out of range or have no effect."""
         if not 0 <= self.max_update_norm < math.inf:
             raise ConfigurationError(
-                f"--max_update_norm={self.max_update_norm}: expected a finite L2 norm above 0; 0 "
-                "turns this check of updates off."
+                f"--max_update_norm={self.max_update_norm}: expected a finite L2 norm; 0 means off."
             )
         if not (self.update_peak_factor == 0 or 1 < self.update_peak_factor < math.inf):
             raise ConfigurationError(
@@ -75,8 +74,7 @@ class Guards:
             )
         if self.quarantine_after < 0:
             raise ConfigurationError(
-                f"--quarantine_after={self.quarantine_after}: expected 1 or more bad pushes; 0 "
-                "turns quarantines off."
+                f"--quarantine_after={self.quarantine_after}: expected 1 or more pushes; 0 is off."
             )
         if not 0 < self.quarantine_seconds < math.inf:
             raise ConfigurationError(

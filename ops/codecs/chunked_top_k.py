@@ -44,9 +44,7 @@ class ChunkedTopK(FusedSparsifier):
         """Raise an error if chunks have no entries, or k is below 1 or above a chunk's length."""
         super().__post_init__()
         if self.chunk < 1:
-            raise ConfigurationError(
-                f"--chunk={self.chunk}: expected 1 or more tensor entries per chunk."
-            )
+            raise ConfigurationError(f"--chunk={self.chunk}: expected 1 or more entries per chunk.")
         if self.chunk_k is not None and not 1 <= self.chunk_k <= self.chunk:
             raise ConfigurationError(
                 f"--chunk_k={self.chunk_k}: expected 1 to {self.chunk} entries, the length of a "

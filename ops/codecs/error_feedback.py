@@ -141,15 +141,9 @@ class ErrorFeedback(CodecWrapper):
         if self.carry is not None and not 0 <= self.carry < 1:
             raise ConfigurationError(f"--dgs_momentum={self.carry}: expected 0 <= momentum < 1.")
         if not 0 <= self.decay <= 1:
-            raise ConfigurationError(
-                f"--error_decay={self.decay}: expected 0 to 1, the factor of the residual (unsent "
-                "part of earlier updates) in each step."
-            )
+            raise ConfigurationError(f"--error_decay={self.decay}: expected 0 to 1.")
         if not 0 <= self.ahead <= 1:
-            raise ConfigurationError(
-                f"--error_ahead={self.ahead}: expected 0 to 1, a fraction of the residual (unsent "
-                "part of earlier updates)."
-            )
+            raise ConfigurationError(f"--error_ahead={self.ahead}: expected 0 to 1.")
 
     @property
     def keeps_momentum(self) -> bool:

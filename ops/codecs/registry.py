@@ -183,9 +183,8 @@ def _refuse_idle(name: str, row: CodecEntry, choices: CodecChoices) -> None:
             )
     if choices.error_decay is not None and not choices.error_feedback:
         raise ConfigurationError(
-            f"--error_decay={choices.error_decay:g} without --error_feedback: there is no "
-            "residual (unsent part of earlier updates) that could decay. Set --error_feedback "
-            "too, or leave out --error_decay."
+            f"--error_decay={choices.error_decay:g} without --error_feedback: there is no residual "
+            "(unsent part of updates) to decay. Set both flags, or leave out --error_decay."
         )
     if choices.error_ahead and not choices.error_feedback:
         raise ConfigurationError(

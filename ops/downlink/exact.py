@@ -30,9 +30,7 @@ def full_reply(shard: ShardView) -> ModelReply:
 def check_fraction(name: str, value: float) -> None:
     """Raise ConfigurationError if the value of the setting `name` is not from 0 to 1."""
     if not 0 <= value <= 1:  # rejects NaN too, as comparisons with NaN are False
-        raise ConfigurationError(
-            f"{name}={value} of --down_codec: expected a fraction from 0 to 1."
-        )
+        raise ConfigurationError(f"{name}={value}: expected a fraction from 0 to 1.")
 
 
 #: Limits of the window of newest updates in `DownDelta`: the first is the number of positions of

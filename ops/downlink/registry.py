@@ -44,7 +44,6 @@ def refuse_idle(name: str, given: Mapping[str, object]) -> None:
     for setting in ("down_ratio", "down_value_dtype", "resync_every", "max_staleness"):
         if given[setting] != defaults[setting]:
             raise ConfigurationError(
-                f"--{setting}={given[setting]} has no effect with --down_codec={name}; the flag "
-                f"is for --down_codec=sparse and auto. Leave out --{setting}, or change "
-                "--down_codec."
+                f"--{setting}={given[setting]} has no effect with --down_codec={name}, only with "
+                f"sparse and auto. Leave out --{setting}, or change --down_codec."
             )

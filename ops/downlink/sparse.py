@@ -175,14 +175,9 @@ class DownAuto(DownSparse):
         super().__post_init__()
         check_fraction("switch_fraction", self.switch_fraction)
         if not self.push_factor >= 0:  # rejects NaN too, as comparisons with NaN are False
-            raise ConfigurationError(
-                f"push_factor={self.push_factor} of --down_codec=auto: expected 0 or more times "
-                "the bytes of a push."
-            )
+            raise ConfigurationError(f"push_factor={self.push_factor}: expected a factor >= 0.")
         if self.patience < 1:
-            raise ConfigurationError(
-                f"patience={self.patience} of --down_codec=auto: expected 1 or more large replies."
-            )
+            raise ConfigurationError(f"patience={self.patience}: expected 1 or more large replies.")
 
     def init(self, size: int) -> State:
         """Return the initial states of DownSparse and DownRelay, and empty tables of workers."""

@@ -228,8 +228,7 @@ def _placement(choices: Choices) -> placement.Placement:
     if choices.ps_speeds and choices.placement != "speed":
         raise ConfigurationError(
             f"--ps_speeds={','.join(f'{speed:g}' for speed in choices.ps_speeds)} is for "
-            f"--placement=speed, but this run has --placement={choices.placement}; change one of "
-            "the two flags."
+            f"--placement=speed, but this run has --placement={choices.placement}; change one."
         )
     return configured(placement.REGISTRY[choices.placement], choices)
 
@@ -293,10 +292,9 @@ def _server(name: str, choices: Choices, kind: Kind) -> ServerUpdate:
         return _awaited(choices)
     if choices.global_lr_schedule and kind is Kind.GRADIENT:
         raise ConfigurationError(
-            "--global_lr_schedule applies to changes of weights, but the workers of this run send "
-            "gradients: their learning rate is --learning_rate with --lr_schedule. Leave "
-            "--global_lr_schedule out, or take local steps (--pacer=esync, or --pacer=fixed with "
-            "--local_steps above 1)."
+            "--global_lr_schedule applies to changes of weights, but the workers send gradients: "
+            "their learning rate is --learning_rate with --lr_schedule. Leave --global_lr_schedule "
+            "out, or take local steps (--pacer=esync, or fixed with --local_steps above 1)."
         )
     if name in OUTER_OPTIMIZERS and (kind is Kind.DELTA or name not in OPTIMIZERS):
         policy = OUTER_OPTIMIZERS[name]
@@ -331,10 +329,9 @@ def _refuse_others(name: str, policy: type[ServerUpdate], choices: Choices) -> N
         if value:
             users = [other for other, cls in policies.items() if setting in fields[cls]]
             raise ConfigurationError(
-                f"--{setting}={value} has no effect with --server_optimizer={name}; the flag is "
-                f"for --server_optimizer={', '.join(users)} (for an optimizer that Keras has too, "
-                f"only if the workers push changes of weights). Leave --{setting} out, or change "
-                "--server_optimizer."
+                f"--{setting}={value} has no effect with --server_optimizer={name}; it is for "
+                f"--server_optimizer={', '.join(users)} (an optimizer that Keras has too: only "
+                f"with changes of weights). Leave --{setting} out, or change --server_optimizer."
             )
 
 
@@ -343,9 +340,8 @@ def _awaited(choices: Choices) -> AwaitedUpdate:
     for flag, value in (("momentum", choices.momentum), ("weight_decay", choices.weight_decay)):
         if value:
             raise ConfigurationError(
-                f"--{flag}={value:g}: the PS applies the script's compiled optimizer with the "
-                f"{flag} of that optimizer. Leave --{flag} out, and give {flag} to the compiled "
-                "optimizer."
+                f"--{flag}={value:g}: the PS applies the script's compiled optimizer with its own "
+                f"{flag}. Leave --{flag} out, and give it to that optimizer."
             )
     return AwaitedUpdate()
 

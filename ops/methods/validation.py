@@ -72,9 +72,8 @@ def _check_kinds(method: Method) -> None:
     """Raise an error if workers push changes of weights but a policy needs gradients."""
     if method.codec.kind is Kind.DELTA and method.takes_local_steps:
         raise ConfigurationError(
-            f"--codec={method.choices['codec']} computes a change of weights from every gradient, "
-            f"but --pacer={method.choices['pacer']} already sends changes of weights. Change one "
-            "of the two flags."
+            f"--codec={method.choices['codec']} computes changes of weights from gradients, but "
+            f"--pacer={method.choices['pacer']} already sends such changes. Change one flag."
         )
     if isinstance(method.weighting, DcAsgd) and method.kind is Kind.DELTA:
         raise ConfigurationError(
@@ -126,9 +125,8 @@ def _check_collective(method: Method) -> None:
         )
     if method.codec.value_dtype != "float32":
         raise ConfigurationError(
-            f"{flag} sums float32 values, but this run has "
-            f"--value_dtype={method.codec.value_dtype}; leave --value_dtype out, or take "
-            "--collective=ps."
+            f"{flag} sums float32, but this run has --value_dtype={method.codec.value_dtype}; "
+            "leave --value_dtype out, or take --collective=ps."
         )
 
 
@@ -137,9 +135,8 @@ def _check_overlap(method: Method) -> None:
     obstacle = why_no_overlap(method)
     if method.overlap and obstacle is not None:
         raise ConfigurationError(
-            "--overlap computes the next gradient before the PS has answered the last exchange, "
-            f"which is not possible because this run has {obstacle}. Leave --overlap out, or "
-            "change the other flag."
+            "--overlap computes the next gradient before the PS has answered an exchange, but this "
+            f"run has {obstacle}. Leave --overlap out, or change the other flag."
         )
 
 
@@ -186,8 +183,7 @@ def _check_server(method: Method) -> None:
         raise ConfigurationError(
             "--server_optimizer=script applies gradients on the PS, but "
             f"--pacer={method.choices['pacer']} with --codec={method.choices['codec']} sends "
-            "changes of weights. Leave --server_optimizer out; the workers then take the steps of "
-            "the script's optimizer."
+            "changes of weights. Leave it out: the workers step with the script's optimizer."
         )
     if method.server.keeps_sparse or method.takes_local_steps:
         return
@@ -312,10 +308,7 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
         (
             isinstance(method.weighting, BySamples)
             and not (method.sync.waits_for_start or method.sync.auto),
-            (
-                "--weighting=samples has no effect with groups of one worker: updates are applied "
-                "singly."
-            ),
+            "--weighting=samples has no effect with groups of one: updates are applied singly.",
         ),
         (
             delays is not None and delays.strength == 0,
@@ -329,7 +322,7 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
         ),
         (
             per_entry and dense_up and not alone,
-            ("--weighting=per_entry with dense updates gives every entry the same staleness."),
+            "--weighting=per_entry with dense updates gives every entry the same staleness.",
         ),
         (
             delta_down and dense_up and not relays_coarse,
@@ -353,10 +346,7 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
         ),
         (
             local.opt_state != "keep" and not local.has_slots,
-            (
-                f"--local_opt_state={local.opt_state} has no effect with plain SGD, which has no "
-                "state."
-            ),
+            f"--local_opt_state={local.opt_state} has no effect: plain SGD has no state.",
         ),
         (
             one_group and method.sync.bound is not None,
@@ -382,19 +372,17 @@ def _check_aggregate(method: Method) -> list[str]:
         )
     if method.codec.sends_fraction:
         raise ConfigurationError(
-            f"{flag} with --codec={method.choices['codec']}: only few workers send a given entry, "
-            "and the zeros of the other workers outvote these values, so the model would not "
-            "learn. Take --codec=dense or powersgd, or guard with --max_update_norm or "
-            "--update_norm_factor."
+            f"{flag} with --codec={method.choices['codec']}: few workers send a given entry, and "
+            "the zeros of the others outvote them, so the model would not learn. Take "
+            "--codec=dense or powersgd, or guard with --max_update_norm or --update_norm_factor."
         )
     sizes = method.sync.sizes
     if method.sync.auto is None and max(sizes) == 1:
         return [f"{flag} has no effect with groups of one worker: updates are applied singly."]
     if method.sync.auto is not None or min(sizes) < LEAST_MEMBERS:
         raise ConfigurationError(
-            f"{flag} needs groups of {LEAST_MEMBERS} or more members, known from the start, so "
-            "that one faulty worker is outvoted; the smallest group of "
-            f"--sync={method.choices['sync']} "
+            f"{flag} needs groups of {LEAST_MEMBERS} or more members, known from the start, to "
+            f"outvote a faulty worker; the smallest group of --sync={method.choices['sync']} "
             f"{'is not known' if method.sync.auto else f'has {min(sizes)}'}. Change --groups or "
             "--nb_workers or --fraction, or leave --aggregate out."
         )
@@ -472,10 +460,9 @@ def check_guards(method: Method, guards: Guards) -> None:
         return
     if guards.update_norm_factor:
         raise ConfigurationError(
-            f"--update_norm_factor={guards.update_norm_factor:g} with --dp_noise: the norms of "
-            "all workers decide which updates are accepted, so one of n workers can move the mean "
-            "by more than --dp_clip / n. Leave --update_norm_factor out; --dp_clip bounds every "
-            "norm."
+            f"--update_norm_factor={guards.update_norm_factor:g} with --dp_noise: the norms of all "
+            "n workers decide which updates pass, so one worker can move the mean by more than "
+            "--dp_clip / n. Leave --update_norm_factor out; --dp_clip bounds every norm."
         )
     clip = method.privacy.clip
     if guards.max_update_norm and guards.max_update_norm < clip:

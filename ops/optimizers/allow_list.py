@@ -131,9 +131,8 @@ OPTIMIZERS: dict[str, dict[str, Argument]] = {
     },
     "Lion": {"beta_1": Argument(low=1e-30, high=1.0), "beta_2": _SHARE},
     "Lamb": _BETAS,
-    # The arguments `exclude_layers` and `exclude_embeddings` of the optimizer Muon are not listed
-    # because they match variable paths of the script. The worker evaluates these two arguments and
-    # sends the matching paths.
+    # Arguments `exclude_layers` and `exclude_embeddings` of Muon are not listed because they match
+    # variable paths of the script. The worker evaluates them and sends the matching paths.
     "Muon": {
         "adam_beta_1": _SHARE,
         "adam_beta_2": _SHARE,
@@ -249,9 +248,8 @@ def check_schedule(described: Described) -> None:
         values = described.config.get("values", [])
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
             raise ConfigurationError(
-                f"learning-rate schedule {described.name} has {len(boundaries)} boundaries and "
-                f"{len(values)} values; expected ascending boundaries, and one value more than "
-                "boundaries."
+                f"schedule {described.name} has {len(boundaries)} boundaries and {len(values)} "
+                "values; expected ascending boundaries, and one value more than boundaries."
             )
 
 
@@ -278,8 +276,7 @@ def schedule_of(row: Mapping[str, Any]) -> Described:
     """
     if set(row) != {"name", "config"} or not isinstance(row["config"], Mapping):
         raise ConfigurationError(
-            f"learning_rate={dict(row)!r:.100}: expected a learning-rate schedule, given by its "
-            "name and config."
+            f"learning_rate={dict(row)!r:.100}: expected a schedule, given by its name and config."
         )
     return Described(row["name"], row["config"])
 

@@ -91,16 +91,14 @@ class LocalUpdate:
             )
         if self.momentum and not self._is_sgd:
             raise ConfigurationError(
-                "--local_momentum is for --local_optimizer=sgd and momentum, but "
-                f"--local_optimizer={self.optimizer} defines its momentum itself. Leave out "
-                "--local_momentum."
+                "--local_momentum is for --local_optimizer=sgd and momentum; "
+                f"--local_optimizer={self.optimizer} defines its momentum. Omit --local_momentum."
             )
         if self.opt_state == "average" and self.optimizer not in _NUM_SLOTS:
             raise ConfigurationError(
-                f"--local_opt_state=average with --local_optimizer={self.optimizer}: some "
-                "optimizer slots do not have the size of the model, so they cannot be averaged "
-                "over the workers. Set --local_opt_state to keep or reset, or --local_optimizer "
-                f"to one of {', '.join(_NUM_SLOTS)}."
+                f"--local_opt_state=average with --local_optimizer={self.optimizer}: not all "
+                "optimizer slots have the model's size. Set --local_opt_state to keep or reset, or "
+                f"--local_optimizer to one of {', '.join(_NUM_SLOTS)}."
             )
         for flag, number in (("local_weight_decay", self.weight_decay), ("prox_mu", self.prox_mu)):
             _check_not_negative(flag, number)

@@ -508,9 +508,8 @@ def server_update(offer: Offer) -> ScriptUpdate | ScriptUpdates:
     """
     if not offer.optimizers:
         raise ConfigurationError(
-            "the worker's description of the script has no optimizer for the PS, so the workers "
-            "would have to take the steps; expected a method that sends changes of weights. "
-            f"{WAYS_OUT}"
+            "the worker's script has no optimizer for the PS, so the workers would have to take "
+            f"the steps; expected a method that sends changes of weights. {WAYS_OUT}"
         )
     for constraint in offer.constraints.values():
         allow_list.check_constraint(constraint)

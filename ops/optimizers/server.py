@@ -44,10 +44,7 @@ class RunsOwnRate(ServerUpdate):
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
         """Raise ValueError: an optimizer set by flags cannot start with a script's slots."""
-        raise ValueError(
-            f"the PS received the slots of {len(slots)} optimizers; expected none, because flags "
-            "define its optimizer"
-        )
+        raise ValueError(f"the PS received slots of {len(slots)} optimizers; expected none")
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
         """Return `scheduled`, the learning rate of the run's schedule."""
@@ -127,9 +124,8 @@ class OptimizerUpdate(FollowsOuterSchedule):
                 raise ConfigurationError(f"--{name}={getattr(self, name)}: expected 0 or more.")
         if self.momentum and not self._is_sgd:
             raise ConfigurationError(
-                "--momentum is for --server_optimizer=sgd and momentum, but "
-                f"--server_optimizer={self.optimizer} defines its momentum itself. Leave out "
-                "--momentum."
+                "--momentum is for the optimizers sgd and momentum; "
+                f"--server_optimizer={self.optimizer} has its own momentum. Leave out --momentum."
             )
 
     @property

@@ -150,30 +150,20 @@ def decode(document: str, payload: memoryview) -> list[OptimizerState]:
             slots = []
             for number, role, shape, dtype in row["arrays"]:
                 if dtype not in _DTYPES:
-                    raise ValueError(
-                        f"a received optimizer slot has dtype {dtype!r:.50}; expected "
-                        f"{', '.join(_DTYPES)}"
-                    )
+                    raise ValueError(f"slot of dtype {dtype!r:.50}; expected {', '.join(_DTYPES)}")
                 count = math.prod(int(size) for size in shape)
                 stop = start + count * np.dtype(dtype).itemsize
                 if count < 0 or stop > len(payload):
-                    raise ValueError(
-                        f"the received optimizer slots have only {len(payload)} bytes; expected "
-                        "more bytes"
-                    )
+                    raise ValueError(f"the slots have only {len(payload)} bytes; expected more")
                 values = np.frombuffer(payload[start:stop], np.dtype(dtype).newbyteorder("<"))
                 slots.append(Slot(number, str(role), values.astype(dtype).reshape(shape)))
                 start = stop
             states.append(OptimizerState(slots, float(row["rate"])))
         if start != len(payload):
-            raise ValueError(
-                f"the received optimizer slots have {len(payload)} bytes; expected {start} bytes"
-            )
+            raise ValueError(f"the optimizer slots have {len(payload)} bytes; expected {start}")
         return states
     except (TypeError, KeyError, RecursionError, OverflowError) as error:
-        raise ValueError(
-            f"the received optimizer slots cannot be read ({type(error).__name__}: {error!s:.200})"
-        ) from error
+        raise ValueError(f"unreadable slots ({type(error).__name__}: {error!s:.200})") from error
 
 
 class OwnSlots:
@@ -276,9 +266,7 @@ class OwnSlots:
                     values = whole.setdefault((piece.tensor, slot.role), empty)
                     values[piece.start : piece.stop] = slot.values
         if missing := [key for key in self._by_key if key not in whole]:
-            raise ValueError(
-                f"the PS shards sent no optimizer slot {missing[0][1]} of variable {missing[0][0]}"
-            )
+            raise ValueError(f"the shards sent no slot {missing[0][1]} of variable {missing[0][0]}")
         for key, variable in self._by_key.items():
             variable.assign(np.reshape(whole[key], variable.shape))
         if rate is not None and isinstance(self._rate, keras.Variable):

@@ -79,8 +79,7 @@ class Esync:
             raise ConfigurationError(f"--esync_query={self.query}: expected blocking or delayed.")
         if self.max_local_steps < 0:
             raise ConfigurationError(
-                f"--max_local_steps={self.max_local_steps}: expected 0 (no limit) or more local "
-                "steps."
+                f"--max_local_steps={self.max_local_steps}: expected 0 (no limit) or more steps."
             )
         _parse_smoothing(self.smoothing)
 

@@ -271,8 +271,7 @@ class Router(Policy, Protocol):
 TRANSPORTS = ("udp", "grpc")
 CLASSES = ("cs", "compact", "off")
 _RANGES: dict[str, tuple[float, float]] = {
-    # a datagram of 128 bytes has 12 values; the limit of UDP is 65,507 bytes
-    "dgt_mtu": (128, 65_507),
+    "dgt_mtu": (128, 65_507),  # 128 bytes have 12 values; 65,507 bytes is the limit of UDP
     "dgt_pace_mbps": (0, 1_000_000),
     "dgt_drop_rate": (0, 1),
     "dgt_drop_seed": (0, 2**31 - 1),
@@ -320,9 +319,7 @@ class Transport:
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high or not math.isfinite(value):
-                raise ConfigurationError(
-                    f"--{name}={value}: expected a number from {low:g} to {high:g}."
-                )
+                raise ConfigurationError(f"--{name}={value}: expected {low:g} to {high:g}.")
         for name, values in (("dgt_transport", TRANSPORTS), ("dgt_dscp", CLASSES)):
             if getattr(self, name) not in values:
                 raise ConfigurationError(

@@ -53,8 +53,7 @@ HEADER = np.dtype(
         ("entries", "<u4"),  # number of entries of the variable slice
         ("scale", "<f4"),
         ("low", "<f4"),
-        # sequence number of the datagram per session and channel, modulo 2**32
-        ("sequence", "<u4"),
+        ("sequence", "<u4"),  # number of the datagram in its session and channel, modulo 2**32
         ("payload_bytes", "<u4"),
     ]
 )
@@ -92,14 +91,10 @@ class DatagramSession:
         """
         if not (0 <= self.id < 1 << 64 and 0 <= self.worker < 1 << 32):
             raise ValueError(
-                f"the datagram session has id {self.id} and worker {self.worker}; expected "
-                "non-negative numbers of 64 and 32 bits"
+                f"session {self.id}, worker {self.worker}: expected unsigned ids of 64 and 32 bits"
             )
         if len(self.key) != KEY_BYTES:
-            raise ValueError(
-                f"the signing key of the datagram session has {len(self.key)} bytes; expected "
-                f"{KEY_BYTES} bytes"
-            )
+            raise ValueError(f"the signing key has {len(self.key)} bytes; expected {KEY_BYTES}")
 
 
 def value_bytes(encoding: ValueEncoding, count: int) -> int:

@@ -191,8 +191,7 @@ class Dgt(DgtChoices):
         if codec.value_dtype in FEW_BITS:
             raise ConfigurationError(
                 f"--value_dtype={codec.value_dtype} with --router=dgt: datagrams cannot carry the "
-                "scale factors of chunks of values. Set --router=reliable, or another "
-                "--value_dtype."
+                "scale factors of chunks. Set --router=reliable, or another --value_dtype."
             )
         for name, applies in (
             (f"dgt_low_bits={self.dgt_low_bits}", self.dgt_low_bits < 32),

@@ -141,9 +141,8 @@ def refuse_illegal(choices: DgtChoices) -> None:
         )
     if choices.dgt_send_drop and (choices.dgt_error_feedback or choices.dgt_low_bits < 32):
         raise ConfigurationError(
-            "--dgt_send_drop drops unreliable blocks before they are coded, so their errors "
-            "cannot be added to the next gradient; leave out --dgt_error_feedback and "
-            "--dgt_low_bits."
+            "--dgt_send_drop drops unreliable blocks before they are coded, so errors are lost; "
+            "leave out --dgt_error_feedback and --dgt_low_bits."
         )
 
 

@@ -140,13 +140,10 @@ class Packetizer:
         """
         if not _SMALLEST_MTU <= mtu <= form.LARGEST_DATAGRAM:
             raise ValueError(
-                f"the datagram size is {mtu} bytes; expected {_SMALLEST_MTU} to "
-                f"{form.LARGEST_DATAGRAM} bytes"
+                f"datagrams have {mtu} bytes; expected {_SMALLEST_MTU} to {form.LARGEST_DATAGRAM}"
             )
         if not 1 <= channels <= form.MOST_CHANNELS:
-            raise ValueError(
-                f"the number of datagram channels is {channels}; expected 1 to {form.MOST_CHANNELS}"
-            )
+            raise ValueError(f"{channels} datagram channels; expected 1 to {form.MOST_CHANNELS}")
         self.mtu = mtu
         self._session = session
         self._next = [0] * (channels + 1)  # next sequence number of each datagram channel

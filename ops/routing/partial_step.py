@@ -148,9 +148,8 @@ class PartialStep:
         self._check(blocks)
         if len(self.groups) > len(self.closed):
             raise ValueError(
-                f"a worker sent {len(self.groups) + 1} messages with reliable entries of one "
-                f"step; expected at most one message for each of the {len(self.closed)} tensor "
-                "slots and one more"
+                f"{len(self.groups) + 1} reliable messages of one step; expected at most one for "
+                f"each of {len(self.closed)} tensor slots and one more"
             )
         self.sequences.announce(manifest.channels)
         slots = np.array([block.slot for block in blocks], np.int64)
@@ -266,8 +265,7 @@ def _check_ranges(block: RangedBlock) -> None:
         expected -= num_ranges * block.block_entries - block.size
     if block.values.data.size != expected:
         raise ValueError(
-            f"the block of tensor slot {block.slot} has {block.values.data.size} values for "
-            f"ranges of {expected} entries; expected equal numbers"
+            f"slot {block.slot}: {block.values.data.size} values for ranges of {expected} entries"
         )
 
 

@@ -199,15 +199,11 @@ class Reassembler:
         self._advance(now)
         number = step % _MODULUS
         if self._closed is not None and ahead(number, self._closed) <= 0:
-            raise ValueError(
-                f"reliably sent entries arrived for step {step}, which is already closed; "
-                "expected a later step"
-            )
+            raise ValueError(f"entries arrived for the closed step {step}; expected a later step")
         for announced in manifest.channels:
             if not 1 <= announced.channel <= self._rules.dgt_channels:
                 raise ValueError(
-                    f"a worker announces datagrams on channel {announced.channel}: expected 1 to "
-                    f"{self._rules.dgt_channels}"
+                    f"DGT channel {announced.channel}: expected 1 to {self._rules.dgt_channels}"
                 )
         partial = self._window.find(number) or self._window.begin(number)
         if partial.is_repeated(blocks):
@@ -226,9 +222,7 @@ class Reassembler:
         """
         partial = self._window.find(step % _MODULUS)
         if partial is None or partial.step is None:
-            raise ValueError(
-                f"a worker's step {step} ends, but none of its reliably sent entries have arrived"
-            )
+            raise ValueError(f"a worker's step {step} ends, but no reliable entries of it arrived")
         if not partial.ended:
             partial.sequences.finish()
             partial.ended = True
@@ -401,8 +395,7 @@ class StepWindow:
         """
         if sum(step.ended for step in self._open) >= _MOST_ENDED:
             raise ValueError(
-                f"a worker begins step {number}, but its {_MOST_ENDED} earlier steps are not "
-                "closed yet"
+                f"a worker begins step {number}, but {_MOST_ENDED} earlier steps are still open"
             )
         step = PartialStep(number, self._offsets)
         older = [partial for partial in self._open if ahead(partial.number, number) < 0]

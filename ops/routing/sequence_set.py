@@ -80,9 +80,8 @@ class SequenceSet:
             for announced in ranges:
                 if ahead(announced.first, first) != count:
                     raise ValueError(
-                        f"a worker announces a range of datagrams on channel {channel} from "
-                        f"sequence number {announced.first} on; expected "
-                        f"{(first + count) % _MODULUS}, the end of the previous range"
+                        f"channel {channel}: a datagram range begins at {announced.first}; "
+                        f"expected {(first + count) % _MODULUS}, the end of the previous range"
                     )
                 count += announced.count
             self._check(AnnouncedDatagrams(channel, first, count))

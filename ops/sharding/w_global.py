@@ -109,9 +109,8 @@ def shared_variables(
         chosen += by_id.values()
     if not chosen:
         raise ConfigurationError(
-            f"Model {model.name!r} has no trainable variables to share; expected at least one "
-            "trainable variable. Give the model a keras.Input, so that its layers create their "
-            "variables immediately."
+            f"Model {model.name!r} has no trainable variables to share; expected at least one. "
+            "Give the model a keras.Input, so that its layers create their variables immediately."
         )
     for variable in listed:
         _check_member(variable, model, trainable)
@@ -143,9 +142,8 @@ def model_spec(variables: Iterable[keras.Variable], numbers_paths: bool = False)
             )
         if str(variable.dtype) != "float32":
             raise ConfigurationError(
-                f"the variable {path} has dtype {variable.dtype}; expected float32, the only "
-                "dtype that is shared. Build the layer with dtype='float32', or leave the "
-                f"variable out of {NAME}."
+                f"variable {path} has dtype {variable.dtype}; expected float32, the only shared "
+                f"dtype. Build the layer with dtype='float32', or leave the variable out of {NAME}."
             )
         tensors[path] = TensorSpec(path, tuple(int(size) for size in variable.shape))
     if not tensors:
@@ -167,9 +165,8 @@ def _check_member(
     path = _path(variable)
     if any(variable is known for known in model.variables):
         raise ConfigurationError(
-            f"the variable {path} is in {NAME} but is not trainable, so it has no gradient to "
-            f"share; expected trainable variables. Leave the variable out of {NAME}; it then "
-            "stays local."
+            f"variable {path} in {NAME} is not trainable, so it has no gradient to share; expected "
+            f"trainable variables. Leave it out of {NAME}; it then stays local."
         )
     raise ConfigurationError(
         f"the variable {path} is in {NAME} but is not a variable of the model {model.name!r}; "

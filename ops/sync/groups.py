@@ -97,8 +97,7 @@ def parse_groups_file(text: str, path: str) -> tuple[tuple[int, ...], ...]:
     groups = "|".join(line for line in lines if line)
     if not groups:
         raise ConfigurationError(
-            f"--groups_file={path}: the file contains no group; expected one line of worker ids "
-            "per group."
+            f"--groups_file={path} holds no group; expected one line of worker ids per group."
         )
     return parse_groups(groups)
 

@@ -47,8 +47,7 @@ class GroupSync(SyncRule):
         ids = sorted(worker for group in self.groups for worker in group)
         if any(not group for group in self.groups):
             raise ConfigurationError(
-                f"the worker groups {format_groups(self.groups)!r} contain an empty group; "
-                "expected at least one worker in each group."
+                f"worker groups {format_groups(self.groups)!r} contain an empty group."
             )
         if ids != list(range(1, len(ids) + 1)):
             raise ConfigurationError(

@@ -36,13 +36,10 @@ def begin(size: int, longest_window: int) -> State:
     # has at most `longest_window` hits of one weight.
     dtype = np.uint16 if longest_window <= np.iinfo(np.uint16).max else np.uint32
     return {
-        # [size] scratch array of kernels.hits, which is zero between calls
-        "walked": np.zeros(size, np.uint16),
-        # [size] hits of each weight since the first mark; [0] if there are no marks
-        "counts": np.zeros(0, dtype),
+        "walked": np.zeros(size, np.uint16),  # [size] scratch of kernels.hits; zero between calls
+        "counts": np.zeros(0, dtype),  # [size] hits since the first mark; [0] if there are no marks
         "num_dense": 0,  # number of updates since the first mark that hit every weight
-        # marks: dicts of "version", "counts" [size] and "num_dense", versions ascending
-        "marks": [],
+        "marks": [],  # dicts of "version", "counts" [size] and "num_dense", versions ascending
     }
 
 

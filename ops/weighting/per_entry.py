@@ -58,10 +58,8 @@ class PerEntry:
         from thinwire.ops.weighting import hit_counts
 
         return {
-            # version of the weights before the first update in the stored history
-            "first": version,
-            # [k] int32 ascending positions that each update hit; None for all positions
-            "history": [],
+            "first": version,  # version of the weights before the first update in "history"
+            "history": [],  # [k] int32 ascending positions of each update; None for all positions
             "scratch": hit_counts.begin(size, self.window),
         }
 

@@ -80,14 +80,11 @@ def decode(slot: int, values: CodedValues, head: memoryview, size: int) -> Range
     """
     if len(head) < _HEADER.size:
         raise WireError(
-            f"the header of a received block with ranges of entries has {len(head)} bytes; "
-            f"expected {_HEADER.size} bytes and a bitmap"
+            f"header of a block's ranges has {len(head)} bytes, not {_HEADER.size} and a bitmap"
         )
     (block_entries,) = _HEADER.unpack(head[: _HEADER.size])
     if not block_entries:
-        raise WireError(
-            "a received block has ranges of no entries; expected at least 1 entry per range"
-        )
+        raise WireError("a block has ranges of no entries; expected at least 1 entry per range")
     count = num_ranges(size, block_entries)
     bits = np.frombuffer(head, np.uint8, offset=_HEADER.size)
     if bits.size != -(-count // 8):
@@ -99,8 +96,7 @@ def decode(slot: int, values: CodedValues, head: memoryview, size: int) -> Range
     expected = int(lengths(size, block_entries)[present].sum())
     if values.data.size != expected:
         raise WireError(
-            f"a block has {values.data.size} values in ranges of {expected} entries; expected "
-            "equal numbers"
+            f"block has {values.data.size} values in ranges of {expected} entries; expected as many"
         )
     return RangedBlock(slot, size, None, values, block_entries, present)
 
@@ -369,10 +365,7 @@ def decode_block(
             not decode.
     """
     if slots > 1 and (value_dtype in FEW_BITS or coding not in _OF_SEVERAL):
-        raise WireError(
-            f"a block with index coding {coding} of {value_dtype} values spans {slots} tensor "
-            "slots; expected one slot"
-        )
+        raise WireError(f"block (index coding {coding}, {value_dtype}) spans {slots} slots, not 1")
     if value_dtype in FEW_BITS:
         _check_few_bits(count, coding, value_dtype, value_coding, size)
         scale = _checked_scale(scale, value_dtype)
@@ -386,21 +379,15 @@ def decode_block(
         return Block(slot, size, indices, values_of_chunks)
     if value_dtype not in VALUE_DTYPES:
         known = ", ".join((*VALUE_DTYPES, *FEW_BITS))
-        raise WireError(
-            f"the received block's value dtype is {value_dtype!r}; expected one of {known}"
-        )
+        raise WireError(f"a block's value dtype is {value_dtype!r}; expected one of {known}")
     if chunk or chunk_first:
-        raise WireError(
-            f"a received block has {value_dtype} values in chunks of {chunk} entries; expected no "
-            "chunks"
-        )
+        raise WireError(f"block of {value_dtype} values in chunks of {chunk}; expected no chunks")
     dtype = np.dtype(_NUMPY_DTYPES[value_dtype])
     if value_coding != ValueCoding.PLAIN:
         if value_coding != ValueCoding.EXPONENTS or coding not in _OF_POSITIONS or count > size:
             raise WireError(
-                f"a received block has value coding {value_coding} of {count} values, with index "
-                f"coding {coding}, for {size} entries; expected value coding 0, or 1 with "
-                "positions"
+                f"block has value coding {value_coding} of {count} values, index coding {coding}, "
+                f"for {size} entries; expected value coding 0, or 1 with positions"
             )
         value_bytes = value_codings.decode_exponents(value_bytes, count, dtype.itemsize)
     if not 0 <= count <= size or len(value_bytes) != count * dtype.itemsize:
@@ -417,10 +404,7 @@ def decode_block(
         return decode_factors(slot, coded, coding_parameter, index_bytes, size)
     if coding == IndexCoding.RANGES:
         if coding_parameter:
-            raise WireError(
-                f"a received block's index coding {coding} takes no parameter, but the block has "
-                f"the parameter {coding_parameter}"
-            )
+            raise WireError(f"index coding {coding} has no parameter; block has {coding_parameter}")
         return decode(slot, coded, index_bytes, size)
     indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
     return Block(slot, size, indices, coded, slots=slots)
@@ -436,10 +420,7 @@ def _check_few_bits(
             f"index coding {coding}; expected value coding 2 or 3, with positions or a dense block"
         )
     if not 0 <= count <= size:
-        raise WireError(
-            f"a received block has {count} values of {value_dtype} for {size} entries, which do "
-            "not match"
-        )
+        raise WireError(f"a block has {count} values of {value_dtype} for {size} entries")
 
 
 def _checked_scale(scale: float, value_dtype: str) -> float:
@@ -447,9 +428,7 @@ def _checked_scale(scale: float, value_dtype: str) -> float:
     if scale == 0 and value_dtype != "int8":
         return 1.0
     if not 0 < scale < math.inf:
-        raise WireError(
-            f"a received block has the scale factor {scale}; expected a finite number above 0"
-        )
+        raise WireError(f"a block has scale {scale}; expected a finite number above 0")
     return scale
 
 
@@ -459,29 +438,18 @@ def _decode_indices(
     """Return a block's ascending, unique positions below `size`; None for a DENSE block."""
     if coding == IndexCoding.DENSE:
         if count != size or len(data) or parameter:
-            raise WireError(
-                f"the message has a dense block of {count} values with {len(data)} index bytes "
-                f"for {size} entries; expected as many values as entries, and no index bytes"
-            )
+            raise WireError(f"dense block of {count} values, {len(data)} index bytes, size {size}")
         return None
     if coding not in _CODINGS:
-        raise WireError(
-            f"a received block's index coding {coding} is unknown; expected 0 to {max(_CODINGS)}"
-        )
+        raise WireError(f"block's index coding {coding} is unknown; expected 0 to {max(_CODINGS)}")
     if not count:
         if len(data):
-            raise WireError(
-                f"a received block has {len(data)} index bytes for no values; expected no index "
-                "bytes"
-            )
+            raise WireError(f"a block has {len(data)} index bytes for no values; expected none")
         return np.empty(0, np.int64)
     if coding == IndexCoding.RICE:
         indices = index_codings.decode_rice(data, count, size, parameter)
     elif parameter:
-        raise WireError(
-            f"a received block's index coding {coding} takes no parameter, but the block has the "
-            f"parameter {parameter}"
-        )
+        raise WireError(f"a block's index coding {coding} has no parameter; got {parameter}")
     elif coding == IndexCoding.BITMAP:
         indices = index_codings.decode_bitmap(data, count, size)
     elif coding == IndexCoding.DEFLATED_GAPS:
@@ -489,8 +457,5 @@ def _decode_indices(
     else:
         indices = index_codings.decode_uint32(data, count)
     if indices[-1] >= size or (indices[1:] <= indices[:-1]).any():
-        raise WireError(
-            "the positions of values in a received block are not valid; expected ascending and "
-            f"unique positions below {size}"
-        )
+        raise WireError(f"a block's positions are not ascending and unique below {size}")
     return indices

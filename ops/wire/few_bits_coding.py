@@ -58,16 +58,12 @@ def checked_edges(
     """
     if not (0 < chunk <= _LARGEST_CHUNK and 0 <= first < chunk):
         raise WireError(
-            f"a received block begins at entry {first} of a chunk of {chunk} entries; expected an "
-            "entry below the chunk's length"
+            f"a block begins at entry {first} in chunks of {chunk} entries; expected a lower entry"
         )
     # A dense block gets one edge per chunk. Each chunk has at least one scale of two bytes, so a
     # size with more chunks than the received bytes can hold is rejected before the allocation.
     if indices is None and size and 2 * -(-(size + first) // chunk) > num_bytes:
-        raise WireError(
-            f"a block has {num_bytes} bytes of values for {size} entries in chunks of {chunk} "
-            "entries, which are too few for the scales"
-        )
+        raise WireError(f"{num_bytes} bytes are too few for {size} values in chunks of {chunk}")
     return edges_of(indices, size, chunk, first)
 
 
@@ -93,8 +89,7 @@ def decode_codes(
     scale_bytes, packed_bytes = 2 * shape[0] * shape[1], -(-count * bits // 8)
     if len(data) < scale_bytes:
         raise WireError(
-            f"a block has {len(data)} bytes of values, but the scales of its {shape[0]} chunks "
-            f"need {scale_bytes} bytes"
+            f"a block has {len(data)} bytes; the scales of {shape[0]} chunks need {scale_bytes}"
         )
     upper = np.frombuffer(data, "<u2", shape[0] * shape[1])
     if upper.size and int(upper.max()) > _LARGEST_SCALE_BITS:
@@ -103,10 +98,7 @@ def decode_codes(
     if coding == ValueCoding.DEFLATED_CODES:
         packed = _inflated(packed, packed_bytes)
     if len(packed) != packed_bytes:
-        raise WireError(
-            f"a block has {len(packed)} bytes of codes for {count} values of {bits} bits, which "
-            "do not match"
-        )
+        raise WireError(f"{len(packed)} bytes of codes do not match {count} values of {bits} bits")
     scales = (upper.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return _unpack(packed, count, bits), scales.reshape(shape)
 
@@ -120,8 +112,7 @@ def _inflated(data: memoryview, num_bytes: int) -> memoryview:
         raise WireError(f"the deflated codes of a block do not inflate: {error}") from error
     if not inflater.eof or inflater.unused_data:
         raise WireError(
-            f"the deflated codes of a block inflate to more than {num_bytes} bytes, or the stream "
-            "does not end with the data"
+            f"a block's codes inflate to more than {num_bytes} bytes, or do not end with the data"
         )
     return memoryview(plain)
 
@@ -149,7 +140,5 @@ def _unpack(packed: memoryview, count: int, bits: int) -> NDArray[np.uint8]:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)
         codes = ((octets[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)
     if codes[count:].any():
-        raise WireError(
-            f"the last byte of a block's {count} codes of {bits} bits is not filled with zeros"
-        )
+        raise WireError(f"the last byte of {count} codes of {bits} bits is not filled with zeros")
     return codes[:count]

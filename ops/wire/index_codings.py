@@ -49,16 +49,10 @@ def encode_bitmap(indices: Int64, size: int) -> bytes:
 def decode_bitmap(data: memoryview, count: int, size: int) -> Int64:
     """Return the positions [count] that `encode_bitmap` coded."""
     if len(data) != -(-size // 8):
-        raise WireError(
-            f"a block has a bitmap of {len(data)} bytes, but its {size} entries need "
-            f"{-(-size // 8)} bytes"
-        )
+        raise WireError(f"block bitmap of {len(data)} bytes; {size} entries need {-(-size // 8)}")
     indices: Int64 = _bits_of(data).nonzero()[0]
     if indices.size != count:
-        raise WireError(
-            f"the bitmap of a block has {indices.size} bits set for {count} values; expected "
-            "equal numbers"
-        )
+        raise WireError(f"a block's bitmap has {indices.size} bits set for {count} values")
     return indices
 
 
@@ -139,8 +133,7 @@ def decode_deflated_gaps(data: memoryview, count: int) -> Int64:
     escaped = (heads == _ESCAPE).nonzero()[0]
     if len(plain) != count + _ESCAPE_BYTES * escaped.size:
         raise WireError(
-            f"the deflated index gaps of a block inflate to {len(plain)} bytes for {count} "
-            f"positions, {escaped.size} of them escaped, which do not match"
+            f"deflated index gaps: {len(plain)} bytes for {count} positions, {escaped.size} escaped"
         )
     gaps = heads.astype(np.int64)
     if escaped.size:
@@ -157,10 +150,7 @@ def encode_uint32(indices: Int64) -> bytes:
 def decode_uint32(data: memoryview, count: int) -> Int64:
     """Return the positions that `encode_uint32` coded; the caller must check their order."""
     if len(data) != 4 * count:
-        raise WireError(
-            f"a block has {len(data)} bytes of uint32 positions for {count} values; expected 4 "
-            "bytes for each value"
-        )
+        raise WireError(f"a block has {len(data)} bytes of uint32 positions for {count} values")
     return np.frombuffer(data, "<u4").astype(np.int64)
 
 
@@ -208,9 +198,7 @@ def _high_and_low(
 ) -> tuple[Int64, NDArray[Any]]:
     """Decode the high and low parts of Rice-coded gaps; check the unary code of high parts."""
     if not 0 <= low_bits <= MAX_LOW_BITS:
-        raise WireError(
-            f"the index coding of a block has {low_bits} low bits; expected 0 to {MAX_LOW_BITS}"
-        )
+        raise WireError(f"the index coding has {low_bits} low bits; expected 0 to {MAX_LOW_BITS}")
     unary_bytes = len(data) - -(-count * low_bits // 8)
     if not -(-count // 8) <= unary_bytes <= -(-(count + (size >> low_bits)) // 8):
         raise WireError(
@@ -220,8 +208,7 @@ def _high_and_low(
     ones = _bits_of(data[:unary_bytes]).nonzero()[0]
     if ones.size != count or ones[-1] // 8 != unary_bytes - 1:
         raise WireError(
-            f"the unary part of a block's index bytes has {ones.size} ones in {unary_bytes} bytes "
-            f"for {count} positions; expected one for each position"
+            f"a unary index part has {ones.size} ones in {unary_bytes} bytes for {count} positions"
         )
     return ones - np.arange(count), _unpack(data[unary_bytes:], count, low_bits)
 

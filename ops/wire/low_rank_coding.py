@@ -35,27 +35,17 @@ def decode_factors(
         WireError: The header of the factors contradicts the number of values or of entries.
     """
     if len(described) != FACTORS.size:
-        raise WireError(
-            f"the header of a low-rank block has {len(described)} bytes; expected {FACTORS.size} "
-            "bytes"
-        )
+        raise WireError(f"low-rank header has {len(described)} bytes; expected {FACTORS.size}")
     first, columns, scale = FACTORS.unpack(described)
     if rank < 1 or not first < columns:
-        raise WireError(
-            f"a low-rank block has factors of rank {rank} that begin at column {first} of "
-            f"{columns} columns; expected a rank of 1 or more, and a valid column"
-        )
+        raise WireError(f"low-rank block of rank {rank} begins at column {first} of {columns}")
     rows, count = -(-(first + size) // columns), coded.data.size
     if count != rank * (rows + columns):
         raise WireError(
-            f"a low-rank block has {count} values of factors of rank {rank} for {rows} rows and "
-            f"{columns} columns, which do not match"
+            f"low-rank block: {count} values of rank {rank} for {rows} rows and {columns} columns"
         )
     if not 0 < scale < math.inf:
-        raise WireError(
-            f"a low-rank block has the right factor's scale {scale}; expected a finite number "
-            "above 0"
-        )
+        raise WireError(f"low-rank right factor's scale {scale}; expected a finite number above 0")
     left = dataclasses.replace(coded, data=coded.data[: rows * rank])
     right = CodedValues(coded.dtype, coded.data[rows * rank :], scale)
     return expanded(LowRankBlock(slot, size, None, left, right, rank, first))

@@ -100,8 +100,7 @@ def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryvi
     plain = count * (value_bytes - 1)
     if value_bytes not in (2, 4) or count < 1 or len(data) <= plain:
         raise WireError(
-            f"a block has {len(data)} bytes of values with deflated exponents for {count} values "
-            f"of {value_bytes} bytes, which do not match"
+            f"{len(data)} bytes with deflated exponents for {count} values of {value_bytes} bytes"
         )
     inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
@@ -111,8 +110,7 @@ def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryvi
         raise WireError(f"the deflated exponents of a block do not inflate: {error}") from error
     if len(exponents) != count or not inflater.eof or inflater.unused_data:
         raise WireError(
-            f"the deflated exponents of a block do not inflate to {count} values, or the stream "
-            "does not end with the data"
+            f"deflated exponents are not {count} values, or the stream does not end with the data"
         )
     bits = _with_lower_bytes(data[:plain], count, value_bytes)
     upper = np.frombuffer(exponents, np.uint8).astype(bits.dtype)

@@ -214,10 +214,7 @@ class Handshake:
 
     def _enter(self, state: HandshakeState) -> None:
         if state not in TRANSITIONS[self.state]:
-            raise RuntimeError(
-                f"the handshake of a bulk connection cannot change from state {self.state} to "
-                f"{state}"
-            )
+            raise RuntimeError(f"a bulk handshake cannot change from {self.state} to {state}")
         self.state = state
 
 

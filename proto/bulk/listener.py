@@ -219,10 +219,7 @@ class BulkListener:
                 raise
         except (OSError, ValueError) as error:
             logging.warning(
-                "bulk connections (plain TCP for large messages) are disabled, because no port "
-                "can be opened on %s: %s",
-                self._address,
-                error,
+                "bulk connections are disabled: cannot open a port on %s: %s", self._address, error
             )
             self._stopped = True
             return
@@ -312,11 +309,7 @@ class BulkListener:
         for half in halves.late(now):
             if half.offer is not None and not half.offer.stream.lost:
                 reason = f"the handshake took longer than {HANDSHAKE_SECONDS:g} s"
-                logging.info(
-                    "the bulk connection (plain TCP for large messages) of client %s failed: %s",
-                    half.offer.stream.peer,
-                    reason,
-                )
+                logging.info("peer %s: bulk connection failed: %s", half.offer.stream.peer, reason)
             halves.end(half)
 
     def _advance(self, half: _Half, halves: _Halves) -> None:
@@ -343,11 +336,7 @@ class BulkListener:
         except (OSError, ValueError) as error:
             halves.end(half)
             if half.offer is not None:
-                logging.info(
-                    "the bulk connection (plain TCP for large messages) of client %s failed: %s",
-                    half.offer.stream.peer,
-                    error,
-                )
+                logging.info("peer %s: bulk connection failed: %s", half.offer.stream.peer, error)
 
     @staticmethod
     def _send(half: _Half, halves: _Halves) -> None:

@@ -150,8 +150,7 @@ class ClientSwitch:
         """Change the `SwitchState` of the client's gRPC stream by one event."""
         if (self.state, event) not in SWITCH_TRANSITIONS:
             raise RuntimeError(
-                f"the event {event.name} is not allowed in state {self.state.name} of the switch "
-                "to a bulk connection"
+                f"event {event.name} is not allowed in the switch state {self.state.name}"
             )
         self.state = SWITCH_TRANSITIONS[self.state, event]
 
@@ -286,9 +285,7 @@ def run_attempts(
             take(connection)
             switch.on(SwitchEvent.CONNECTED)
             if switch.attempt:
-                logging.info(
-                    "%s: messages are now sent over a bulk connection to port %d", address, port
-                )
+                logging.info("%s: messages now use a bulk connection to port %d", address, port)
     return switch.state
 
 

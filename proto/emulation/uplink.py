@@ -267,9 +267,7 @@ class EmulatedSocket:
                 if self._below.fileno() < 0:
                     return
                 if not self._warned:
-                    logging.warning(
-                        "the real socket below an emulated link drops datagrams: %s", error
-                    )
+                    logging.warning("an emulated link's real socket drops datagrams: %s", error)
                     self._warned = True
 
 

@@ -58,9 +58,7 @@ def _explain(error: grpc.RpcError, address: str, timeout_seconds: float) -> str:
         return f"no answer within {timeout_seconds:g} s; set a longer --seconds, or check the PS."
     if code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND):
         return "the server there is not a Thinwire node: it has no health service."
-    return (
-        f"nothing answers at {address}; check that the PS is running, and that the address is right"
-    )
+    return f"nothing answers at {address}; check that the PS is running and the address is right"
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # has no annotations

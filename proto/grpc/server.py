@@ -221,11 +221,7 @@ class ServerStream:
         try:
             yield from self._responses()
         except OSError as error:
-            logging.info(
-                "the bulk connection (plain TCP for large messages) of client %s ended: %s",
-                self.peer,
-                error,
-            )
+            logging.info("bulk connection (TCP) of client %s ended: %s", self.peer, error)
         finally:
             bulk = self._path.connection
             if bulk is not None and self._path.state is PathState.MOVED:

@@ -487,10 +487,7 @@ class Dialler:
                     raise
                 if not pauses.num_pauses:
                     logging.info(
-                        "trying to connect to %s for up to %g s: %s",
-                        self._name,
-                        patience_seconds,
-                        error,
+                        "connecting to %s for up to %g s: %s", self._name, patience_seconds, error
                     )
                 pause = pauses.next_seconds(jitter())
                 if self._closing.is_set() or time.monotonic() + pause >= deadline:

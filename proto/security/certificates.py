@@ -180,8 +180,7 @@ def _authority_in(folder: pathlib.Path, days: float) -> tuple[IssuedCertificate,
     except (ValueError, TypeError) as error:  # an encrypted key file raises TypeError
         raise ConfigurationError(
             f"--out={folder}: ca.crt and ca.key are no certificate and unencrypted private key in "
-            "PEM form; give the folder of a certificate authority that this command created, or "
-            "an empty folder."
+            "PEM form; give the folder of a CA that this command created, or an empty folder."
         ) from error
     return IssuedCertificate(public, private), []
 

@@ -89,10 +89,7 @@ class MessageRate:
         """
         now = time.monotonic()
         if self._bucket.wait_seconds(now) > 0:
-            return (
-                f"the client sent more than {self._limits.messages_per_second:g} messages per "
-                "second."
-            )
+            return f"the client sent over {self._limits.messages_per_second:g} messages a second."
         self._bucket.take(now, 1.0)
         return None
 
@@ -188,9 +185,7 @@ class ConnectionGuard:
             self.record_refusal(full[0], stream.peer, full[1])
             return full[1]
         for other in lost:
-            self.record_refusal(
-                "crowded", other.peer, "the client sent no Hello before newer streams were opened"
-            )
+            self.record_refusal("crowded", other.peer, "no client Hello before newer streams came")
             other.close()
         return None
 
@@ -223,9 +218,7 @@ class ConnectionGuard:
         with self._lock:
             late = self._waiting.overdue(now - seconds) + self._strangers.overdue(now - seconds)
         for stream in late:
-            self.record_refusal(
-                "silent", stream.peer, f"the client sent no Hello within {seconds:g} s"
-            )
+            self.record_refusal("silent", stream.peer, f"the client sent no Hello in {seconds:g} s")
             stream.close()
 
     def _full(self, address: str) -> tuple[str, str] | None:

@@ -403,8 +403,7 @@ def read(
 def _check_together(files: CredentialFiles, serves: bool) -> None:
     if bool(files.certificate) != bool(files.key):
         raise ConfigurationError(
-            f"--tls_cert={files.certificate} and --tls_key={files.key}: expected both flags, or "
-            "neither."
+            f"--tls_cert={files.certificate} and --tls_key={files.key}: expected both, or neither."
         )
     if serves and files.authority and not files.certificate:
         raise ConfigurationError(
@@ -413,9 +412,8 @@ def _check_together(files: CredentialFiles, serves: bool) -> None:
         )
     if not serves and files.certificate and not files.authority:
         raise ConfigurationError(
-            f"--tls_cert={files.certificate} without --tls_ca: this node connects to other nodes "
-            "and must know which certificates to trust; set --tls_ca to the authority's "
-            "certificate."
+            f"--tls_cert={files.certificate} without --tls_ca: this node contacts other nodes and "
+            "must know which certificates to trust; set --tls_ca to the authority's certificate."
         )
 
 
@@ -438,9 +436,7 @@ def _warn_if_others_read(path: str, flag: str) -> None:
     """Warn about a credential file with a secret that other users can read."""
     with contextlib.suppress(OSError):
         if stat.S_IMODE(pathlib.Path(path).stat().st_mode) & 0o077:
-            logging.warning(
-                "the file --%s=%s can be read by other users; run chmod 600 on the file", flag, path
-            )
+            logging.warning("file --%s=%s is readable by others; run chmod 600 on it", flag, path)
 
 
 def _pem(path: str | None, flag: str, kind: str, secret: bool = False) -> bytes:

@@ -342,8 +342,7 @@ class UdpSender:
         if self._segmentation and piece.count > 1:
             self._segmentation = False
             logging.warning(
-                "the kernel cannot split buffers into datagrams on this network path; sending "
-                "each datagram separately"
+                "the kernel cannot split buffers on this network path; sending datagrams singly"
             )
         return num_sent, None
 
@@ -384,8 +383,7 @@ class UdpSender:
             return
         self._mtu = self._sending.mtu // 2
         logging.warning(
-            "the network path does not carry datagrams of %d bytes; the next steps send datagrams "
-            "of %d bytes",
+            "the network path does not carry datagrams of %d bytes; the next steps use %d bytes",
             size,
             self._mtu,
         )
@@ -394,7 +392,6 @@ class UdpSender:
         if not self._warned:
             self._warned = True
             logging.warning(
-                "datagrams could not be sent and are dropped: %s; further dropped datagrams are "
-                "counted but not logged",
+                "dropping unsent datagrams: %s; further drops are counted but not logged",
                 error.strerror or error,
             )

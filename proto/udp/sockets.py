@@ -60,10 +60,7 @@ def tos(scheme: str, channel: int, channels: int) -> int | None:
     if scheme not in SCHEMES:
         raise ValueError(f"the DSCP scheme {scheme!r} is none of {', '.join(SCHEMES)}")
     if not 0 <= channel <= channels <= _MOST_CHANNELS:
-        raise ValueError(
-            f"the datagram channel is {channel} of {channels} channels; expected 0 <= channel <= "
-            "channels <= 7"
-        )
+        raise ValueError(f"channel {channel} of {channels}; expected 0 <= channel <= channels <= 7")
     if scheme == "off":
         return None
     if scheme == "cs":
@@ -165,8 +162,7 @@ def bind(address: str, count: int) -> list[socket.socket]:
     if sockets:
         granted = sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         logging.info(
-            "opened %d datagram sockets at %s; the receive buffer of each socket has %.1f MiB, %d "
-            "MiB were requested%s",
+            "opened %d datagram sockets at %s; receive buffers: %.1f MiB each, %d requested%s",
             count,
             address,
             granted / 2**20,

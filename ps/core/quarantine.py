@@ -40,10 +40,7 @@ class UpdateGuard:
             largest = max(peak(part.values) for part in parts)
         limit, source = self._policy.peak_limit(self._sizes)
         if largest > limit:
-            return (
-                f"the largest magnitude of the update, {largest:.4g}, is above {limit:.4g} "
-                f"({source})"
-            )
+            return f"the update's largest magnitude {largest:.4g} is above {limit:.4g} ({source})"
         self._sizes = self._policy.record_peak(largest, self._sizes)
         return None
 

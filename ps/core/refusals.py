@@ -84,8 +84,7 @@ def stale_generation(push: Push, version: int, generation: int, epoch: int) -> R
     """Refuse an update that was computed at weights that this shard has lost or never had."""
     message = (
         f"the update was computed at version {push.base_version} of generation {push.generation}; "
-        f"this shard is at version {version} of generation {generation} (number of its restarts). "
-        "Pull the model again."
+        f"this shard is at version {version} of generation {generation}. Pull the model again."
     )
     return Reject(push.worker, push.incarnation, "STALE_GENERATION", message, push.step, epoch)
 

@@ -210,6 +210,4 @@ def from_plain(value: Any) -> Any:
         return collections.deque(items, maxlen=value["most"])
     if name in ("tuple", "set"):
         return tuple(items) if name == "tuple" else set(items)
-    raise ValueError(
-        f"a document has a value of the unknown type {name!r:.80}; expected a known data class"
-    )
+    raise ValueError(f"a document's value has the unknown type {name!r:.80}; expected a data class")

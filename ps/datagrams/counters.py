@@ -88,9 +88,8 @@ def log_step(worker: int, assembled: ReassembledStep, counters: ReassemblyCounte
     """Log the datagram counts of one completed step of a worker (--dgt_info)."""
     dropped = _nonzero(counters.dropped)
     logging.info(
-        "worker %d, step %d: fraction of blocks that arrived in time %.3f, with late blocks %.3f; "
-        "%d of %d datagrams arrived in time, %d late datagrams were used (on average %.2f steps "
-        "late); datagrams dropped since the start: %s",
+        "worker %d, step %d: fraction of blocks in time %.3f, with late blocks %.3f; %d of %d "
+        "datagrams in time, %d late datagrams used (%.2f steps late); datagrams dropped so far: %s",
         worker,
         assembled.step,
         assembled.fresh,

@@ -82,10 +82,7 @@ class DatagramPort:
             return
         self._udp = UdpReceiver(bind, self._router.channels, self)
         self._udp.start()
-        logging.info(
-            "this PS shard receives datagrams on the UDP ports %s",
-            ", ".join(map(str, self._udp.ports)),
-        )
+        logging.info("receiving datagrams at UDP ports %s", ", ".join(map(str, self._udp.ports)))
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -116,8 +113,7 @@ class DatagramPort:
         if udp is None or udp.failure is None:
             return
         logging.error(
-            "the PS shard's UDP sockets failed (%r): closing the sockets; workers will send "
-            "datagrams in their gRPC streams",
+            "the UDP sockets failed (%r): closing them; workers will send datagrams over gRPC",
             udp.failure,
         )
         udp.close()

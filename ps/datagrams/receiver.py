@@ -81,10 +81,7 @@ class DatagramReceiver:
     ) -> None:
         rules = router.reassembly_rules
         if rules is None:
-            raise ValueError(
-                f"the router {router} sends no datagrams, so a PS shard cannot receive datagrams "
-                "from it"
-            )
+            raise ValueError(f"router {router} sends no datagrams that a PS shard could receive")
         self._decoder = decoder
         self._deliver, self._refuse, self._wake = deliver, refuse, wake
         self._losses: InjectedLoss | None = None

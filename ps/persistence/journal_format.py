@@ -148,9 +148,7 @@ class EventCoder:
         except _DECODING_ERRORS as error:
             raise DamagedRecord(f"{type(error).__name__}: {error}") from error
         except (DecodeError, Malformed, NonFinite) as error:
-            raise DamagedRecord(
-                f"the journal record contains no push for this shard: {error}"
-            ) from error
+            raise DamagedRecord(f"the record has no push for this shard: {error}") from error
         raise DamagedRecord(f"the journal record is of kind {kind}; expected an event")
 
     def _push(self, content: memoryview) -> events.Push:
@@ -164,9 +162,7 @@ class EventCoder:
 def _event(content: Any) -> events.Event:
     event = from_plain(content)
     if not isinstance(event, events.Event):
-        raise TypeError(
-            f"the journal record has an object of type {type(event).__name__}; expected an event"
-        )
+        raise TypeError(f"the journal record has a {type(event).__name__}; expected an event")
     return event
 
 
@@ -211,20 +207,16 @@ def bodies(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     while at < len(data):
         if at + _FRAME.size > len(data):
             raise TruncatedRecord(
-                f"the last record of the journal is cut short: the file has {len(data) - at} "
-                "bytes of the record"
+                f"the last record is cut short: the journal has only {len(data) - at} bytes of it"
             )
         length, checksum = _FRAME.unpack_from(data, at)
         body = data[at + _FRAME.size : at + _FRAME.size + length]
         if len(body) < length:
             raise TruncatedRecord(
-                f"the last record of the journal is cut short: the file has {len(body)} of the "
-                f"record's {length} bytes"
+                f"the last record is cut short: the journal has {len(body)} of its {length} bytes"
             )
         if length < _BODY.size or zlib.crc32(body, zlib.crc32(data[at : at + 4])) != checksum:
-            raise DamagedRecord(
-                "the checksum of a journal record does not match the record's bytes"
-            )
+            raise DamagedRecord("the checksum of a journal record does not match its bytes")
         at += _FRAME.size + length
         yield at, body
 

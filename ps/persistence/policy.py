@@ -59,8 +59,7 @@ class JournalPolicy:
             fraction = push_fraction(run.method, spec)
             self.about |= {"on": fraction < LARGEST_FRACTION, "push_fraction": fraction}
             logging.info(
-                "--journal=auto: %s; a push has %.3g times the size of the model, and the limit "
-                "for a journal is %g",
+                "--journal=auto: %s; a push has %.3g times the model's size, and the limit is %g",
                 *("on" if self.about["on"] else "off", fraction, LARGEST_FRACTION),
             )
 
@@ -131,14 +130,11 @@ class JournalPolicy:
         core.counters.note_lost_updates(reached)
         if (lost := reached - core.version) > 0:
             logging.warning(
-                "this PS shard continues from model version %d, but had reached version %d "
-                "before it died: %d updates are lost",
+                "this PS shard continues from version %d, but had reached %d: %d updates are lost",
                 *(core.version, reached, lost),
             )
         else:
-            logging.info(
-                "this PS shard continues from model version %d: no update is lost", core.version
-            )
+            logging.info("this PS shard continues from version %d: no update is lost", core.version)
 
 
 def push_fraction(method: Method, spec: ModelSpec) -> float:

@@ -112,9 +112,7 @@ class Saver:
                 self._on_fenced(error)
             except Exception as error:  # noqa: BLE001 - flush() raises it
                 self.failure = error
-                logging.error(
-                    "cannot write the PS shard's checkpoint of model version %d: %s", version, error
-                )
+                logging.error("cannot write the checkpoint of model version %d: %s", version, error)
 
     def _take(self) -> tuple[int, State] | None:
         """Return the snapshot to write next; None if no snapshot waits, which ends the writing
@@ -379,14 +377,9 @@ class SavedShard:
         saved = self._found
         replayed = replay(self.folder, saved["core"], saved["soft"], saved["journal"], make, coder)
         saved["core"], self._replayed = replayed.core, replayed
-        logging.info(
-            "the PS shard's journal restored %d events after the newest checkpoint",
-            replayed.num_records,
-        )
+        logging.info("the PS shard's journal restored %d events", replayed.num_records)
         if replayed.damage:
-            logging.warning(
-                "the end of the PS shard's journal is damaged and was cut off: %s", replayed.damage
-            )
+            logging.warning("cut off the damaged end of the PS journal: %s", replayed.damage)
         return replayed
 
     def open(self) -> None:

@@ -204,7 +204,6 @@ def _check_finite(values: Float32) -> None:
     for start in range(0, len(values), 1 << 20):
         if not np.isfinite(values[start : start + (1 << 20)]).all():
             raise ConfigurationError(
-                "the initial weights of the script's model contain NaN or infinity; expected "
-                "finite numbers. Look at the model's initializers, or at the file that its "
-                "weights are loaded from."
+                "the script's initial weights contain NaN or infinity; expected finite numbers. "
+                "Look at the model's initializers, or the file that its weights are loaded from."
             )

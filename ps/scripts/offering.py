@@ -260,10 +260,7 @@ class OfferStage:
             return
         is_late = now - offering.progress_at > max(_SILENCE_SECONDS, self.run.lease_seconds)
         if is_late and not self._is_taken:
-            text = (
-                f"worker {offering.worker} must send the model of its script but sent nothing for "
-                "too long"
-            )
+            text = f"worker {offering.worker} must send a model but sent nothing for too long"
             self.guard.record_refusal("silent", offering.stream.peer, text)
             offering.stream.close()
             self.forget(offering.stream)
@@ -360,10 +357,7 @@ class OfferStage:
         offering = self._offering
         if offering is not None:
             return f"this PS receives the model from worker {offering.worker}; try again."
-        return (
-            "this PS has no model yet and waits for a worker that sends the model of its script; "
-            "try again."
-        )
+        return "this PS has no model yet and waits for a worker that sends one; try again."
 
     def _look_for_leader(self) -> None:
         """Wait for shard 0's digest of its initial weights; then let workers offer a model."""
@@ -372,12 +366,7 @@ class OfferStage:
         except Exception as error:  # noqa: BLE001 - the main thread raises the error
             self._came.put(error)
             if self.phase and not self._closing.is_set():
-                logging.error(
-                    "this PS shard receives no model for phase %d of the run (a new model of the "
-                    "script): %s",
-                    self.phase,
-                    error,
-                )
+                logging.error("this PS shard receives no model for phase %d: %s", self.phase, error)
             return
         with self._lock:
             self._leader = leader
@@ -465,9 +454,7 @@ class OfferReader:
         message, payload = complete
         body = message.WhichOneof("body")
         if body != self._expects:
-            raise Malformed(
-                f"a client sent the message {body}; expected {self._expects or 'nothing'}"
-            )
+            raise Malformed(f"a client sent {body}; expected {self._expects or 'nothing'}")
         if body == "hello":
             self._hello(message.hello)
             return
@@ -511,9 +498,7 @@ class OfferReader:
         if (full := guard.hello_received(self.stream)) is not None:
             self._reject(full[0], (pb.REASON_FULL, full[1]))
         if hello.role == pb.ROLE_SUPERVISOR and hello.halts:
-            logging.info(
-                "the client %s ends this training run, which has no model yet", self.stream.peer
-            )
+            logging.info("client %s ends this run, which has no model yet", self.stream.peer)
             _refuse(self.stream, pb.REASON_ENDS, "this PS has not received a model yet, and ends.")
             stage.interrupt()
             raise _SentAway
@@ -522,11 +507,7 @@ class OfferReader:
         if is_worker and stage.claim(self):
             logging.info("this PS shard requests the script's model from worker %d", hello.id)
             self._expects = "offer"
-            _refuse(
-                self.stream,
-                pb.REASON_NO_MODEL,
-                "this PS has no model yet; send the model of your script.",
-            )
+            _refuse(self.stream, pb.REASON_NO_MODEL, "this PS has no model yet; send one.")
         # a Supervisor with num_shards 0 only reads the run's status
         elif not hello.num_shards or not stage.hold(self.stream):
             stage.send_away(self.stream, _RETRY_SECONDS if hello.num_shards else 0.0)

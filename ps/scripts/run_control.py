@@ -153,11 +153,7 @@ class RunControl:
     def stop_fit(self, connection: Connection, fit: int, epochs: int) -> None:
         """Record that a script ends the current call of fit early for all scripts."""
         if self._is_current(connection):
-            logging.info(
-                "the script of worker %d ends its call number %d of fit before its last epoch",
-                connection.id,
-                fit,
-            )
+            logging.info("the script of worker %d ends call %d of fit early", connection.id, fit)
             self._meetings.end_fit(fit, epochs)
             self._perform(self._barriers.stop_fit(connection.id, fit, epochs, self._clock()))
 
@@ -310,9 +306,7 @@ class RunControl:
                     self._send(outcome.worker, chief=pb.Chief(worker=outcome.chief))
                 case ScriptsEnd():
                     if outcome.message:
-                        logging.info(
-                            "the run ends with the cause %s: %s", outcome.cause, outcome.message
-                        )
+                        logging.info("the run ends (cause %s): %s", outcome.cause, outcome.message)
                     self._put(events.Stop(outcome.cause))
 
     def _send(self, worker: int, **body: Any) -> None:

@@ -242,10 +242,7 @@ def unanswered(body: str | None, stream: ServerStream, limits: Limits) -> str | 
     waiting = stream.num_waiting
     if body not in REQUESTS or waiting < limits.waiting_replies:
         return None
-    return (
-        f"the client sent a {body} message before it read {waiting} replies; expected one request "
-        "at a time."
-    )
+    return f"a {body} message before {waiting} replies were read; expected one request at a time."
 
 
 def checked_link(given: pb.EmulatedLink) -> Link:
@@ -261,8 +258,7 @@ def checked_link(given: pb.EmulatedLink) -> Link:
     short_enough = 0 <= link.delay_ms <= _LONGEST_DELAY_MS
     if not (fast_enough and short_enough and 0 <= link.loss <= _HIGHEST_LOSS):
         raise Malformed(
-            f"the emulated link {link} is not valid: expected 0 (no limit) or {_SLOWEST_MBPS:g} "
-            f"to {_FASTEST_MBPS:g} Mbit/s, a delay up to {_LONGEST_DELAY_MS:g} ms and a loss up "
-            f"to {_HIGHEST_LOSS:g}"
+            f"link {link}: expected 0 (no limit) or {_SLOWEST_MBPS:g} to {_FASTEST_MBPS:g} Mbit/s, "
+            f"a delay up to {_LONGEST_DELAY_MS:g} ms and a loss up to {_HIGHEST_LOSS:g}"
         )
     return link

@@ -514,9 +514,7 @@ class ShardServer:
             # epochs of the batch.
             self.queue.put(self.datagrams.end_sessions)
         if self.core.stop_reason is None and epoch.number != self._num_epochs:
-            logging.info(
-                "membership epoch %d: the live workers are %s", epoch.number, list(epoch.live)
-            )
+            logging.info("membership epoch %d: live workers %s", epoch.number, list(epoch.live))
         self._num_epochs = epoch.number  # an action that only adds draws repeats the epoch's number
         if epoch.draws and self.on_draws is not None:
             self.on_draws(epoch.draws)
@@ -524,9 +522,7 @@ class ShardServer:
 
     def _report_unreachable(self, action: events.WorkersUnreachable) -> None:
         workers = [member.worker for member in action.members]
-        logging.info(
-            "no message has arrived for %g s from the workers %s", self.lease_seconds, workers
-        )
+        logging.info("no message came for %g s from the workers %s", self.lease_seconds, workers)
         if self.on_unreachable is not None:
             self.on_unreachable(action)
 

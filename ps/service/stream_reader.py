@@ -421,9 +421,7 @@ class StreamReader:
     def _datagrams(self, datagrams: pb.Datagrams, payload: memoryview) -> None:
         port = self.server.datagrams
         if port is None or not datagrams.size:
-            raise Malformed(
-                "a client sent datagrams in a run without datagrams, or datagrams of size 0"
-            )
+            raise Malformed("datagrams of a client in a run without datagrams, or of size 0")
         port.receiver.receive_from_stream(memoryview(datagrams.data), datagrams.size)
 
     def _query(self, query: pb.Query, payload: memoryview) -> None:
@@ -446,9 +444,7 @@ class StreamReader:
     def _leave(self, leave: pb.Leave, payload: memoryview) -> None:
         worker = self._worker
         if len(leave.cause) > _LONGEST_CAUSE:
-            raise Malformed(
-                f"a worker leaves with a cause of {len(leave.cause)} characters; expected one word"
-            )
+            raise Malformed(f"a worker's cause has {len(leave.cause)} characters; expected a word")
         worker.left = True
         self.server.queue.put(events.Leave(worker.id, worker.incarnation, leave.cause))
 
@@ -458,9 +454,7 @@ class StreamReader:
     def _report(self, report: pb.Report, payload: memoryview) -> None:
         """Store the counters that a node reports; the run's status and summary contain them."""
         if len(report.document.encode()) > MAX_DOCUMENT_BYTES:
-            raise Malformed(
-                f"a client sent a report of {len(report.document)} characters, which is too long"
-            )
+            raise Malformed(f"a client's report has {len(report.document)} characters, too many")
         if report.rounds:
             self._take_rounds(report.rounds)
             return
@@ -476,10 +470,7 @@ class StreamReader:
         if self._worker.role != pb.ROLE_WORKER:
             raise Malformed("a client that is not a worker sent time records of training rounds")
         if len(batch.encode()) > MAX_DOCUMENT_BYTES:
-            raise Malformed(
-                f"a worker sent a document of time records of rounds, of {len(batch)} characters, "
-                "which is too long"
-            )
+            raise Malformed(f"a worker's records of rounds have {len(batch)} characters, too many")
         self._serve("rounds", self.server.observers.pass_on_rounds, self._worker.id, batch)
 
     # -- observers: supervisors, evaluators, following shards -------------------------------
@@ -490,10 +481,7 @@ class StreamReader:
     def _halt(self, halt: pb.Halt, payload: memoryview) -> None:
         known = _SHARD_HALT_CAUSES if self._worker.role == pb.ROLE_SHARD else _HALT_CAUSES
         if halt.cause not in known:
-            raise Malformed(
-                f"a client requests the end of the run with the unknown cause {halt.cause!r:.80}; "
-                f"known causes: {known}"
-            )
+            raise Malformed(f"unknown cause {halt.cause!r:.80} to end the run; known: {known}")
         self.server.queue.put(events.Stop(halt.cause))
 
     # -- the workers' scripts ---------------------------------------------------------------
@@ -501,10 +489,7 @@ class StreamReader:
     def _arrive(self, barrier: pb.Barrier, payload: memoryview) -> None:
         names = [*barrier.passed, *barrier.changed, barrier.name]
         if len(names) > _MOST_BARRIERS or max(map(len, names)) > _LONGEST_BARRIER:
-            raise Malformed(
-                f"the message has {len(names)} barriers, or barrier names longer than "
-                f"{_LONGEST_BARRIER} characters; expected fewer or shorter names"
-            )
+            raise Malformed(f"{len(names)} barriers, or names longer than {_LONGEST_BARRIER}")
         if not all(name.isascii() and name.isprintable() for name in names):
             raise Malformed("the message has a barrier whose name is not printable ASCII")
         arrival = BarrierArrival(
@@ -536,10 +521,7 @@ class StreamReader:
     def _fit_ended(self, fit: pb.FitEnded, payload: memoryview) -> None:
         _check_place(fit.fit, 0)
         if len(fit.history) > _LONGEST_HISTORY:
-            raise Malformed(
-                f"the message has a training history of {len(fit.history)} characters, which is "
-                "too long"
-            )
+            raise Malformed(f"a training history of {len(fit.history)} characters is too long")
         self._of_script(fit)
 
     def _script_knows(self, evaluated: pb.Evaluated, payload: memoryview) -> None:
@@ -676,10 +658,7 @@ class StreamReader:
 
 def _check_place(fit: int, epoch: int) -> None:
     if not (0 < fit < _MOST_COUNTED and epoch < _MOST_COUNTED):
-        raise Malformed(
-            f"the message names training epoch {epoch} of call {fit} of fit; expected numbers "
-            "within their range"
-        )
+        raise Malformed(f"epoch {epoch} of call {fit} of fit: a number is out of range")
 
 
 def _check_meeting(meeting: pb.EpochMeeting) -> None:
@@ -694,10 +673,7 @@ def _check_meeting(meeting: pb.EpochMeeting) -> None:
         )
     for state in meeting.states:
         if len(state.values) % _STATE_BYTES or len(state.name) > _LONGEST_MESSAGE:
-            raise Malformed(
-                f"the message has a metric {state.name!r:.80} with {len(state.values)} bytes of "
-                "state, which is too long"
-            )
+            raise Malformed(f"metric {state.name!r:.80} has {len(state.values)} bytes, too many")
 
 
 def check_address(address: str) -> None:
@@ -738,28 +714,19 @@ def _check_evaluated(evaluated: pb.Evaluated, names_versions: bool = True) -> No
     _check_relayed(evaluated)
     versions = evaluated.versions
     if names_versions and evaluated.metrics and not versions:
-        raise Malformed(
-            "the message has an evaluation without model versions; expected at least one version"
-        )
+        raise Malformed("the evaluation has no model versions; expected at least one")
     if len(versions) > _MOST_METRICS or max(versions, default=0) > MOST_COUNTED:
-        raise Malformed(
-            f"the evaluation has {len(versions)} model versions up to {max(versions)}; expected "
-            f"few versions up to {MOST_COUNTED}"
-        )
+        raise Malformed(f"{len(versions)} versions up to {max(versions)}; limit {MOST_COUNTED}")
     if not evaluated.nobody.isprintable():
         raise Malformed("the message has an evaluation whose explanation is not printable")
     if len(evaluated.metrics) > _MOST_METRICS or len(evaluated.nobody) > _LONGEST_MESSAGE:
-        raise Malformed(
-            f"the evaluation has {len(evaluated.metrics)} metrics, or a long explanation; "
-            "expected fewer"
-        )
+        raise Malformed(f"{len(evaluated.metrics)} metrics of an evaluation, or a long explanation")
     if sum(len(metric.values) for metric in evaluated.metrics) > _MOST_VALUES:
         raise Malformed("the metrics of an evaluation have too many values")
     for metric in evaluated.metrics:
         if math.prod(metric.shape) != len(metric.values):
             raise Malformed(
-                f"metric {metric.name!a:.80} of an evaluation: the number of values does not fit "
-                "the shape"
+                f"evaluation's metric {metric.name!a:.80}: its values do not fit the shape"
             )
         if not (metric.name.isprintable() and 0 < len(metric.name) <= _LONGEST_METRIC):
             raise Malformed(

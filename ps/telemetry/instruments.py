@@ -115,19 +115,9 @@ class ShardInstruments:
                 "Updates applied to this shard's weights since the run began.",
                 core.version,
             ),
-            counter(
-                "updates",
-                "Updates that this process has applied to the shard's weights.",
-                core.version,
-            ),
-            counter(
-                "pushes", "Pushes of workers that this process has merged into updates.", pushes
-            ),
-            counter(
-                "samples",
-                "Training examples from which the updates of this process were computed.",
-                core.samples,
-            ),
+            counter("updates", "Updates of the weights that this process applied.", core.version),
+            counter("pushes", "Pushes of workers merged into updates by this process.", pushes),
+            counter("samples", "Training examples behind this process's updates.", core.samples),
             counter(
                 "rejected_pushes",
                 "Pushes that were rejected and never reached the model.",
@@ -197,10 +187,7 @@ def _server_instruments(server: ShardServer) -> list[Instrument]:
     streams = {"workers": workers, "others": len(everyone) - workers}
     return [
         counter(
-            "bytes_sent",
-            "Training bytes that this shard sent on the network, framing included.",
-            sent,
-            "direction",
+            "bytes_sent", "Training bytes this shard sent, framing included.", sent, "direction"
         ),
         gauge(
             "queue_length",
@@ -226,17 +213,14 @@ def _server_instruments(server: ShardServer) -> list[Instrument]:
 def _journal_instruments(server: ShardServer) -> list[Instrument]:
     journaled = server.journaled
     is_on = journaled.journal is not None
-    instruments = [
-        gauge("journal_on", "1 if this shard writes a journal of accepted events, else 0.", is_on)
-    ]
+    instruments = [gauge("journal_on", "1 if this shard writes an event journal, else 0.", is_on)]
     if (journal := journaled.journal) is not None:
         instruments += [
             counter("journal_events", "Events written to the journal.", journal.num_records),
             counter("journal_bytes", "Bytes written to the journal.", journal.num_bytes),
             gauge(
                 "journal_lag_bytes",
-                "Bytes of the journal since the last snapshot, which a restarted shard would "
-                "replay.",
+                "Journal bytes since the last snapshot, which a restarted shard would replay.",
                 journal.bytes_since_snapshot,
             ),
         ]

@@ -103,11 +103,7 @@ class PsScalars:
                 self._file.write(self.values(time.monotonic()), self._core.version)
             self._file.write(self.values(time.monotonic()), self._core.version)
         except OSError as error:
-            logging.warning(
-                "cannot write this shard's TensorBoard scalars; the shard writes no further "
-                "scalars: %s",
-                error,
-            )
+            logging.warning("cannot write TensorBoard scalars, writing no more: %s", error)
 
 
 def _of_datagrams(

@@ -139,8 +139,7 @@ class ClaimBounds:
         _check("lag", push.lag, 0, push.base_version if self.lags else 0, why)
         if not 0 <= push.learning_rate < float("inf"):
             raise Malformed(
-                f"the push has learning_rate {push.learning_rate}: expected a finite rate, not "
-                "negative"
+                f"the push has learning_rate {push.learning_rate}; expected finite, not negative"
             )
         if push.sets_rate:
             _check("learning_rate", push.learning_rate, 0, _LARGEST_RATE)
@@ -148,10 +147,9 @@ class ClaimBounds:
         self._check_parts(push)
         if push.changes and not self.takes_changes:
             raise Malformed(
-                "the push has changes of weights that the script set outside its optimizer, but "
-                "this run measures updates (--max_update_norm, --update_norm_factor), or its "
-                "workers sum updates among themselves (--collective); expected no such changes. "
-                "Leave these flags out."
+                "the push has changes of weights outside the script's optimizer, but this run "
+                "measures updates (--max_update_norm, --update_norm_factor), or its workers sum "
+                "them (--collective); expected no such changes. Leave these flags out."
             )
         if push.kind == pb.UPDATE_KIND_VALUES and push.samples == push.local_steps == 0:
             return
@@ -180,10 +178,7 @@ class ClaimBounds:
             why = "" if self.scales_loss else " (no script of this run has a LossScaleOptimizer)"
             _check("loss_scale", push.loss_scale, least, most, why)
         if push.overflow and (push.blocks or push.more or push.HasField("manifest")):
-            raise Malformed(
-                f"the push of step {push.step}: an overflow of the loss scale is reported "
-                "together with an update; expected no blocks"
-            )
+            raise Malformed(f"push of step {push.step}: overflow and update; expected no blocks")
 
     def check_query(self, query: pb.Query) -> None:
         """Check the bounds of all numbers in a query (a worker's report to the pacer).

@@ -44,8 +44,7 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
         listed = group.incarnations or [0] * len(group.workers)
         if len(listed) != len(group.workers):
             raise Malformed(
-                f"membership epoch {message.epoch}: a worker group does not list one incarnation "
-                "for each of its workers"
+                f"epoch {message.epoch}: a group does not list one incarnation for each worker"
             )
         incarnations |= zip(group.workers, listed, strict=True)
     live = tuple(sorted(incarnations))
@@ -53,13 +52,11 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
     for draw in message.draws:
         if len(draw.after) != len(draw.workers) or len(draw.steps) not in (0, len(draw.workers)):
             raise Malformed(
-                f"membership epoch {message.epoch}: a draw (sampled workers of a round) does not "
-                "list one step for each of its workers"
+                f"membership epoch {message.epoch}: a draw does not list one step for each worker"
             )
     if any(len(entry.after) != len(entry.members) for entry in message.joiners):
         raise Malformed(
-            f"membership epoch {message.epoch}: an entry of workers that join does not list one "
-            "step for each worker"
+            f"membership epoch {message.epoch}: joiners do not list one step for each member"
         )
     joiners = tuple(
         Joiners(tuple(entry.workers), entry.has_entered, tuple(entry.members), tuple(entry.after))
@@ -80,8 +77,7 @@ def _formed_of(message: pb.Membership) -> events.GroupAssignment | None:
         return None
     if any(len(group.workers) != len(group.steps) for group in message.formed):
         raise Malformed(
-            f"membership epoch {message.epoch}: a worker group does not list one step for each of "
-            "its workers"
+            f"membership epoch {message.epoch}: a group does not list one step for each worker"
         )
     after = {
         worker: step - 1

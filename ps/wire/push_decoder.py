@@ -110,10 +110,7 @@ class PushDecoder:
             NonFinite: A value of the push, or the loss in it, is NaN or infinite.
         """
         if push.more or push.HasField("manifest"):
-            raise Malformed(
-                f"the push of step {push.step} has only a part of an update; this run expects "
-                "whole updates"
-            )
+            raise Malformed(f"push of step {push.step} is partial; expected a whole update")
         contents = self.read(push, payload)
         coded = None
         if self.keeps_coded:

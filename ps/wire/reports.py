@@ -50,10 +50,7 @@ def check_worker(text: str) -> None:
         value = getattr(report, name)
         values = value.values() if isinstance(value, dict) else [value]
         if any(not 0 <= number <= MOST_COUNTED for number in values):
-            raise Malformed(
-                f"report of a worker: the count {name} is {max(values)}; expected 0 to "
-                f"{MOST_COUNTED}"
-            )
+            raise Malformed(f"report: {name} is {max(values)}; expected 0 to {MOST_COUNTED}")
 
 
 def check_shard(text: str) -> None:
@@ -83,9 +80,7 @@ def _check_counts(value: Any, where: str) -> None:
         for item in value:
             _check_counts(item, where)
     elif type(value) is int and not 0 <= value <= MOST_COUNTED:
-        raise ValueError(
-            f"in a node's report, {where} has the value {value}; expected 0 to {MOST_COUNTED}"
-        )
+        raise ValueError(f"count {where} is {value}; expected 0 to {MOST_COUNTED}")
 
 
 def own_counters(text: str) -> dict[str, Any]:

@@ -390,10 +390,7 @@ def _check(labels: Any) -> None:
         raise ValueError(f"the label counts of a worker are {labels!r:.40}; expected a JSON object")
     for label, count in labels.items():
         if not label.isdecimal() or type(count) is not int or count < 0:
-            raise ValueError(
-                f"a worker has {count!r:.20} examples of label {label!r:.20}; expected a whole "
-                "number"
-            )
+            raise ValueError(f"a worker's label {label!r:.20} cannot have {count!r:.20} examples")
 
 
 def _labels(workers: Rows) -> list[int]:

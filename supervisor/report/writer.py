@@ -223,10 +223,7 @@ def _check_summary(summary: Any) -> None:
         for key in ("id", *(key for key, _ in figures.TIME_PARTS)):
             value = row.get(key)
             if type(value) not in (int, float) or not 0 <= value < math.inf:
-                raise ValueError(
-                    f"the file {SUMMARY_FILE} has the value {value!r:.40} for {key} of a worker; "
-                    "expected a number"
-                )
+                raise ValueError(f"{SUMMARY_FILE} has value {value!r:.40} for {key} of a worker")
     figures.known_rows(workers)
     target = summary.get("target")
     if target is not None:

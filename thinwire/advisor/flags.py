@@ -40,8 +40,7 @@ TOPICS = (
             integer(
                 "advise_pushes",
                 48,
-                "Number of simulated pushes of each worker from which the Advisor predicts the "
-                "speed of a composition of policies.",
+                "Number of simulated pushes of each worker from which the Advisor predicts speeds.",
                 "pushes",
                 low=4,
             ),

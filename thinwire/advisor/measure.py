@@ -112,12 +112,7 @@ def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
         ConfigurationError: No worker finished a round of training in the probe (measuring run).
     """
     folder = run.run_dir / "advice" / probe.name
-    logging.info(
-        "starting the %s run that measures the workers' links to the PS; this run trains at most "
-        "%g s",
-        probe.name,
-        seconds,
-    )
+    logging.info("measuring links: %s run, at most %g s of training", probe.name, seconds)
     code = _wait_for(command(run, probe, seconds, folder))
     if code:
         raise ProbeFailed(code)
@@ -168,9 +163,7 @@ def _wait_for(arguments: list[str]) -> int:
     interrupted = threading.Event()
 
     def interrupt(number: int, frame: Any) -> None:
-        logging.info(
-            "received signal %s: ending the runs that measure links", signal.Signals(number).name
-        )
+        logging.info("received %s: ending the link measurement", signal.Signals(number).name)
         interrupted.set()
 
     with handle_signals(interrupt):

@@ -214,9 +214,8 @@ class Predictor:
         simulation.play(watch.look, lambda: len(watch.marks) == 2)
         if len(watch.marks) < 2:
             raise ConfigurationError(
-                f"--method={run.method.name} ended before its second exchange with the PS when "
-                "the Advisor simulated it with measured gradients; expected at least two "
-                "exchanges. Lower --learning_rate."
+                f"--method={run.method.name} ended before its second exchange with the PS in a "
+                "simulation with measured gradients; expected two exchanges. Lower --learning_rate."
             )
         return watch.marks[0], watch.marks[1]
 
@@ -431,9 +430,8 @@ def trials(
             left_out.append(Excluded(list(candidate.flags), " ".join(str(error).split())[:900]))
     if not runnable:
         raise ConfigurationError(
-            "no composition of policies in the Advisor's list fits the given flags, which the "
-            "Advisor does not change; leave some flags out. The first composition, "
-            f"{left_out[0].flags[0]}, does not fit: {left_out[0].why}"
+            "no composition in the Advisor's list fits the given flags; leave some flags out. The "
+            f"first, {left_out[0].flags[0]}, does not fit: {left_out[0].why}"
         )
     return runnable, left_out
 

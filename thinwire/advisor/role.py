@@ -109,10 +109,7 @@ def advise(run: Run, subject: Subject) -> int:
     try:
         measured = _measure(run, predictor, settings.probe_seconds)
     except ProbeFailed as failure:
-        logging.error(
-            "the Advisor could not measure the links; the logs of the measuring runs are in %s",
-            folder,
-        )
+        logging.error("the Advisor could not measure the links; logs of its runs are in %s", folder)
         return int(failure.args[0])
     rows = [
         _predict(predictor, trial, measured, subject.parts_of_batch(trial.run), settings.rate)
@@ -142,9 +139,8 @@ def _refuse_long(given: list[str]) -> None:
     for flag in given:
         if len(flag) > _LONGEST_FLAG:
             raise ConfigurationError(
-                f"the flag {flag[:40]}... has {len(flag)} characters; the Advisor stores flags of "
-                f"at most {_LONGEST_FLAG} characters. Give one value for all workers, or reduce "
-                "--nb_workers."
+                f"the flag {flag[:40]}... has {len(flag)} characters; the Advisor stores at most "
+                f"{_LONGEST_FLAG}. Give one value for all workers, or reduce --nb_workers."
             )
 
 
@@ -162,10 +158,7 @@ def _repeat(path: Any, given: list[str], script: list[str]) -> int:
             f"the advice in {path} is for the flags {' '.join(stored)}, but this command has the "
             f"flags {' '.join(current)}; give --overwrite, or choose another --run_dir."
         )
-    logging.info(
-        "printing the Advisor's earlier proposal, which is stored in --run_dir; give --overwrite "
-        "to measure the links again"
-    )
+    logging.info("printing the Advisor's stored proposal; --overwrite measures the links again")
     sys.stdout.write(predict.describe(advice, path))
     return EXIT_DONE
 

@@ -22,15 +22,9 @@ from thinwire.runtime.run.streams import standard_streams
 ROLES = {
     "ps": ("PS", "run a parameter server (PS), which serves one shard of the model to workers"),
     "worker": ("Worker", "run a worker, which computes gradients and exchanges them with the PS"),
-    "supervisor": (
-        "Supervisor",
-        "run a Supervisor, which evaluates a run, shows its progress and writes its report",
-    ),
+    "supervisor": ("Supervisor", "evaluate a run, show its progress and write its report"),
     "cluster": ("Cluster", "start all nodes of a run on this machine, over ssh or on Ray"),
-    "standalone": (
-        "Standalone",
-        "train on this device alone, as the reference for distributed runs",
-    ),
+    "standalone": ("Standalone", "train on this device alone, as reference for distributed runs"),
     "simulate": ("Simulator", "simulate a whole run on a virtual clock"),
     "advise": ("Advisor", "measure the network links and propose a training method"),
 }
@@ -47,9 +41,7 @@ TOOLS = {
     "version": ("thinwire.tools.versions", "show the versions of Thinwire and its libraries"),
 }
 #: Subcommand that runs a user's script -> role of the node that it runs, and its line of help.
-RUN = {
-    "run": ("Cluster", "run a Keras script on several workers, on this machine, over ssh or on Ray")
-}
+RUN = {"run": ("Cluster", "run a Keras script on workers on this machine, over ssh or on Ray")}
 COMMANDS = RUN | ROLES | TOOLS
 _EXIT_DONE, _EXIT_BAD_FLAG = 0, 1
 

@@ -157,8 +157,7 @@ def _lines(topics: list[tuple[str, list[Option]]]) -> Iterator[str]:
         for option in options:
             text = f"{option.text} [{option.values_and_default}]"
             filled = textwrap.fill(
-                # The space lets a line of the help break between two choices of a flag.
-                text.replace("|", "| "),
+                text.replace("|", "| "),  # a line of the help may break between two choices
                 width,
                 initial_indent=f"  --{option.name:{_FLAG_WIDTH - 4}} ",
                 subsequent_indent=" " * (_FLAG_WIDTH + 1),

@@ -30,8 +30,7 @@ TOPIC = Topic(
         *advanced(
             switch(
                 "dgt_adaptive_k",
-                "Lower the fraction of blocks that DGT sends reliably (--dgt_k) as the training "
-                "loss falls.",
+                "Lower the fraction of reliable blocks (--dgt_k) as the training loss falls.",
             ),
             number(
                 "dgt_pace_mbps",
@@ -59,15 +58,13 @@ TOPIC = Topic(
             ),
             switch(
                 "dgt_enable_block",
-                "Cut tensors into blocks for DGT; if off, each tensor is one block, which is sent "
-                "reliably.",
+                "Cut tensors into blocks; if off, each tensor is one block that is sent reliably.",
                 default=True,
             ),
             integer(
                 "dgt_block_size",
                 4096,
-                "Size of a block: consecutive float32 entries of a gradient, which DGT ranks and "
-                "sends together.",
+                "Size of a block of consecutive float32 entries, which DGT ranks together.",
                 "bytes",
                 low=4,
                 rule=_IS_BLOCK,
@@ -75,8 +72,7 @@ TOPIC = Topic(
             number(
                 "dgt_alpha",
                 0.3,
-                "Weight of the past in the moving average of a block's contribution, by which DGT "
-                "ranks the blocks of a gradient.",
+                "Weight of the past in the moving average of a block's contribution.",
                 "fraction",
                 low=0.0,
                 high=1.0,
@@ -89,9 +85,7 @@ TOPIC = Topic(
                 dgt_choices.RECEPTIONS,
             ),
             switch(
-                "dgt_send_drop",
-                "Control experiment for DGT: the worker drops all blocks that it would send "
-                "in datagrams.",
+                "dgt_send_drop", "Control experiment: workers drop all of DGT's unreliable blocks."
             ),
             choice(
                 "dgt_random",
@@ -100,11 +94,7 @@ TOPIC = Topic(
                 "or with the same ranks in all steps (fixed); 0: DGT ranks blocks by contribution.",
                 dgt_choices.RANDOM,
             ),
-            switch(
-                "dgt_clear_zero",
-                "Do not send gradient blocks that contain only zeros.",
-                default=True,
-            ),
+            switch("dgt_clear_zero", "Do not send gradient blocks of zeros.", default=True),
             integer(
                 "dgt_low_bits",
                 32,
@@ -117,8 +107,7 @@ TOPIC = Topic(
             number(
                 "dgt_wait_ms",
                 0.0,
-                "Time that a shard waits for a push's datagrams after it has received the "
-                "reliable part of the push.",
+                "Time that a shard waits for a push's datagrams after the reliable part.",
                 "milliseconds",
                 low=0.0,
                 high=3_600_000.0,
@@ -126,24 +115,21 @@ TOPIC = Topic(
             integer(
                 "dgt_max_late",
                 5,
-                "Largest number of steps by which a datagram block may be late; a shard discards "
-                "blocks that are later.",
+                "Largest lateness of a datagram block that a shard does not discard.",
                 "steps",
                 low=0,
             ),
             number(
                 "dgt_late_decay",
                 1.0,
-                "Factor by which a shard multiplies a late datagram block for each step of "
-                "lateness.",
+                "Factor on a late datagram block for each step of lateness.",
                 "factor",
                 low=0.0,
                 high=1.0,
             ),
             switch(
                 "dgt_error_feedback",
-                "Add the gradient values that were lost with their datagrams to the worker's next "
-                "gradient; needs --dgt_reception=drop.",
+                "Add values of lost datagrams to the next gradient; needs --dgt_reception=drop.",
             ),
             choice(
                 "dgt_marker",
@@ -155,8 +141,7 @@ TOPIC = Topic(
             number(
                 "dgt_loss_ema",
                 0.0,
-                "Weight of the past in the moving average of the training loss, from which "
-                "--dgt_adaptive_k computes the fraction of reliable blocks.",
+                "Weight of the past in the training loss that --dgt_adaptive_k follows.",
                 "fraction",
                 low=0.0,
                 high=0.9999,
@@ -186,8 +171,7 @@ TOPIC = Topic(
             choice(
                 "dgt_dscp",
                 "cs",
-                "Scheme of priority marks (DSCP) in the IP headers of DGT's datagrams; off: no "
-                "marks.",
+                "Priority marks (DSCP) in the IP headers of DGT's datagrams; off: no marks.",
                 CLASSES,
             ),
             number(
@@ -214,9 +198,8 @@ TOPIC = Topic(
             integer(
                 "dgt_fallback_steps",
                 20,
-                "Number of consecutive steps with too few arrived datagrams (see "
-                "--dgt_fallback_fill) after which a worker sends all of DGT's blocks reliably; 0: "
-                "never.",
+                "Number of consecutive steps with few arrived datagrams (--dgt_fallback_fill) "
+                "after which a worker sends all blocks reliably; 0: never.",
                 "steps",
                 low=0,
                 high=1_000_000,
@@ -315,31 +298,19 @@ def fill(values: flags.FlagValues, variables: Mapping[str, str]) -> None:
         except ValueError as error:
             raise _bad(variable, text, error) from error
         if not settings and text == "0":
-            logging.warning(
-                "environment variable %s=%s has no effect: the flag --router chooses the router",
-                variable,
-                text,
-            )
+            logging.warning("variable %s=%s has no effect: use --router", variable, text)
         for name, word in settings.items():
             _give(values, variable, text, name, word)
     for variable, advice in NOT_READ.items():
         if variables.get(variable, "").strip() not in ("", "0"):
-            logging.warning(
-                "Thinwire does not read the environment variable %s; %s", variable, advice
-            )
+            logging.warning("environment variable %s is not read; %s", variable, advice)
 
 
 def _give(values: flags.FlagValues, variable: str, text: str, name: str, word: str) -> None:
     """Set one flag from an environment variable, as if the command line had given the flag."""
     flag = values[name]
     if flag.present:
-        logging.info(
-            "flag --%s=%s takes precedence over the environment variable %s=%s",
-            name,
-            flag.value,
-            variable,
-            text,
-        )
+        logging.info("--%s=%s wins over variable %s=%s", name, flag.value, variable, text)
         return
     try:
         # Assigning a value runs the flag's validation rules
@@ -348,15 +319,12 @@ def _give(values: flags.FlagValues, variable: str, text: str, name: str, word: s
         raise _bad(variable, text, error) from error
     # A Cluster passes a flag to its nodes only if absl counts the flag as present.
     flag.present, flag.using_default_value = 1, False
-    logging.info(
-        "flag --%s=%s is set from the environment variable %s=%s", name, flag.value, variable, text
-    )
+    logging.info("--%s=%s, from variable %s=%s", name, flag.value, variable, text)
 
 
 def _bad(variable: str, text: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
-        f"environment variable {variable}={text!r}: {error}. Correct the variable, or unset it "
-        "and give the flag."
+        f"variable {variable}={text!r}: {error}. Correct it, or unset it and give the flag."
     )
 
 

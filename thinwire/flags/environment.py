@@ -39,14 +39,9 @@ def flags_of(environment: Mapping[str, str], topics: Sequence[Topic]) -> dict[st
     try:
         words = values([VARIABLE, *shlex.split(text)])[1:]
     except (flags.Error, ValueError, OSError) as error:
-        raise ConfigurationError(
-            f"environment variable {VARIABLE}={text}: {error}. {_EXPECTED}"
-        ) from error
+        raise ConfigurationError(f"variable {VARIABLE}={text}: {error}. {_EXPECTED}") from error
     if words:
-        raise ConfigurationError(
-            f"environment variable {VARIABLE}={text}: the word {words[0]!r} is not a flag. "
-            f"{_EXPECTED}"
-        )
+        raise ConfigurationError(f"{VARIABLE}={text}: word {words[0]!r} is not a flag. {_EXPECTED}")
     names = [option.name for topic in topics for option in topic.options]
     return {
         name: [word for word in values[name].serialize().split("\n") if word]

@@ -58,8 +58,7 @@ _SCRIPT = Topic(
     (
         switch(
             "dry_run",
-            "Print the command of each node, the training method and the contents of the "
-            "messages, but start nothing.",
+            "Print each node's command, the method and the messages' contents; start nothing.",
         ),
         words(
             "like",
@@ -80,16 +79,14 @@ TOPICS = (
             choice(
                 "launcher",
                 None,
-                "How a Cluster starts the nodes of a run: as processes of this host, over ssh, "
-                "with Ray or with Slurm.",
+                "How a Cluster starts its nodes: on this host, over ssh, with Ray or with Slurm.",
                 ("local", "ssh", "ray", "slurm"),
                 unset="ssh with --hosts_file, slurm in a step of several tasks, else local",
             ),
             words(
                 "hosts_file",
                 None,
-                "File with the hosts for the nodes, one per line from fast to slow: "
-                "[user@]host[:port] [slots=q], where q is the number of nodes on the host.",
+                "File of hosts, one per line from fast to slow: [user@]host[:port] [slots=nodes].",
                 "file",
                 rule=_IS_NAME,
                 unset="none",
@@ -97,8 +94,7 @@ TOPICS = (
             words(
                 "sync_dst_dir",
                 None,
-                "Folder on every host to which the launcher copies the code, and in which the "
-                "nodes run.",
+                "Folder on every host to which the code is copied and in which the nodes run.",
                 "folder",
                 rule=_IS_NAME,
                 unset="each host has the code, at the same path or installed",
@@ -166,9 +162,8 @@ TOPICS = (
                 "restart_workers",
                 0,
                 "Largest number of restarts of a worker that dies, within "
-                "--restart_window_seconds; each restart waits 1 s to 30 s; 0: never. A worker "
-                "that finished, diverged, was interrupted or was rejected by the PS is not "
-                "restarted.",
+                "--restart_window_seconds; each restart waits 1 s to 30 s; 0: never. A worker that "
+                "finished, diverged, was interrupted or was rejected by the PS is not restarted.",
                 "restarts",
                 low=0,
             ),
@@ -255,8 +250,7 @@ def check(runs_script: bool = False) -> str:
     if _is_set("restart_window_seconds") and not restarts:
         raise ConfigurationError(
             f"--restart_window_seconds={FLAGS.restart_window_seconds:g} has no effect without "
-            "--restart_workers or --restart_ps; give one of these two flags, or leave "
-            "--restart_window_seconds out."
+            "--restart_workers or --restart_ps; give one of these two flags, or leave it out."
         )
     if launcher == "ssh" and not FLAGS.hosts_file:
         raise ConfigurationError(
@@ -286,9 +280,8 @@ def step_here() -> SlurmStep:
     step = step_of(os.environ)
     if step is None:
         raise ConfigurationError(
-            "--launcher=slurm: this process does not run in a Slurm step of several tasks; "
-            "expected a start by `srun --ntasks=4 thinwire run ...`. Leave --launcher out to "
-            "start all nodes on this host."
+            "--launcher=slurm: this process is not in a Slurm step of several tasks; expected "
+            "`srun --ntasks=4 thinwire run ...`. Without --launcher, all nodes start on this host."
         )
     return step
 
@@ -313,19 +306,16 @@ def fill_from_slurm(runs_script: bool) -> None:
     workers = FLAGS["nb_workers"]
     if workers.present > int(runs_script) and workers.value != step.num_tasks:
         raise ConfigurationError(
-            f"--nb_workers={workers.value} in a Slurm step of {step.num_tasks} tasks, where each "
-            "task is a worker; leave --nb_workers out, or start with srun "
-            f"--ntasks={workers.value}."
+            f"--nb_workers={workers.value} in a Slurm step of {step.num_tasks} tasks, each a "
+            f"worker; leave --nb_workers out, or start with srun --ntasks={workers.value}."
         )
     if FLAGS["ip_PS"].present:
         raise ConfigurationError(
-            f"--ip_PS={FLAGS.ip_PS}: with --launcher=slurm, Slurm chooses the host of each PS; "
-            "leave --ip_PS out."
+            f"--ip_PS={FLAGS.ip_PS}: Slurm chooses the host of each PS; leave --ip_PS out."
         )
     if FLAGS.like and not FLAGS["run_dir"].present:
         raise ConfigurationError(
-            "--like in a Slurm step of several tasks needs --run_dir, so that all tasks use the "
-            "same folder; give --run_dir."
+            "--like in several Slurm tasks needs --run_dir, so that all tasks use the same folder."
         )
     workers.value, workers.present = step.num_tasks, 1
     if not FLAGS["ps_hosts"].present:
@@ -342,9 +332,8 @@ def refuse_elsewhere(run: Run) -> None:
     for name in NAMES:
         if _is_set(name):
             raise ConfigurationError(
-                f"--{name}={FLAGS[name].value} is for a Cluster, which starts nodes, but this "
-                f"node has --type_node={run.type_node}; leave --{name} out, or give "
-                "--type_node=Cluster."
+                f"--{name}={FLAGS[name].value} is for a Cluster, which starts nodes; this node has "
+                f"--type_node={run.type_node}; leave --{name} out, or give --type_node=Cluster."
             )
 
 
@@ -363,8 +352,7 @@ def remote_python() -> str:
     python: str = FLAGS.remote_python or sys.executable
     if "/" in python and not python.startswith("/"):
         raise ConfigurationError(
-            f"--remote_python={python}: expected an absolute path of a Python interpreter, or a "
-            "name such as python3."
+            f"--remote_python={python}: expected an absolute path, or a name such as python3."
         )
     return python
 

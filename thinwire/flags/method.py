@@ -40,8 +40,7 @@ _ADVANCED = (
     number(
         "down_ratio",
         None,
-        "Fraction of the model's entries that a reply of the PS KEEPS with --down_codec=sparse or "
-        "auto.",
+        "Fraction of the model's entries that --down_codec=sparse and --down_codec=auto KEEP.",
         "fraction",
         rule=above_zero("1 or more is all"),
         unset="--compression_rate",
@@ -78,15 +77,13 @@ _ADVANCED = (
     choice(
         "esync_query",
         "blocking",
-        "Action of a worker with --pacer=esync after a query to the state server: blocking, wait "
-        "for the answer; delayed, continue training until the answer arrives.",
+        "With --pacer=esync: wait for the state server's answer, or continue training meanwhile.",
         ("blocking", "delayed"),
     ),
     words(
         "esync_smoothing",
         "ema:0.5",
-        "Smoothing of a worker's measured step times by --pacer=esync: ema:A, moving average with "
-        "weight A of the newest time; max:M, maximum of the last M times.",
+        "Smoothing of step times by --pacer=esync: moving average, maximum of the last M, none.",
         "ema:A|max:M|none",
     ),
     integer(
@@ -107,8 +104,7 @@ _ADVANCED = (
     words(
         "groups_file",
         None,
-        "File with the worker groups of --sync=gsp, one group of worker ids per line; replaces "
-        "--groups.",
+        "File of the worker groups of --sync=gsp, one group of ids per line; replaces --groups.",
         "file",
         unset="none",
     ),
@@ -123,8 +119,7 @@ _ADVANCED = (
     number(
         "regroup_interval_seconds",
         None,
-        "Shortest time between two changes of the worker groups by --groups=auto; 0: form the "
-        "groups only once.",
+        "Shortest time between two changes of the groups by --groups=auto; 0: form groups once.",
         "seconds",
         low=0.0,
         unset="60",
@@ -132,8 +127,7 @@ _ADVANCED = (
     integer(
         "staleness_window",
         1024,
-        "Largest number of past updates that --weighting=per_entry remembers to count how often "
-        "each weight has changed.",
+        "Largest number of past updates that --weighting=per_entry remembers to count changes.",
         "updates",
         low=1,
     ),
@@ -175,13 +169,7 @@ _ADVANCED = (
         "worker computed its gradient, or the weights before the shard's latest update.",
         BACKUPS,
     ),
-    number(
-        "weight_decay",
-        0.0,
-        "Factor of the decoupled weight decay that the PS applies.",
-        "factor",
-        low=0.0,
-    ),
+    number("weight_decay", 0.0, "Factor of decoupled weight decay on the PS.", "factor", low=0.0),
     number(
         "global_lr",
         None,
@@ -247,8 +235,7 @@ _ADVANCED = (
     choice(
         "local_optimizer",
         None,
-        "Optimizer of a worker's local steps; script: the optimizer with which the user's script "
-        "compiles the model.",
+        "Optimizer of a worker's local steps; script: the optimizer that the script compiles.",
         LOCAL_OPTIMIZERS,
         unset=f"{of_methods('local_optimizer')}else sgd",
     ),
@@ -310,13 +297,7 @@ _ADVANCED = (
 METHOD = Topic(
     "Method",
     (
-        choice(
-            "method",
-            "adacomp",
-            "Training method: a named combination of policies, such as codec, pacer and "
-            "synchronization rule.",
-            METHODS,
-        ),
+        choice("method", "adacomp", "Training method: a named combination of policies.", METHODS),
         integer(
             "batch_size",
             10,
@@ -346,8 +327,7 @@ METHOD = Topic(
         number(
             "compression_rate",
             0.01,
-            "Fraction of a gradient's entries that sparsifying codecs KEEP; the default for "
-            "scripts is 0.1.",
+            "Fraction of gradient entries that sparsifying codecs KEEP; default for scripts: 0.1.",
             "fraction",
             rule=above_zero("1 or more is dense"),
         ),
@@ -408,8 +388,7 @@ METHOD = Topic(
         ),
         switch(
             "overlap",
-            "Compute the next gradient while an exchange with the PS runs; the gradient is then "
-            "one step staler.",
+            "Compute the next gradient during an exchange; the gradient is then one step staler.",
             default=None,
             unset="on where a script's own optimizer steps on its worker",
         ),
@@ -444,8 +423,7 @@ POLICIES = Topic(
         choice(
             "router",
             None,
-            "Rule that chooses the class of service, such as reliable or datagrams, for each "
-            "block of a push.",
+            "Rule that chooses the class of service (such as datagrams) for each block of a push.",
             ROUTERS,
             unset=_OF_METHOD,
         ),
@@ -459,8 +437,7 @@ POLICIES = Topic(
         choice(
             "weighting",
             None,
-            "Rule for the factor by which the PS scales an update, mostly by the update's "
-            "staleness.",
+            "Rule for the factor by which the PS scales an update, mostly by its staleness.",
             WEIGHTINGS,
             unset=_OF_METHOD,
         ),
@@ -531,8 +508,7 @@ CODEC = Topic(
             integer(
                 "warmup_epochs",
                 None,
-                "Number of epochs at the start of a run in which sparsifying codecs send more "
-                "entries.",
+                "Number of first epochs in which sparsifying codecs send more entries.",
                 "epochs",
                 low=0,
                 unset="4 for dgc, else 0",
@@ -573,8 +549,7 @@ CODEC = Topic(
             number(
                 "error_decay",
                 None,
-                "Factor by which --error_feedback multiplies the residual (the unsent part of "
-                "earlier updates) in each step.",
+                "Factor on the residual (unsent part) of --error_feedback, applied in each step.",
                 "factor",
                 low=0.0,
                 high=1.0,
@@ -613,8 +588,7 @@ CODEC = Topic(
             integer(
                 "powersgd_rank",
                 2,
-                "Rank of the two factors that --codec=powersgd sends in place of a gradient "
-                "matrix.",
+                "Rank of the two factors that --codec=powersgd sends for a gradient matrix.",
                 "columns",
                 low=1,
             ),
@@ -632,16 +606,14 @@ GUARDS = Topic(
         number(
             "max_update_norm",
             Guards.max_update_norm,
-            "Largest L2 norm of the part of a push that one shard receives; the shard rejects a "
-            "larger part; 0: off.",
+            "Largest L2 norm of a shard's part of a push; the shard rejects a larger part; 0: off.",
             "L2 norm",
             low=0.0,
         ),
         choice(
             "aggregate",
             Mean.name,
-            "Statistic with which the PS merges the updates of a synchronous group of workers, "
-            "entry by entry.",
+            "Statistic that merges the updates of a synchronous worker group, entry by entry.",
             AGGREGATES,
         ),
         *advanced(

@@ -111,8 +111,7 @@ def check(run: Run, given: flags.FlagValues) -> None:
     for name in ("metrics_host", "metrics_login"):
         if not port and given[name].value != given[name].default:
             raise ConfigurationError(
-                f"--{name}={given[name].value} has no effect without --metrics_port; give both "
-                "flags, or none of them."
+                f"--{name}={given[name].value} without --metrics_port has no effect; give both."
             )
     from thinwire.proto.grpc.common import is_loopback
 

@@ -30,8 +30,7 @@ PRIVACY = Topic(
         number(
             "dp_delta",
             Run.dp_delta,
-            "Delta of the (epsilon, delta) differential privacy whose epsilon status, summary and "
-            "report show.",
+            "Delta of differential privacy; status, summary and report show the epsilon for it.",
             "probability",
             rule=_IS_DELTA,
         ),

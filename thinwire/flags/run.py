@@ -127,8 +127,7 @@ _RUN = Topic(
         words(
             "run_dir",
             None,
-            "Folder of all files that the run writes; the same command with the same folder "
-            "resumes the run.",
+            "Folder of all files that the run writes; the same command and folder resume the run.",
             "folder",
             unset="runs/METHOD-DATASET, or runs/METHOD-MODEL with --model",
         ),
@@ -169,9 +168,7 @@ _RUN = Topic(
             rule=_IS_DEVICE,
         ),
         switch(
-            "quiet",
-            "Show only warnings and errors on the terminal; the log file in --run_dir has all "
-            "messages.",
+            "quiet", "Print only warnings and errors; the log file in --run_dir has all messages."
         ),
         *advanced(
             words(
@@ -199,9 +196,8 @@ _RUN = Topic(
             choice(
                 "placement",
                 "hash",
-                "Placement of the model on PS shards: hash, large tensors in equal slices and "
-                "each small tensor on the least loaded shard; speed, blocks of layers by the "
-                "shards' speed.",
+                "Placement of the model on PS shards: hash, large tensors in equal slices, others "
+                "on the least loaded shard; speed, blocks of layers by the shards' speed.",
                 placement.REGISTRY,
             ),
             comma_list(
@@ -215,8 +211,7 @@ _RUN = Topic(
             choice(
                 "kernels",
                 "auto",
-                "Implementation of the array operations of codecs and updates; auto chooses numpy "
-                "on a CPU.",
+                "Library of array operations in codecs and updates; auto chooses numpy on a CPU.",
                 ("auto", "tf", "numpy"),
             ),
         ),
@@ -236,8 +231,7 @@ _MODEL_AND_DATA = Topic(
         choice(
             "task",
             CLASSIFICATION,
-            "Task of the model, such as classification; each task has its own networks and data "
-            "sets.",
+            "Task of the model, such as classification; each has its own networks and data sets.",
             TASKS,
         ),
         choice("network", "cnn", "Name of a built-in model.", NETWORKS),
@@ -262,12 +256,7 @@ _MODEL_AND_DATA = Topic(
             "folder",
             unset="the data set's usual places",
         ),
-        choice(
-            "partition",
-            "iid",
-            "Rule that divides the training examples among the workers.",
-            PARTITIONS,
-        ),
+        choice("partition", "iid", "Rule to divide training data among the workers.", PARTITIONS),
         *advanced(
             choice(
                 "batch",
@@ -289,8 +278,7 @@ _MODEL_AND_DATA = Topic(
             integer(
                 "nb_classes",
                 10,
-                "Number of classes of the data set; for other tasks than classification, the "
-                "number of outputs, labels or words.",
+                "Number of classes in the data set; for other tasks, of outputs, labels or words.",
                 "count",
                 low=1,
             ),
@@ -341,8 +329,7 @@ _MODEL_AND_DATA = Topic(
             ),
             switch(
                 "no_block_shuffle",
-                "Keep the training examples in the order of their labels in every epoch with "
-                "--partition=class.",
+                "Keep training examples of --partition=class sorted by label in every epoch.",
             ),
         ),
     ),
@@ -389,8 +376,7 @@ _STOP = Topic(
         words(
             "target",
             None,
-            "Bound of an evaluation metric at which the run stops, in quotes, such as "
-            "'val_mae<=0.3'.",
+            "Bound of an evaluation metric at which the run stops, in quotes: 'val_mae<=0.3'.",
             "'NAME<=NUMBER' or 'NAME>=NUMBER'",
             rule=_IS_TARGET,
             unset="none",
@@ -532,8 +518,7 @@ def _addresses(given: flags.FlagValues) -> tuple[str, ...]:
             )
     if given.nb_ps not in (given["nb_ps"].default, len(addresses)):
         raise ConfigurationError(
-            f"--ps_hosts names {len(addresses)} shards, but --nb_ps={given.nb_ps}; expected equal "
-            "numbers. Leave one of the two flags out."
+            f"--ps_hosts names {len(addresses)} shards, --nb_ps={given.nb_ps}; leave one flag out."
         )
     return addresses
 
@@ -583,8 +568,7 @@ def _check_files(given: flags.FlagValues) -> None:
         )
     if given.model is not None and not pathlib.Path(given.model).is_file():
         raise ConfigurationError(
-            f"--model={given.model} is no file; expected the path of a .py file that defines "
-            "build_model()."
+            f"--model={given.model} is no file; expected a .py file that defines build_model()."
         )
     if "advice" in given and given.advice and given.type_node in _ROLES_THAT_RECORD:
         predictions.load(pathlib.Path(given.advice))
@@ -689,10 +673,7 @@ def _guards(given: flags.FlagValues, method: Method) -> Guards:
 def _groups(given: flags.FlagValues) -> dict[str, Any]:
     """Return the settings of worker groups (fixed or automatic) as fields of `Choices`."""
     if given.groups is not None and given.groups_file is not None:
-        raise ConfigurationError(
-            "--groups and --groups_file were both given, and both define the worker groups; leave "
-            "one of the two flags out."
-        )
+        raise ConfigurationError("--groups and --groups_file were both given; leave one flag out.")
     if given.groups == "auto":
         return {"groups": None, "auto_groups": _auto_groups(given)}
     for name in ("groups_warmup_updates", "regroup_interval_seconds"):

@@ -133,8 +133,7 @@ def _refuse(given: flags.FlagValues) -> Credentials:
     for name in NAMES:
         if given[name].value:
             raise ConfigurationError(
-                f"--{name}={given[name].value} is for nodes that connect to each other, but a "
-                f"node with --type_node={given.type_node} connects to no other node; leave "
-                f"--{name} out."
+                f"--{name}={given[name].value} is for nodes that connect to others, but "
+                f"--type_node={given.type_node} connects to no node; leave --{name} out."
             )
     return NO_CREDENTIALS

@@ -151,8 +151,7 @@ def _expand_counts(text: str) -> tuple[int, ...]:
         match = _COUNT.fullmatch(part)
         if match is None:
             raise ConfigurationError(
-                f"Slurm's variable SLURM_STEP_TASKS_PER_NODE={text!r}; expected numbers of tasks, "
-                "such as 2(x3),1."
+                f"SLURM_STEP_TASKS_PER_NODE={text!r}: expected numbers of tasks such as 2(x3),1."
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return tuple(counts)
@@ -178,7 +177,5 @@ def _text(environment: Mapping[str, str], name: str) -> str:
 def _number(environment: Mapping[str, str], name: str, default: str = "0") -> int:
     text = environment.get(name) or default
     if not text.isdecimal():
-        raise ConfigurationError(
-            f"Slurm's variable {name}={text!r}; expected a whole number, 0 or more."
-        )
+        raise ConfigurationError(f"Slurm's {name}={text!r}: expected a whole number from 0.")
     return int(text)

@@ -87,9 +87,8 @@ def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment
     folder = FLAGS.sync_dst_dir.removeprefix("~/").rstrip("/")
     if not folder or folder.startswith(("~", "-")):
         raise ConfigurationError(
-            f"--sync_dst_dir={FLAGS.sync_dst_dir}: expected a folder that only holds the copied "
-            "code, absolute or relative to the home directory, for example /tmp/thinwire or "
-            "~/thinwire."
+            f"--sync_dst_dir={FLAGS.sync_dst_dir}: expected a folder only for the copied code, "
+            "absolute or relative to the home directory, for example /tmp/thinwire or ~/thinwire."
         )
     return copied_code(folder, script_folder)
 
@@ -162,12 +161,7 @@ def unpack(archive: bytes, folder: pathlib.Path) -> None:
         try:
             return tarfile.data_filter(info, path)
         except tarfile.FilterError as error:
-            logging.warning(
-                "file %s of the copied code is not unpacked, because its path or type is unsafe: "
-                "%s",
-                info.name,
-                error,
-            )
+            logging.warning("unsafe copied file %s is not unpacked: %s", info.name, error)
             return None
 
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
@@ -187,8 +181,7 @@ def _named_files() -> dict[str, pathlib.Path]:
     for name, path in named.items():
         if not path.is_file():
             raise ConfigurationError(
-                f"--{name}={path} is not a file; expected a file that the launcher can copy to "
-                "every host."
+                f"--{name}={path} is not a file; expected a file to copy to every host."
             )
     return named
 

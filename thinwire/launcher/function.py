@@ -159,8 +159,7 @@ def _write_call(folder: pathlib.Path, function: Callable[..., Any], args: Sequen
     except Exception as error:
         raise ConfigurationError(
             f"thinwire.run(): {function!r} or its arguments cannot be sent to workers ({error}); "
-            "expected a function and arguments that cloudpickle can pickle. Build models and open "
-            "files inside the function."
+            "expected what cloudpickle can pickle. Build models and open files inside the function."
         ) from error
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / _RESULT).unlink(missing_ok=True)

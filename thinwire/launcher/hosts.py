@@ -89,9 +89,7 @@ def _host(word: str, number: int, where: str) -> Host:
         raise ConfigurationError(f"{where}: the word {word!r} names no host; {_EXAMPLE}{hint}.")
     port = int(match["port"]) if match["port"] else None
     if port is not None and not 1 <= port <= 65_535:
-        raise ConfigurationError(
-            f"{where}: the host {word!r} has the ssh port {port}; expected 1 to 65535."
-        )
+        raise ConfigurationError(f"{where}: {word!r} has ssh port {port}; expected 1 to 65535.")
     return Host(match["ipv6"] or match["name"], match["user"], port, number)
 
 
@@ -100,13 +98,9 @@ def _slots(words: Sequence[str], where: str) -> int:
         return 1
     name, _, value = words[0].partition("=")
     if len(words) > 1 or name != "slots" or not re.fullmatch(r"[0-9]+", value):
-        raise ConfigurationError(
-            f"{where}: the text {' '.join(words)!r} after the host is not slots=q; {_EXAMPLE}."
-        )
+        raise ConfigurationError(f"{where}: text {' '.join(words)!r} is not slots=q; {_EXAMPLE}.")
     if not 1 <= int(value) <= _MAX_SLOTS:
-        raise ConfigurationError(
-            f"{where}: slots={value}; expected 1 to {_MAX_SLOTS} nodes on a host."
-        )
+        raise ConfigurationError(f"{where}: slots={value}; expected 1 to {_MAX_SLOTS} nodes.")
     return int(value)
 
 

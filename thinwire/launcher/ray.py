@@ -203,9 +203,7 @@ def find(ray: Any, actor: Any, given_up: threading.Event) -> ActorLocation:
                 raise
         if time.monotonic() - logged_at >= _LOG_SECONDS:
             logged_at = time.monotonic()
-            logging.warning(
-                "waiting for Ray to find resources on which a node can restart; see `ray status`"
-            )
+            logging.warning("waiting for Ray to find resources to restart a node; see `ray status`")
 
 
 class RayLauncher:
@@ -491,8 +489,7 @@ def own_environment() -> dict[str, Any]:
         document = json.loads(read_bounded(FLAGS.ray_runtime_env))
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f'{what} cannot be read: {error}; expected a file with JSON, for example {{"pip": '
-            '["keras"]}.'
+            f'{what} cannot be read: {error}; expected a JSON file, such as {{"pip": ["keras"]}}.'
         ) from error
     if not isinstance(document, dict) or set(_OURS) & document.keys():
         raise ConfigurationError(

@@ -617,17 +617,12 @@ class Cluster:
         return None
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        logging.info(
-            "received signal %s: ending all nodes of the cluster", signal.Signals(number).name
-        )
+        logging.info("received %s: ending all nodes of the cluster", signal.Signals(number).name)
         self.interrupted.set()
         self._signal(signal.SIGINT, self.children)
 
     def _insist(self, number: int, frame: Any) -> None:
-        logging.info(
-            "received signal %s again: killing all nodes of the cluster",
-            signal.Signals(number).name,
-        )
+        logging.info("received %s again: killing all cluster nodes", signal.Signals(number).name)
         self.impatient.set()
 
     def _signal(self, number: int, children: Sequence[Child]) -> None:
@@ -655,11 +650,7 @@ class Cluster:
         logging.info("exit codes: %s", codes)
         for what, role in (("PS", "PS"), ("workers", "Worker")):
             if restarts := self.restarts[role].counts:
-                logging.info(
-                    "restarts of the %s (number of the node: number of its restarts): %s",
-                    what,
-                    restarts,
-                )
+                logging.info("restarts of the %s (node number: its restarts): %s", what, restarts)
         if self.interrupted.is_set():
             return EXIT_INTERRUPTED
         lost = {child.node.name for child in self._of("Worker") if self._is_lost(child)}

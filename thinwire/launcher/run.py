@@ -104,8 +104,7 @@ def complete_flags(script: Sequence[str]) -> list[str]:
     target = ScriptTarget.of(script)
     if FLAGS.model_from != "worker":
         raise ConfigurationError(
-            f"--model_from={FLAGS.model_from}: with `thinwire run`, the script provides the "
-            "model; leave --model_from out."
+            f"--model_from={FLAGS.model_from}: the script provides the model; leave the flag out."
         )
     if misplaced := script_flags.misplaced(target, [*FLAGS]):
         logging.warning("%s", misplaced)
@@ -455,11 +454,7 @@ class _ScriptRun:
         ]
         if failed:
             names = ", ".join(map(str, failed))
-            logging.error(
-                "further workers whose scripts failed: %s; the logs of all nodes are in %s",
-                names,
-                self._run.run_dir / "logs",
-            )
+            logging.error("further failed workers: %s; logs: %s", names, self._run.run_dir / "logs")
         try:
             summary = json.loads((self._run.run_dir / "summary.json").read_text())
         except (OSError, ValueError):

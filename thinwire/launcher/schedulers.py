@@ -84,9 +84,8 @@ NAMES = tuple(_SCHEDULERS)
 def _worker(rank: int, count: int, shards: tuple[str, ...]) -> ClusterPosition:
     if not 0 <= rank < count:
         raise ConfigurationError(
-            f"this process has rank {rank} of {count} processes; expected a rank from 0 to "
-            f"{count - 1}. Correct the scheduler's variables, or give distribute() id_worker and "
-            "nb_workers."
+            f"this process has rank {rank} of {count}; expected 0 to {count - 1}. Correct the "
+            "scheduler's variables, or give distribute() id_worker and nb_workers."
         )
     return ClusterPosition("Worker", rank + 1, shards, count)
 
@@ -98,8 +97,7 @@ def _shards(environment: Environment, host: str, variable: str) -> tuple[str, ..
         return tuple(address.strip() for address in addresses.split(","))
     if not host:
         raise ConfigurationError(
-            f"environment variable {variable} names no host, so the PS address is unknown; set "
-            f"{PS_VARIABLE}=host:port."
+            f"variable {variable} names no host, so the PS is unknown; set {PS_VARIABLE}=host:port."
         )
     return (f"{host}:{_DEFAULT_PORT}",)
 
@@ -107,7 +105,5 @@ def _shards(environment: Environment, host: str, variable: str) -> tuple[str, ..
 def _number(environment: Environment, name: str, default: int = 0) -> int:
     text = environment.get(name, str(default))
     if not text.isdecimal():
-        raise ConfigurationError(
-            f"environment variable {name}={text!r}; expected a whole number, 0 or more."
-        )
+        raise ConfigurationError(f"variable {name}={text!r}: expected a whole number from 0.")
     return int(text)

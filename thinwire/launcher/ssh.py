@@ -437,9 +437,8 @@ class SshLauncher:
             infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except OSError as error:
             raise ConfigurationError(
-                f"{_where(host)}: the host {name!r} has no known address ({error}); write its "
-                "address into the hosts file, or give --interface, the network interface on which "
-                "the host's PS listens."
+                f"{_where(host)}: no address is known for {name!r} ({error}); write the address "
+                "into the hosts file, or give --interface, the interface of that host for its PS."
             ) from error
         ordered = sorted(infos, key=lambda each: each[0] != socket.AF_INET)  # IPv4 addresses first
         return str(ordered[0][4][0])

@@ -51,9 +51,7 @@ def main(run: Run) -> int:
     if run.overwrite:
         clear_node(run.run_dir, _NAME)
     if not run.overwrite and (finished := finished_summary(run)):
-        logging.info(
-            "this run is finished (%s); its results are in %s", finished, run.run_dir / "report"
-        )
+        logging.info("this run is finished (%s); results in %s", finished, run.run_dir / "report")
         return EXIT_DONE
     shared = SharedModel(run.model, run.seed)
     dataset = load_dataset(run.data, run.model, shared.user_module, run.seed)

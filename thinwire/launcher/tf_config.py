@@ -144,10 +144,7 @@ def fill(values: flags.FlagValues, text: str) -> None:
     """
     if values["type_node"].present and values["type_node"].value not in _ROLES.values():
         if text.strip():
-            logging.info(
-                "a node with --type_node=%s does not read the environment variable TF_CONFIG",
-                values["type_node"].value,
-            )
+            logging.info("a --type_node=%s node does not read TF_CONFIG", values["type_node"].value)
         return
     place = parse(text)
     if place is not None:
@@ -167,13 +164,7 @@ def fill_position(values: flags.FlagValues, place: ClusterPosition, source: str)
     """
     for name, value in _settings(values, place, source).items():
         if values[name].present:
-            logging.info(
-                "flag --%s=%s takes precedence over the value in %s, which is %s",
-                name,
-                values[name].value,
-                source,
-                value,
-            )
+            logging.info("--%s=%s overrides %s's value %s", name, values[name].value, source, value)
         else:
             values.set_default(name, value)
             logging.info("--%s=%s, from %s", name, value, source)

@@ -35,8 +35,7 @@ def _convolution(filters: int, name: str) -> keras.Layer:
         padding="same",
         activation="relu",
         name=name,
-        # Each layer needs a new initializer, because one initializer object draws equal numbers at
-        # each call.
+        # Each layer needs a new initializer: one initializer draws equal numbers at each call.
         kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.1),
         bias_initializer=keras.initializers.Constant(0.1),
     )

@@ -131,8 +131,7 @@ def has_gpu(run: Run) -> bool:
     present = bool(tf.config.list_physical_devices("GPU"))
     if run.device.startswith("gpu") and not present:
         raise ConfigurationError(
-            f"--device={run.device}: TensorFlow finds no GPU on this machine; expected a GPU, or "
-            "--device=cpu."
+            f"--device={run.device}: TensorFlow finds no GPU; expected a GPU, or --device=cpu."
         )
     return present and run.device != "cpu"
 

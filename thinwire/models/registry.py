@@ -113,8 +113,7 @@ def load_user_model(path: str) -> ModuleType:
         del sys.modules[_USER_MODULE]
         raise ConfigurationError(
             f"--model {path} failed on import: {type(error).__name__}: {error}. Expected a file "
-            "that only defines build_model() and load_data(); run the file alone to see where it "
-            "fails."
+            "that only defines build_model() and load_data(); run the file alone to find the line."
         ) from error
     if not callable(getattr(module, "build_model", None)):
         raise ConfigurationError(

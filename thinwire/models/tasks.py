@@ -60,9 +60,7 @@ class LabelForm:
         is_number = is_whole or np.issubdtype(array.dtype, np.floating) or array.dtype == bool
         kind_fits = is_whole if self.dtype == "int32" else is_number
         if array.ndim not in self.ranks or not kind_fits:
-            raise ValueError(
-                f"is an array of dtype {array.dtype} and shape {array.shape}. Expected {self.text}"
-            )
+            raise ValueError(f"is {array.dtype} of shape {array.shape}. Expected {self.text}")
         if self.dtype == "int32" and array.size and array.min() < 0:
             raise ValueError(f"has the negative value {array.min()}. Expected {self.text}")
         converted: NDArray[Any] = array.astype(self.dtype)
@@ -271,8 +269,7 @@ def check_choice(task: str, network: str | None, dataset: str, nb_classes: int) 
     row = TASKS[task]
     if nb_classes < row.least_classes:
         raise ConfigurationError(
-            f"--nb_classes={nb_classes}: expected at least {row.least_classes} classes or outputs "
-            f"for --task={task}."
+            f"--nb_classes={nb_classes}: expected at least {row.least_classes} for --task={task}."
         )
     fitting = {"network": (network, row.networks), "dataset": (dataset, row.datasets)}
     for name, (choice, allowed) in fitting.items():

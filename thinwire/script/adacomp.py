@@ -112,9 +112,7 @@ def Worker(  # noqa: N802 - AdaComp's name
 def _read(args: Any, settings: dict[str, Any], type_node: str) -> ScriptSettings:
     chosen = read_settings(args, settings, type_node=type_node, builds_model=True)
     if chosen.local:
-        raise ConfigurationError(
-            f"mode {LOCAL} trains without a parameter server; expected a mode with a server."
-        )
+        raise ConfigurationError(f"mode {LOCAL} trains without a PS; expected a mode with a PS.")
     return chosen
 
 
@@ -128,8 +126,7 @@ def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int
         images, labels = (np.asarray(part) for part in dataset)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"the dataset has the type {type(dataset).__name__}; expected (images, labels), two "
-            "arrays."
+            f"the dataset is a {type(dataset).__name__}; expected (images, labels), two arrays."
         ) from error
     whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
     if not whole or len(images) != len(labels):

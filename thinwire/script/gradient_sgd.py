@@ -223,10 +223,9 @@ def _check_compiled(optimizer: Any) -> None:
             f" with {differing[0]}" if type(optimizer) is SGD else ""
         )
         raise ConfigurationError(
-            f"the model is compiled with {description}, which GradientSGD would not apply; "
-            "expected plain SGD. Give GradientSGD lr and momentum if plain steps are meant, or "
-            "train by thinwire.distribute(model) and model.fit(...), which keep the compiled "
-            "optimizer."
+            f"the model is compiled with {description}, which GradientSGD ignores; expected "
+            "plain SGD. Give GradientSGD lr and momentum if plain steps are meant, or train by "
+            "thinwire.distribute(model) and model.fit(...), which keep the compiled optimizer."
         )
 
 

@@ -41,9 +41,5 @@ def evaluate(function: Callable[[], Mapping[str, float]]) -> dict[str, float] | 
             'names and numbers, such as {"score": 0.5}.'
         ) from error
     if not RECORD.evaluated(metrics):
-        logging.info(
-            "thinwire.evaluate: this process belongs to no run of Thinwire, so these metrics are "
-            "not recorded: %s",
-            metrics,
-        )
+        logging.info("thinwire.evaluate: no run of Thinwire records these metrics: %s", metrics)
     return metrics

@@ -83,13 +83,10 @@ def init_server(
     defaults = {"linger_seconds": _LINGER_SECONDS}
     chosen = read_settings(args, settings, type_node="PS", defaults=defaults)
     if chosen.local:
-        raise ConfigurationError(
-            "mode msgd trains without a parameter server; do not call init_server()."
-        )
+        raise ConfigurationError("mode msgd trains without a PS; do not call init_server().")
     if chosen.run.model_is_offered:
         raise ConfigurationError(
-            "model_from=worker: init_server() receives the model as an argument, not from a "
-            "worker; leave model_from out."
+            "model_from=worker: init_server() is given the model itself; leave model_from out."
         )
     if chosen.run.nb_ps > 1:
         raise ConfigurationError(
@@ -159,10 +156,7 @@ class ServerHandle:
             ConfigurationError: Another process uses the server's port, or `start` was called twice.
         """
         if self._thread is not None:
-            raise ConfigurationError(
-                "start() was called twice for a parameter server; expected one call for each "
-                "server."
-            )
+            raise ConfigurationError("start() was called twice on a server; expected one call.")
         must_serve = self._shard.start()
         self._thread = threading.Thread(target=self._serve, name="thinwire-server", daemon=True)
         if must_serve:

@@ -297,8 +297,7 @@ class Session:
         offer, variables = self.offer, self.shared.variables
         if offer is None or not offer.optimizers:
             raise ConfigurationError(
-                "in this run, no PS applies the script's optimizer, so the PS shards have no "
-                "optimizer slots"
+                "no PS applies this script's optimizer, so the PS shards have no optimizer slots"
             )
         return [
             OwnSlots(optimizer, described, [variables[number] for number in numbers])
@@ -711,9 +710,7 @@ class Session:
             self.part.closing.set()
             self._exchanges = BackgroundCalls("exchange")
         except Exception as error:  # noqa: BLE001 - this worker leaves the run anyway
-            logging.info(
-                "this worker's last exchange failed while the worker left the run: %s", error
-            )
+            logging.info("the last exchange failed while this worker left the run: %s", error)
 
     def _new_part(self, statistics: Float32) -> WorkerSession:
         """Return the session of a new incarnation (one process) of this worker, not joined yet.
@@ -801,8 +798,7 @@ def needed_size(codec: Codec, num_train: int | None) -> int:
     warms_up = any(isinstance(wrapper, WarmUp) for wrapper in wrappers_of(codec))
     if warms_up and not num_train:
         raise ConfigurationError(
-            f"num_train={num_train}: the codec sends more entries in the first epochs, so the "
-            "size of the whole training set must be known; give all nodes num_train, or "
-            "warmup_epochs=0."
+            f"num_train={num_train}: the codec sends more entries in the first epochs, so it "
+            "needs the size of the training set; give all nodes num_train, or warmup_epochs=0."
         )
     return num_train or 0

@@ -239,9 +239,8 @@ def read_settings(
     run = run_flags.read_run(values)
     if not builds_model and run.method.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"--collective={run.method.collective}: workers that run a script exchange updates "
-            f"through the PS; expected --collective={THROUGH_PS}. Use main.py --type_node=Worker "
-            "for other collectives."
+            f"--collective={run.method.collective}: workers of a script exchange through the PS; "
+            f"expected {THROUGH_PS}. Use main.py --type_node=Worker for other collectives."
         )
     if (
         not builds_model
@@ -354,8 +353,7 @@ def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str
     everything = args.flag_values_dict() if is_absl else getattr(args, "__dict__", None)
     if everything is None:
         raise ConfigurationError(
-            f"args has the type {type(args).__name__}; expected a namespace, a mapping, or a list "
-            "of words."
+            f"args has type {type(args).__name__}; expected a namespace, mapping or list of words."
         )
     for name, value in everything.items():
         if name in _OPTIONS or name == "mode":
@@ -375,9 +373,7 @@ def _nearest(name: str) -> str | None:
 
 def _check_name(name: str, elsewhere: Mapping[str, str]) -> None:
     if name in elsewhere:
-        raise ConfigurationError(
-            f"the setting {name} is not for scripts: {elsewhere[name]}. Leave the setting out."
-        )
+        raise ConfigurationError(f"setting {name} is not for scripts: {elsewhere[name]}. Omit it.")
     if name not in _OPTIONS and name != "mode":
         near = difflib.get_close_matches(name, [*_OPTIONS, "mode"], 1, 0.0)
         raise ConfigurationError(

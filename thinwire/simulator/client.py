@@ -239,11 +239,7 @@ class SimulatedClient:
                     wake = functools.partial(self._wake, self._owner.incarnation)
                     self._clock.at(action.when, wake)
                 case Ended():
-                    logging.error(
-                        "the PS rejects the simulated worker %d: %s",
-                        self._owner.number,
-                        action.cause,
-                    )
+                    logging.error("the PS rejects worker %d: %s", self._owner.number, action.cause)
                     self._owner.on_refused()
                 case Rejoin(after=Trigger.LOST):
                     # A worker waits for the PS shards' replies in order, and its exchange dials a

@@ -205,9 +205,8 @@ def _outage(text: str, nb_workers: int) -> Outage:
         end = None if match[3] is None else float(match[3])  # type: ignore[index]
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"--sim_failures: the outage {text!r} is not WORKER@SECONDS-SECONDS; expected for "
-            "example 2@30-60 (worker 2 is dead from second 30 to 60) or 2@30 (worker 2 dies for "
-            "good)."
+            f"--sim_failures: outage {text!r} is not WORKER@SECONDS-SECONDS; expected for example "
+            "2@30-60 (worker 2 is dead from second 30 to 60) or 2@30 (worker 2 dies for good)."
         ) from error
     if not 1 <= worker <= nb_workers or (end is not None and end <= start):
         raise ConfigurationError(

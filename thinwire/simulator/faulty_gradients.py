@@ -58,8 +58,7 @@ def parse(text: str, nb_workers: int) -> dict[int, float]:
             norms[int(worker)] = float(norm)
         except ValueError as error:
             raise ConfigurationError(
-                f"--sim_garbage: the entry {word!r} is not WORKER:NORM; expected a worker and an "
-                "L2 norm, for example 4:1e6."
+                f"--sim_garbage: the entry {word!r} is not WORKER:NORM, for example 4:1e6."
             ) from error
         if not (colon and 1 <= int(worker) <= nb_workers and 0 < float(norm) < 1e30):
             raise ConfigurationError(

@@ -29,7 +29,7 @@ TOPICS = (
                 None,
                 "Computing time of a mini-batch: one value or one per worker (0.1,0.4); or one "
                 "distribution, lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, or one "
-                "per worker, separated by semicolons; or trace:FILE with one step per line. "
+                "per worker separated by semicolons; or trace:FILE with one step per line. "
                 "--slowdown multiplies the time, --step_seconds is its lower bound.",
                 "seconds",
                 unset=f"--step_seconds if given, else {_DEFAULT_STEP}",
@@ -45,16 +45,14 @@ TOPICS = (
             comma_list(
                 "sim_server_mbps",
                 "0",
-                "Rate of a simulated shard's link in each direction, shared by all workers; 0: no "
-                "limit.",
+                "Rate of a shard's link in each direction, shared by all workers; 0: no limit.",
                 "Mbit/s, one for all or one per shard",
             ),
             *advanced(
                 comma_list(
                     "sim_server_seconds",
                     "0",
-                    "Time that a simulated shard takes to process a push; a shard processes "
-                    "pushes in order.",
+                    "Time that a shard takes to process a push; a shard processes pushes in order.",
                     "seconds, one for all or one per shard",
                 ),
                 words(
@@ -114,14 +112,12 @@ def read(run: Run) -> SimulatorFlags:
     """
     if run.method.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"the Simulator cannot simulate --collective={run.method.collective}; use "
-            f"--collective={THROUGH_PS}."
+            f"--collective={run.method.collective} is not simulated; use --collective={THROUGH_PS}."
         )
     if FLAGS.journal == "on":
         raise ConfigurationError(
             "--journal=on: a simulated PS never dies, so its journal would never be read; remove "
-            "the flag. The same command repeats an interrupted simulation from its start, with "
-            "equal results."
+            "the flag. The same command repeats an interrupted simulation with equal results."
         )
     worker = worker_flags.read(run.nb_workers)
     worker_flags.refuse_idle_links(run)

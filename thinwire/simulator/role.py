@@ -52,9 +52,7 @@ def main(run: Run) -> int:
     if not run.overwrite:
         _refuse_real_run(run)
         if finished := finished_summary(run):
-            logging.info(
-                "this run is finished (%s); its results are in %s", finished, run.run_dir / "report"
-            )
+            logging.info("this run is finished (%s); results: %s", finished, run.run_dir / "report")
             return EXIT_DONE
     shared = SharedModel(run.model, run.seed)
     dataset = load_dataset(run.data, run.model, shared.user_module, run.seed)
@@ -91,18 +89,14 @@ def _play(simulation: Simulation, records: SimulationRecords) -> int:
     with handle_signals(interrupt), records.dashboard:
         reason = simulation.play(records.keep, lambda: bool(interrupted))
     logging.info(
-        "simulated %d updates in %.3f simulated seconds; the simulation took %.2f s of real time "
-        "and %.2f s of processor time",
+        "%d updates in %.3f simulated seconds took %.2f s of real and %.2f s of processor time",
         simulation.shards[0].core.version,
         simulation.clock.now,
         time.perf_counter() - begun[0],
         time.process_time() - begun[1],
     )
     if reason == "interrupted" and not interrupted:
-        logging.error(
-            "every simulated worker is dead, and --sim_failures schedules no return: the run "
-            "cannot continue"
-        )
+        logging.error("every worker is dead and --sim_failures schedules no return: the run ends")
     records.finish(reason)
     return EXIT_OF_STOP.get(reason, EXIT_DONE)
 

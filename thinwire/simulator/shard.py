@@ -201,10 +201,7 @@ class SimulatedShard:
             ValueError: The PS shard's process already runs, or the shard saves no files.
         """
         if self.alive or self.kept is None:
-            raise ValueError(
-                f"simulated PS shard {self.number} cannot start: it still runs, or has no saved "
-                "state to start from"
-            )
+            raise ValueError(f"shard {self.number} cannot start: it runs, or has no saved state")
         self.life += 1
         self.alive, self._asleep_until = True, 0.0
         if not self.kept.begin(self):

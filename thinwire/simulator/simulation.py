@@ -161,15 +161,12 @@ class Simulation:
     def _note_groups(self, found: events.GroupsChanged) -> None:
         run = self._run
         logging.info(
-            "worker groups by speed, in force since %.3f s of simulated time: %s",
-            self.clock.now,
-            format_groups(found.groups),
+            "worker groups by speed since %.3f s: %s", self.clock.now, format_groups(found.groups)
         )
         if len(found.speeds) == run.nb_workers:
             flags = write_groups(run.run_dir, found.groups, found.speeds)
             logging.info(
-                "flags with which a later run divides the training data by the workers' speed: %s",
-                flags,
+                "flags with which a later run divides the data by the workers' speed: %s", flags
             )
 
     # -- scheduled events -------------------------------------------------------------------

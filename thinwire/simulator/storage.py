@@ -104,11 +104,7 @@ class SimulatedSaver:
             self.failure = None
         except OSError as error:
             self.failure = error
-            logging.error(
-                "cannot write the simulated PS shard's checkpoint of model version %d: %s",
-                version,
-                error,
-            )
+            logging.error("cannot write the checkpoint of model version %d: %s", version, error)
 
 
 class SimulatedShardStore(SavedShard):

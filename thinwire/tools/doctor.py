@@ -61,9 +61,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         type=pathlib.Path,
         default=pathlib.Path("runs"),
-        help=(
-            "Directory to which runs will write; its disk is checked. [folder; default %(default)s]"
-        ),
+        help="Directory of runs, whose disk is checked. [folder; default %(default)s]",
     )
     add(
         *("--port",),

@@ -48,14 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         add(f"--tls_{name}", metavar="FILE", help=f"{text} [file; default {default}]")
     args = parser.parse_args(arguments)
     if (args.tls_cert is None) != (args.tls_key is None) or (args.tls_cert and not args.tls_ca):
-        parser.error(
-            "--tls_cert, --tls_key and --tls_ca belong together; give all three flags, or only "
-            "--tls_ca, or none"
-        )
+        parser.error("give --tls_cert and --tls_key only together, and with --tls_ca")
     if not is_address(args.address):
-        parser.error(
-            f"the PS address {args.address} is not host:port; expected for example 127.0.0.1:2223"
-        )
+        parser.error(f"{args.address} is no PS address; expected host:port, such as 127.0.0.1:2223")
     from thinwire.ops.types import ConfigurationError
     from thinwire.proto.grpc.health import HealthCheckFailed, probe
     from thinwire.proto.security import credentials as trust

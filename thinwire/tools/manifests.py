@@ -141,30 +141,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("system", choices=["kubernetes"], help="Cluster system to write objects for.")
-    add(
-        "--name",
-        default="thinwire",
-        help="Prefix of the names of all Kubernetes objects. [name; default %(default)s]",
-    )
-    add(
-        "--image",
-        required=True,
-        help="Container image that contains the script. [image; no default]",
-    )
-    add(
-        "--script",
-        default="train.py",
-        help="Path of the script in the container image. [file; default %(default)s]",
-    )
+    add("--name", default="thinwire", help="Prefix of object names. [name; default %(default)s]")
+    add("--image", required=True, help="Container image with the script. [image; no default]")
+    add("--script", default="train.py", help="Script in the image. [file; default %(default)s]")
     add("--workers", type=int, default=2, help="Number of workers. [count; default %(default)d]")
     add("--shards", type=int, default=1, help="Number of PS shards. [count; default %(default)d]")
     add("--method", default="bsp", help="Training method of the run. [name; default %(default)s]")
     add("--port", type=int, default=2223, help="Port of every shard. [port; default %(default)d]")
-    add(
-        "--storage",
-        default="10Gi",
-        help="Size of the volume of each PS. [quantity; default %(default)s]",
-    )
+    add("--storage", default="10Gi", help="Volume size of each PS. [quantity; default %(default)s]")
     add(
         "--storage_class",
         metavar="NAME",
@@ -172,22 +156,9 @@ def _parser() -> argparse.ArgumentParser:
         help="Storage class of the volumes. [name; default the cluster's default]",
     )
     add("--cpus", default="2", help="CPU request of each pod. [quantity; default %(default)s]")
-    add(
-        "--memory",
-        default="4Gi",
-        help="Memory request of each pod. [quantity; default %(default)s]",
-    )
-    add(
-        "--gpus",
-        type=int,
-        default=0,
-        help="Number of GPUs of each worker. [count; default %(default)d]",
-    )
-    add(
-        "--token_file",
-        metavar="FILE",
-        help="File with the secret token of the run. [file; default a new token]",
-    )
+    add("--memory", default="4Gi", help="Memory request per pod. [quantity; default %(default)s]")
+    add("--gpus", type=int, default=0, help="GPUs of each worker. [count; default %(default)d]")
+    add("--token_file", metavar="FILE", help="File with the token. [file; default a new token]")
     add(
         "--certificates",
         metavar="DIR",
@@ -242,9 +213,8 @@ def _certificates(folder: pathlib.Path, workers: int, shards: int) -> dict[str, 
     missing = [name for name in ("ca.crt", *files) if not (folder / name).is_file()]
     if missing:
         raise ConfigurationError(
-            f"--certificates={folder} has no file {missing[0]}; create the certificates with "
-            f"`thinwire certificates --out {folder} --shards {shards} --workers {workers} --hosts "
-            "...`."
+            f"--certificates={folder} has no {missing[0]}; create it with `thinwire certificates "
+            f"--out {folder} --shards {shards} --workers {workers} --hosts ...`."
         )
     return {name: read_bounded(folder / name) for name in ("ca.crt", *files)}
 

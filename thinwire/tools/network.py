@@ -89,10 +89,7 @@ def _serving(what: str, address: str, credentials: Credentials) -> Iterator[Find
     try:
         status = probe(address, _CONNECT_SECONDS, credentials)
     except HealthCheckFailed as error:
-        advice = (
-            "check that the address belongs to a Thinwire PS, and check --tls_ca, --tls_cert and "
-            "--tls_key"
-        )
+        advice = "check that this is a Thinwire PS, and check --tls_ca, --tls_cert and --tls_key"
         yield Finding(what, "problem", str(error)[:200], advice)
         return
     if status != "SERVING":

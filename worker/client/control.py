@@ -435,9 +435,7 @@ class Control:
                     self._listen(session, welcome)
                 except (StreamLost, Malformed) as error:
                     if not self._closing.is_set():
-                        logging.warning(
-                            "the worker lost its control stream to PS shard 0: %s", error
-                        )
+                        logging.warning("lost the control stream to PS shard 0: %s", error)
                 finally:
                     with self._changed:
                         self._session = None

@@ -100,9 +100,7 @@ class DatagramChannel:
         datagrams.
         """
         if self._sealer is None:
-            raise ValueError(
-                "datagrams cannot be sealed before the shard has opened a datagram session"
-            )
+            raise ValueError("datagrams cannot be sealed before the shard opens a session")
         if self._sealed is None or self._sealed[0] != step:
             if self._sender is not None:
                 self._sealer.mtu = self._sender.mtu
@@ -167,9 +165,7 @@ class DatagramChannel:
     def _fall_back(self, why: str, *details: object) -> None:
         """Send all later datagrams in the gRPC stream instead of over UDP; log the reason once."""
         if not self.fell_back:
-            consequence = (
-                "sending the content of all further datagrams in the gRPC stream, without losses"
-            )
+            consequence = "sending all further datagrams in the gRPC stream, without losses"
             logging.warning(f"{why}; {consequence}", *details)
         self.fell_back = True
         self._end_sender()
@@ -359,9 +355,8 @@ class DatagramTotals:
         counts = self.counts()
         new, self._logged = counts.minus(self._logged), counts
         logging.info(
-            "worker %d, step %d: fraction of reliable blocks %.3f; sent blocks by channel "
-            "(channel 0 is reliable): %s; %d blocks of zeros skipped, %d blocks dropped, %d "
-            "blocks not finite; sent bytes by channel: %s",
+            "worker %d, step %d: reliable fraction %.3f; blocks by channel (0 is reliable): %s; "
+            "%d blocks of zeros skipped, %d dropped, %d not finite; bytes by channel: %s",
             self._worker,
             step,
             new.sum_k / max(1, new.pushes),

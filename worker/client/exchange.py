@@ -229,10 +229,7 @@ class Exchange:
         """
         reply = self._settle(number)
         if reply is None:
-            raise ConfigurationError(
-                f"the shard {self.shards[number].address} rejected a pull of the model, because "
-                "values are NaN or infinite"
-            )
+            raise ConfigurationError(f"PS {self.shards[number].address} rejected a pull: NaN/inf")
         return reply
 
     def _settle(self, number: int) -> ShardReply | None:
@@ -245,9 +242,7 @@ class Exchange:
                 *([lambda: self._look_after(open_shards)] if open_shards else [])
             )
         except PushRefused as refusal:
-            raise ConfigurationError(
-                f"the shard {shard.address} rejected a push of this worker: {refusal}"
-            ) from refusal
+            raise ConfigurationError(f"PS {shard.address} rejected a push: {refusal}") from refusal
         if replied.reply is None:
             return None
         try:
@@ -271,13 +266,9 @@ class Exchange:
         try:
             operation = Operation(reply.operation)
         except ValueError as error:
-            raise Malformed(
-                f"the PS shard sent a reply with the unknown operation {reply.operation}"
-            ) from error
+            raise Malformed(f"a PS reply has the unknown operation {reply.operation}") from error
         if operation is Operation.SET_REST and not reply.step:
-            raise Malformed(
-                "the PS shard sent a SET_REST reply, which belongs to a push, in answer to a pull"
-            )
+            raise Malformed("a PS answered a pull with a SET_REST reply, which belongs to a push")
         blocks: Sequence[Block] = ()
         rounds: Sequence[RepeatedRound] = ()
         if operation is Operation.RELAY:

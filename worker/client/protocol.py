@@ -347,16 +347,13 @@ class ShardProtocol:
         """
         following = TRANSITIONS[self.state].get(trigger)
         if following is None:
-            raise ValueError(
-                f"the trigger {trigger.name} is invalid in the protocol state {self.state.name}"
-            )
+            raise ValueError(f"trigger {trigger.name} is invalid in state {self.state.name}")
         self.state = following
 
     def _open(self, request: pb.Pull | PushRequest, step: int) -> list[Action]:
         if self._request is not None:
             raise ValueError(
-                f"the request of step {step} began before the request of step {self.step} was "
-                "answered"
+                f"request of step {step} began before request of step {self.step} was answered"
             )
         if self.state is State.ENDED:
             return [self._ending]

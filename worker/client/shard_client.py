@@ -261,8 +261,7 @@ class ShardClient:
     def _abandon(self) -> None:
         self._abandons = False
         logging.warning(
-            "the PS expelled this worker during an exchange: the worker abandons its push, so "
-            "shard %s may lack its part of the push",
+            "expelled during an exchange: the worker abandons its push; shard %s may lack a part",
             self.address,
         )
         self._perform(self.protocol.abandon_push())
@@ -313,9 +312,7 @@ class ShardClient:
                 )
             except StreamLost as error:
                 logging.warning(
-                    "lost the gRPC stream to PS shard %s (%s); continuing local steps",
-                    self.address,
-                    error,
+                    "stream to shard %s lost (%s); continuing local steps", self.address, error
                 )
                 self._lose(error)
                 return
@@ -516,9 +513,7 @@ class ShardClient:
             self._raise_if_ended()
             if self._closing.is_set():
                 raise Unreachable(f"stopped while waiting for {self.address}") from error
-            logging.warning(
-                "lost the gRPC stream to PS shard %s (%s); reconnecting", self.address, error
-            )
+            logging.warning("stream to shard %s lost (%s); reconnecting", self.address, error)
             if self.protocol.is_expelled:
                 self.before_rejoining()
             if self._abandons:

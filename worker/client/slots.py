@@ -47,8 +47,7 @@ def fetch_slots(
     for shard, layout in enumerate(layouts):
         hello = pb.Hello(
             protocol_version=messages.PROTOCOL_VERSION,
-            # without an incarnation in the Hello, shard 0 does not wait for this client at barriers
-            role=role,
+            role=role,  # without incarnation, shard 0 does not wait for this client at barriers
             id=id_worker,
             run_id=run_id,
             shard=shard,

@@ -102,10 +102,7 @@ class Aggregator:
             payload = self._wait(PartName(name, view, sender, awaited.number))
             size = awaited.entries[1] - awaited.entries[0]
             if len(payload) != 4 * size:
-                raise PeerLost(
-                    f"worker {sender} sent a part of {len(payload)} bytes; expected {4 * size} "
-                    "bytes"
-                )
+                raise PeerLost(f"worker {sender} sent {len(payload)} bytes; expected {4 * size}")
             reduction.take(np.frombuffer(payload, "<f4"))
 
     def _wait(self, name: PartName) -> memoryview:

@@ -154,8 +154,7 @@ class CollectiveExchange(Exchange):
             port = self._server.listen(host, self._own.peer_port)
         except PortInUse as error:
             raise ConfigurationError(
-                f"--worker_port={self._own.peer_port}: the worker cannot listen for other "
-                f"workers: {error} (the flag is --worker_port)"
+                f"--worker_port={self._own.peer_port}: the worker cannot listen: {error}"
             ) from error
         self.shards[0].hello.peer_address = host_and_port(host, port)
         logging.info("this worker listens for other workers at %s:%d", host, port)
@@ -290,9 +289,7 @@ class CollectiveExchange(Exchange):
         before = self._members
         reply = self._poll()
         if reply.stop or not self._in_step(reply):
-            raise MembershipChanged(
-                f"shard 0 is at model version {reply.version}; end of the run: {reply.stop}"
-            )
+            raise MembershipChanged(f"shard 0 has version {reply.version}, run ends: {reply.stop}")
         if self._members != before:
             raise MembershipChanged(
                 f"the members are now workers {[member.worker for member in self._members]}"
@@ -359,9 +356,7 @@ class CollectiveExchange(Exchange):
             super().replies()
             self._copied = at.number
         except (Unreachable, RequestRejected, ShardGone, ConfigurationError) as error:
-            logging.warning(
-                "shard 0 did not accept the last copy of the weights from this worker: %s", error
-            )
+            logging.warning("shard 0 did not accept this worker's last weights: %s", error)
 
 
 def _without_weights(reply: ShardReply) -> ShardReply:

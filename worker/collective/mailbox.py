@@ -79,9 +79,8 @@ class Mailbox:
                 return
             if self._num_bytes + len(payload) > self._limit_bytes:
                 raise Malformed(
-                    f"a part of an all-reduce of {len(payload)} bytes does not fit: "
-                    f"{self._num_bytes} bytes are waiting, and at most {self._limit_bytes} may "
-                    "wait"
+                    f"an all-reduce part of {len(payload)} bytes does not fit: {self._num_bytes} "
+                    f"bytes are waiting, and the limit is {self._limit_bytes}"
                 )
             self._parts[name] = payload
             self._num_bytes += len(payload)

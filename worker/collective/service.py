@@ -136,8 +136,7 @@ class PeerServer:
         body = message.WhichOneof("body")
         if (sender == 0) != (body == "greeting"):
             raise Malformed(
-                f"another worker sent a message of kind {body}; expected a greeting first, and "
-                "only one greeting"
+                f"a worker sent a message of kind {body}; expected exactly one greeting, first"
             )
         if body == "greeting":
             return self._greet(stream, message.greeting)
@@ -145,17 +144,13 @@ class PeerServer:
             part = message.part
             if len(payload) % 4:
                 raise Malformed(
-                    f"another worker sent a part of {len(payload)} bytes; expected a multiple of "
-                    "4, the bytes of a float32"
+                    f"a worker's part has {len(payload)} bytes; expected a multiple of 4 (float32)"
                 )
             name = PartName(RoundId(part.generation, part.round), part.view, sender, part.number)
             self._mailbox.put(name, payload)
         else:
             if stream.num_waiting >= self._guard.limits.waiting_replies:
-                raise Malformed(
-                    f"another worker sent a query while {stream.num_waiting} replies still wait "
-                    "to be sent to it; expected it to read its replies first"
-                )
+                raise Malformed(f"a worker sent a query with {stream.num_waiting} replies unread")
             holding, pieces = self._answer(message.query)
             stream.send(frames(peers.FromPeer(holding=holding), pieces))
         return sender

@@ -145,8 +145,7 @@ class UpdatePacker:
             epoch=epoch,
             touched={slot: rows[n] for slot, n in enumerate(numbers) if n in rows},
             leaves_dense=self._method.router.takes_device_arrays,
-            # one call checks that all tensors are finite
-            finite=self._kernels.first_not_finite([values]) is None,
+            finite=self._kernels.first_not_finite([values]) is None,  # one call for all tensors
             keep=keep,
         )
         packet, self._codec_states[group] = self._method.codec.encode(

@@ -19,9 +19,7 @@ def collect(session: WorkerSession) -> list[Instrument]:
     return [
         counter("steps", "Local steps of this worker, one mini-batch each.", session.num_steps),
         counter(
-            "exchanges",
-            "Pushes of this worker that every shard has answered.",
-            core.step - session.joined_at_step,
+            "exchanges", "Pushes that every shard has answered.", core.step - session.joined_at_step
         ),
         counter("seconds", "Seconds that the worker spent in each phase.", seconds, "phase"),
         gauge(

@@ -57,9 +57,7 @@ class WorkerScalars:
         except OSError as error:
             self._file = None
             logging.warning(
-                "cannot write this worker's TensorBoard scalars; the worker writes no further "
-                "scalars: %s",
-                error,
+                "cannot write this worker's TensorBoard scalars; it writes no more: %s", error
             )
 
     def _of_datagrams(self, counts: SentCounts | None) -> dict[str, float | None]:

@@ -243,10 +243,10 @@ def test_a_hundred_thousand_bad_datagrams_change_nothing():
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda: Packetizer(SESSION, 127, 3), "127 bytes; expected 128 to 65507 bytes"),
+        (lambda: Packetizer(SESSION, 127, 3), "127 bytes; expected 128 to 65507"),
         (lambda: Packetizer(SESSION, 65_508, 3), "65508 bytes"),
-        (lambda: Packetizer(SESSION, MTU, 0), "channels is 0; expected 1 to 7"),
-        (lambda: Packetizer(SESSION, MTU, 8), "channels is 8"),
+        (lambda: Packetizer(SESSION, MTU, 0), "0 datagram channels; expected 1 to 7"),
+        (lambda: Packetizer(SESSION, MTU, 8), "8 datagram channels"),
         (lambda: DatagramSession(1, bytes(31), 0), "31 bytes; expected 32"),
         (lambda: DatagramSession(-1, KEY, 0), "non-negative"),
         (lambda: DatagramSession(1, KEY, 1 << 32), "64 and 32 bits"),

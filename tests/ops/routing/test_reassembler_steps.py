@@ -137,7 +137,7 @@ def test_a_repeated_push_gets_the_same_again():
     assert_values(assembler.find_closed(7), with_zeros(step, [0, 1]))
     with pytest.raises(ValueError, match="read-only"):
         assembled.blocks[0].values.data[0] = 1
-    with pytest.raises(ValueError, match="step 7, which is already closed"):
+    with pytest.raises(ValueError, match="closed step 7"):
         step.finish(assembler)
 
 

@@ -138,7 +138,7 @@ def test_large_blocks_stay_apart(monkeypatch):
         ({"slot": 1, "slots": 3}, "slots 1 to 3 "),
         ({"slots": 1 << 31}, "slots below 3"),
         ({"slots": 2, "count": 11}, "11 values"),
-        ({"slots": 2, "coding": pb.INDEX_CODING_RANGES}, "has ranges"),
+        ({"slots": 2, "coding": pb.INDEX_CODING_RANGES}, "legal only with datagrams"),
         ({"slots": 2, "coding": pb.INDEX_CODING_LOW_RANK}, "2 tensor slots"),
         ({"slots": 2, "value_dtype": pb.VALUE_DTYPE_INT2, "value_coding": 2}, "2 tensor slots"),
     ],

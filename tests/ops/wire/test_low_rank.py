@@ -145,9 +145,9 @@ def test_what_is_right_is_decoded():
     ("changes", "message"),
     [
         ({"rank": 0}, "rank 0"),
-        ({"rank": 2}, "7 values of factors of rank 2 for 3 rows and 4 columns"),
+        ({"rank": 2}, "7 values of rank 2 for 3 rows and 4 columns"),
         ({"rank": 2**32 - 1}, "rank 4294967295"),
-        ({"count": 6}, "6 values of factors of rank 1"),
+        ({"count": 6}, "6 values of rank 1"),
         ({"count": 12}, "12 values of int8 in 12 bytes for 11 entries"),
         ({"count": 0}, "0 values"),
         ({"columns": 0, "first": 0}, "column 0 of 0"),
@@ -157,11 +157,11 @@ def test_what_is_right_is_decoded():
         ({"size": 12}, "for 4 rows"),
         ({"size": 0, "count": 0}, "0 values"),
         ({"right_scale": 0.0}, "right factor's scale 0.0"),
-        ({"right_scale": math.nan}, "scale nan"),
-        ({"right_scale": math.inf}, "scale inf"),
-        ({"scale": math.inf}, "scale inf"),
-        ({"about": b""}, "header .* has 0 bytes"),
-        ({"about": bytes(13)}, "header .* has 13 bytes"),
+        ({"right_scale": math.nan}, "scale.* nan"),
+        ({"right_scale": math.inf}, "scale.* inf"),
+        ({"scale": math.inf}, "scale.* inf"),
+        ({"about": b""}, "header.* has 0 bytes"),
+        ({"about": bytes(13)}, "header.* has 13 bytes"),
     ],
 )
 def test_what_is_wrong_is_named(changes, message):

@@ -41,7 +41,7 @@ def lines_of(caplog, shut):
 
 def test_who_had_to_look_says_once_why_and_that_it_found(caplog):
     assert lines_of(caplog, shut=3) == [
-        "trying to connect to the PS at ps:1 for up to 600 s: nobody answers",
+        "connecting to the PS at ps:1 for up to 600 s: nobody answers",
         "found the PS at ps:1",
     ]
 

@@ -183,12 +183,12 @@ def test_the_end_of_the_payload_is_carved_off():
 
 @pytest.mark.parametrize("count", [0, 2, 4, 2**32 - 1])
 def test_another_count_is_malformed(count):
-    with pytest.raises(Malformed, match=f"{count} auxiliary values .*; expected 3"):
+    with pytest.raises(Malformed, match=f"{count} auxiliary values.*; expected 3"):
         Wire(count).decode([7, 8, 9])
 
 
 def test_a_payload_that_is_too_short_is_malformed():
-    with pytest.raises(Malformed, match="3 auxiliary values in a payload of 8 bytes"):
+    with pytest.raises(Malformed, match="3 auxiliary values .*payload of 8 bytes"):
         messages.carve_aux(memoryview(bytes(8)), 3, (3,))
     with pytest.raises(Malformed, match="ends at byte"):
         Wire(3).decode([7, 8])

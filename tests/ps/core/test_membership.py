@@ -151,7 +151,7 @@ def test_lives_of_other_workers_than_there_are_are_malformed():
 def test_an_entry_of_other_steps_than_members_is_malformed():
     joiner = Joiners((2,), has_entered=True, members=(1, 3), after=(5,))
     epoch = events.MembershipEpoch(3, (1, 2, 3), True, joiners=(joiner,))
-    with pytest.raises(Malformed, match="epoch 3: .*members"):
+    with pytest.raises(Malformed, match="epoch 3: "):
         decode_epoch(encode_epoch(epoch, ((1, 2, 3),)))
 
 

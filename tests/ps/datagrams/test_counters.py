@@ -159,9 +159,9 @@ def test_a_closed_step_is_a_line(caplog):
     with caplog.at_level("INFO", logger="absl"):
         log_step(3, assembled, COUNTERS)
     assert caplog.messages == [
-        "worker 3, step 7: fraction of blocks that arrived in time 0.900, with late blocks 0.950; "
-        "8 of 10 datagrams arrived in time, 2 late datagrams were used (on average 1.50 steps "
-        "late); datagrams dropped since the start: duplicate 3"
+        "worker 3, step 7: fraction of blocks in time 0.900, with late blocks 0.950; 8 of 10 "
+        "datagrams in time, 2 late datagrams used (1.50 steps late); "
+        "datagrams dropped so far: duplicate 3"
     ]
 
 

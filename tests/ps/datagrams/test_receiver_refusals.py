@@ -108,7 +108,7 @@ def test_parts_without_end_are_malformed():
     push, _ = worker.messages(worker.begin())[0]
     push.payload_bytes = 0
     del push.blocks[:], push.manifest.channels[:]
-    with pytest.raises(Malformed, match="reliable entries of one step"):
+    with pytest.raises(Malformed, match="messages of one step"):
         for _ in range(10):
             port.receiver.on_push(1, push, memoryview(b""))
     worker.push(worker.begin(ramp()))

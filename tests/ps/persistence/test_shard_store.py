@@ -153,11 +153,7 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
             keeping.begin(journaled, run.decoders[0], 10.0)
         assert keeping.recovered == {"replayed": 0, "cuts": []}
         assert core.counters.lost_updates == lost
-        told = (
-            f"version {version + lost} before it died: {lost} updates are lost"
-            if lost
-            else "no update is"
-        )
+        told = f"reached {version + lost}: {lost} updates are lost" if lost else "no update is"
         assert told in caplog.text or generation == 2
         journaled.close()
 

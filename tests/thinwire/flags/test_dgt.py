@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import pathlib
+import re
 
 import pytest
 from absl import flags
@@ -116,7 +117,7 @@ def test_a_variable_speaks_where_its_flag_is_not_given(
     found = vars(run.method.router) | vars(run.transport)
     assert found[name] == value
     assert found == vars(Dgt()) | vars(Transport()) | {name: value}
-    assert f"--{name}={value} is set from the environment variable {variable}={text}" in caplog.text
+    assert re.search(f"--{name}={value}\\b.* {variable}={text}", caplog.text)
 
 
 def test_every_variable_is_documented():
@@ -129,7 +130,7 @@ def test_a_flag_beats_a_variable(monkeypatch, caplog):
     monkeypatch.setenv("DMLC_K", "0.5")
     with caplog.at_level(logging.INFO, logger="absl"):
         assert run_of("--dgt_k=0.8").method.router.dgt_k == 0.8
-    assert "--dgt_k=0.8 takes precedence over the environment variable DMLC_K=0.5" in caplog.text
+    assert re.search(r"--dgt_k=0\.8 .* DMLC_K=0\.5", caplog.text)
 
 
 def test_what_a_variable_said_is_handed_on_like_a_flag(monkeypatch):
@@ -174,10 +175,7 @@ def test_what_means_nothing_here_is_told_and_its_value_is_not(variable, monkeypa
     monkeypatch.setenv(variable, "secret-5")
     with caplog.at_level(logging.INFO, logger="absl"):
         assert run_of().method.router == Dgt()
-    assert (
-        f"does not read the environment variable {variable};" in caplog.text
-        and "secret" not in caplog.text
-    )
+    assert f"variable {variable} is not read;" in caplog.text and "secret" not in caplog.text
 
 
 def test_the_switch_of_the_original_does_not_choose_the_router(monkeypatch, caplog):

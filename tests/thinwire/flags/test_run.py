@@ -122,7 +122,7 @@ def test_groups_from_a_file(tmp_path):
     file.write_text("# two fast ones\n1 2\n\n3,4\n")
     run = run_of("--method=gsp", f"--groups_file={file}")
     assert run.method.sync.groups == ((1, 2), (3, 4))
-    with pytest.raises(ConfigurationError, match="leave one of the two flags out"):
+    with pytest.raises(ConfigurationError, match="--groups and --groups_file"):
         run_of("--method=gsp", f"--groups_file={file}", "--groups=1|2|3|4")
     file.write_bytes(b"\xff\xfe1")
     with pytest.raises(ConfigurationError, match="groups.txt"):

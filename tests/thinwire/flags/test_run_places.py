@@ -28,7 +28,7 @@ def test_addresses(arguments, addresses):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--ps_hosts=a:1,b:2", "--nb_ps=3"], "names 2 shards, but --nb_ps=3"),
+        (["--ps_hosts=a:1,b:2", "--nb_ps=3"], "names 2 shards, --nb_ps=3"),
         (["--ps_hosts=a"], "'a' is not host:port"),
         (["--ps_hosts=a:1,b:x"], "'b:x' is not host:port"),
         (["--ps_hosts=:5"], "':5' is not host:port"),

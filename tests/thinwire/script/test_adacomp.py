@@ -40,7 +40,7 @@ def test_ps_and_worker_train_until_the_end():
         ((X, X), {}, "whole number as the label of each image"),
         ((X, Y[:9]), {}, "whole number as the label of each image"),
         ((X, Y), {"batch_size": 1000}, "batch_size"),
-        ((X, Y), {"mode": "msgd"}, "without a parameter server"),
+        ((X, Y), {"mode": "msgd"}, "msgd"),
     ],
 )
 def test_what_a_worker_refuses(dataset, settings, words):

@@ -94,12 +94,10 @@ def test_a_line_says_what_is_new(caplog):
             totals.record(ROUTED)
             totals.log(step)
     assert caplog.messages == [
-        "worker 4, step 1: fraction of reliable blocks 0.500; sent blocks by channel (channel 0 is "
-        "reliable): 6 / 2 / 1; 1 blocks of zeros skipped, 2 blocks dropped, 1 blocks not finite; "
-        "sent bytes by channel: 4100 / 400 / 500",
-        "worker 4, step 2: fraction of reliable blocks 0.500; sent blocks by channel (channel 0 is "
-        "reliable): 6 / 2 / 1; 1 blocks of zeros skipped, 2 blocks dropped, 1 blocks not finite; "
-        "sent bytes by channel: 1500 / 0 / 0",
+        "worker 4, step 1: reliable fraction 0.500; blocks by channel (0 is reliable): 6 / 2 / 1; "
+        "1 blocks of zeros skipped, 2 dropped, 1 not finite; bytes by channel: 4100 / 400 / 500",
+        "worker 4, step 2: reliable fraction 0.500; blocks by channel (0 is reliable): 6 / 2 / 1; "
+        "1 blocks of zeros skipped, 2 dropped, 1 not finite; bytes by channel: 1500 / 0 / 0",
     ]
 
 

@@ -57,11 +57,11 @@ def test_a_shard_with_another_model_is_named(count):
 
 
 def test_a_reply_that_is_too_short_is_malformed():
-    with pytest.raises(Malformed, match="3 auxiliary values in a payload of 8 bytes"):
+    with pytest.raises(Malformed, match="3 auxiliary values .*payload of 8 bytes"):
         exchange()._decode(0, pb.Reply(aux_count=3), memoryview(bytes(8)))
 
 
 def test_the_rest_of_a_push_does_not_answer_a_pull():
     rest = pb.Reply(operation=pb.OPERATION_SET_REST)
-    with pytest.raises(Malformed, match="in answer to a pull"):
+    with pytest.raises(Malformed, match="SET_REST"):
         exchange(aux_size=0)._decode(0, rest, memoryview(b""))

@@ -243,11 +243,7 @@ class Checkpoints(CheckpointStore):
                 return load(path)
             except DamagedCheckpointError as error:
                 self.num_skipped += 1
-                _log.warning(
-                    "Skipping a checkpoint that cannot be read: %s. Trying the next older "
-                    "checkpoint.",
-                    error,
-                )
+                _log.warning("Skipping an unreadable checkpoint: %s. Trying an older one.", error)
         return None
 
     def load_values(self) -> State | None:
@@ -312,9 +308,7 @@ def load(path: str | os.PathLike[str]) -> tuple[int, State]:
         state = decode_state(content["tree"], arrays)
         step = content["step"]
         if type(step) is not int or not isinstance(state, dict):
-            raise ValueError(
-                "the training step or the node's state in the checkpoint has the wrong type"
-            )
+            raise ValueError("the checkpoint's training step or node state has the wrong type")
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}") from error
     return step, state

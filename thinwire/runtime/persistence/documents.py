@@ -95,9 +95,7 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:
-        raise ValueError(
-            "the values of a received or stored JSON document are nested too deeply"
-        ) from error
+        raise ValueError("values of the JSON document are nested too deeply") from error
 
 
 def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
@@ -222,9 +220,7 @@ def check_plain(value: Any, where: str, depth: int = _DEEPEST_NESTING) -> Any:
         ValueError: A document may not hold the value. The message names the field and the value.
     """
     if depth == 0:
-        raise ValueError(
-            f"{where} has nested values that are more than {_DEEPEST_NESTING} levels deep"
-        )
+        raise ValueError(f"{where} has values nested more than {_DEEPEST_NESTING} levels deep")
     if isinstance(value, dict):
         for key, item in value.items():
             _read_scalar(key, str, f"a key of {where}")

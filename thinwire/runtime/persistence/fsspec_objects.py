@@ -72,10 +72,9 @@ def open_objects(address: str, flag: str, is_start: bool = False) -> ObjectStore
     parts = urllib.parse.urlsplit(address)
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ConfigurationError(
-            f"--{flag}={protocol}://...: the address must not contain a user name, password, "
-            "query or fragment, because logs show the address; expected protocol://bucket/folder. "
-            "Set credentials where the protocol's own tools look for them, for example in "
-            "AWS_ACCESS_KEY_ID."
+            f"--{flag}={protocol}://...: the address must contain no user name, password, query or "
+            "fragment, because logs show it; expected protocol://bucket/folder. Set credentials "
+            "where the protocol's own tools look for them, for example in AWS_ACCESS_KEY_ID."
         )
     if protocol not in PACKAGES:
         raise ConfigurationError(

@@ -99,10 +99,7 @@ class ObjectStore(abc.ABC):
         except ObjectMissingError:
             is_whole = False
         if not is_whole or name not in self.names():
-            raise StorageError(
-                f"{self.address} does not return an object that was just written; expected a "
-                "storage that shows new objects immediately"
-            )
+            raise StorageError(f"{self.address} does not return an object that was just written")
         self.remove([name])
 
 

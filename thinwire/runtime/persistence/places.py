@@ -90,7 +90,6 @@ def check_place(address: str, flag: str) -> None:
         probed.check()
     except StorageError as error:
         raise ConfigurationError(
-            f"--{flag}={address} cannot be used as storage: {error}. Expected an existing bucket "
-            "or folder that this host can reach, and that the credentials of this process may "
-            "list and write."
+            f"--{flag}={address} is not usable: {error}. Expected an existing bucket or folder "
+            "that this host can reach, and that its credentials may list and write."
         ) from error

@@ -166,21 +166,13 @@ def read_arrays(
         dtype, shape = np.dtype(record["dtype"]), tuple(record["shape"])
         num_bytes = math.prod(shape) * dtype.itemsize
         if dtype.kind not in _ARRAY_KINDS or min(shape, default=0) < 0:
-            raise ValueError(
-                f"array {number} of the checkpoint has dtype {dtype} and shape {shape}, which is "
-                "not valid"
-            )
+            raise ValueError(f"checkpoint array {number}: invalid dtype {dtype} or shape {shape}")
         if record["offset"] + num_bytes > file_bytes:
-            raise ValueError(
-                f"file {name} is truncated: it has {file_bytes} bytes and ends within array "
-                f"{number}"
-            )
+            raise ValueError(f"file {name} is truncated: {file_bytes} bytes, within array {number}")
         raw = np.empty(num_bytes, np.uint8)
         file.seek(record["offset"])
         if file.readinto(raw.data) != num_bytes or zlib.crc32(raw.data) != record["crc32"]:  # type: ignore[attr-defined]
-            raise ValueError(
-                f"the checksum of array {number} in the checkpoint does not match the array's bytes"
-            )
+            raise ValueError(f"checkpoint array {number}: the checksum does not match the bytes")
         arrays.append(raw.view(dtype).reshape(shape))
     return arrays
 

@@ -119,11 +119,7 @@ class StoredCheckpoints(CheckpointStore):
                 return self._load(entry)
             except DamagedCheckpointError as error:
                 self.num_skipped += 1
-                _log.warning(
-                    "Skipping a checkpoint that cannot be read: %s. Trying the next older "
-                    "checkpoint.",
-                    error,
-                )
+                _log.warning("Skipping an unreadable checkpoint: %s. Trying an older one.", error)
         return None
 
     def load_values(self) -> State | None:
@@ -332,9 +328,7 @@ class StoredCheckpoints(CheckpointStore):
             arrays = read_arrays(io.BytesIO(data), len(data), "parts", content["arrays"])
             state, step = decode_state(content["tree"], arrays), content["step"]
             if type(step) is not int or not isinstance(state, dict):
-                raise ValueError(
-                    "the training step or the node's state in the checkpoint has the wrong type"
-                )
+                raise ValueError("the checkpoint's step or state is of the wrong type")
         except StorageError as error:
             raise ConfigurationError(f"{error}.") from error
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
@@ -348,9 +342,7 @@ class StoredCheckpoints(CheckpointStore):
         except ObjectMissingError as error:
             raise ValueError(f"{name} is missing") from error
         if len(data) != part["bytes"]:
-            raise ValueError(
-                f"the object {name} has {len(data)} bytes; expected {part['bytes']} bytes"
-            )
+            raise ValueError(f"object {name} has {len(data)} bytes; expected {part['bytes']}")
         if zlib.crc32(data) != part["crc32"]:
             raise ValueError(f"the checksum of object {name} does not match the object's bytes")
         return data
@@ -380,8 +372,7 @@ class StoredCheckpoints(CheckpointStore):
                     break
         except (StorageError, ConfigurationError) as error:
             _log.warning(
-                "another process has taken over the checkpoints, but the stored object with that "
-                "process's name cannot be read: %s",
+                "the name of the process that has taken over the checkpoints cannot be read: %s",
                 error,
             )
         return Fenced(
@@ -411,9 +402,7 @@ class StoredCheckpoints(CheckpointStore):
             self._store.remove(doomed)
             self._entries = snapshots
         except StorageError as error:
-            _log.warning(
-                "old checkpoint objects in the storage could not be deleted yet: %s", error
-            )
+            _log.warning("old checkpoint objects could not be deleted yet: %s", error)
 
 
 def _name(number: int) -> str:

@@ -168,8 +168,7 @@ class DirectoryLock:
                     raise ConfigurationError(self._refusal())
                 if not waits:
                     _log.info(
-                        "the lock file %s is locked by another process; waiting up to %g s until "
-                        "that process ends",
+                        "the lock file %s is locked by another process; waiting up to %g s",
                         self.path,
                         patience_seconds,
                     )

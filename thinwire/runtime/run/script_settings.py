@@ -145,9 +145,8 @@ def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
         return LaunchedScript(*words, measured_to, evaluates)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"environment variable {SETTINGS_VARIABLE}={path}: this file cannot be read "
-            f"({error}); expected the file that `thinwire run` writes. Unset the variable to "
-            "train in this process alone."
+            f"environment variable {SETTINGS_VARIABLE}={path} cannot be read ({error}); expected "
+            "the file that `thinwire run` writes. Unset the variable to train alone."
         ) from error
 
 

@@ -69,8 +69,7 @@ class ScriptTarget:
             return cls(path, "", tuple(words[1:]))
         if len(words) == 1:
             raise ConfigurationError(
-                "-m is the last word of the command line; expected the name of a module after -m, "
-                "as in -m package.train."
+                "-m is the last word; expected a module name after -m, as in -m package.train."
             )
         return cls(_file_of(words[1]), words[1], tuple(words[2:]))
 

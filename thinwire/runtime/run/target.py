@@ -66,10 +66,7 @@ class Target:
         except ValueError:
             bound = math.nan
         if form is None or not math.isfinite(bound):
-            raise ValueError(
-                f"the text {text!r} is not a target for an evaluation metric; expected "
-                "NAME<=NUMBER or NAME>=NUMBER"
-            )
+            raise ValueError(f"{text!r} is no target; expected NAME<=NUMBER or NAME>=NUMBER")
         return cls(form["metric"], form["sign"], bound)
 
     @classmethod

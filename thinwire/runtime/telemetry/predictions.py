@@ -106,10 +106,7 @@ def load(path: pathlib.Path) -> Recommendation:
     try:
         advice = Recommendation.from_dict(parse_json(read_bounded(path)))
         if advice.schema != _SCHEMA or advice.proposal >= len(advice.predicted):
-            raise ValueError(
-                f"the advice has schema {advice.schema} and proposal {advice.proposal}, which "
-                "this version does not read"
-            )
+            raise ValueError(f"schema {advice.schema} or proposal {advice.proposal} is not valid")
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"{path} is not an advice file of this version ({error}); give the file {ADVICE_FILE} "

@@ -149,10 +149,7 @@ def unpack(text: str | bytes) -> list[Round]:
     if not isinstance(columns, list) or not isinstance(rows, list):
         raise ValueError("a batch of round records has no columns and rows; expected two lists")
     if not all(isinstance(name, str) for name in columns):
-        raise ValueError(
-            f"the columns of a batch of round records are {columns!a:.80}; expected names of "
-            "columns"
-        )
+        raise ValueError(f"round records have the columns {columns!a:.80}; expected names")
     origin = MeasuredBy.from_dict(batch).to_dict()
     return [Round.from_dict({**_named(columns, row), **origin}) for row in rows]
 
@@ -165,10 +162,7 @@ def line_of(each: Round) -> str:
 
 def _named(columns: Sequence[str], row: Any) -> dict[str, Any]:
     if not isinstance(row, list) or len(row) != len(columns):
-        raise ValueError(
-            f"in a batch of round records, a row of {len(columns)} columns is {row!a:.80}; "
-            "expected one number for each column"
-        )
+        raise ValueError(f"round records have the row {row!a:.80}; expected {len(columns)} values")
     return dict(zip(columns, row, strict=True))
 
 

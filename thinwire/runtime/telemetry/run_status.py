@@ -225,10 +225,7 @@ def summarise(
         summary["target"] = {"text": str(target), "reached": _first_at(target, valid)}
     for name, block in status.policies.items():
         if name in summary:
-            raise ValueError(
-                f"a policy reports figures by the name {name!r}, which is another key of "
-                "summary.json"
-            )
+            raise ValueError(f"a policy reports as {name!r}, which is another key of summary.json")
         summary[name] = block
     return summary
 

@@ -225,9 +225,8 @@ class _Shares:
         if rule.partition == _EQUAL:
             if total < place.num_workers:
                 raise ConfigurationError(
-                    f"{total} rows of training data cannot be divided among {place.num_workers} "
-                    "workers; expected at least one row for each worker. Use "
-                    f"--nb_workers={total} at most, or give fit more rows."
+                    f"{total} training rows are too few for {place.num_workers} workers; expected "
+                    f"at least one each. Use --nb_workers={total} at most, or give fit more rows."
                 )
             window = place.run_batch(batch_size)
             sizes = place.dealt_rows(total, window)

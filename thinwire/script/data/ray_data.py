@@ -57,9 +57,8 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     workers = place.num_workers if place.is_shared else 1
     if total < workers:
         raise ConfigurationError(
-            f"{total} rows of a ray.data.Dataset cannot be divided among {workers} workers; "
-            f"expected at least one row for each worker. Use --nb_workers={max(total, 1)} at "
-            "most, or more data."
+            f"{total} rows of a ray.data.Dataset cannot be shared by {workers} workers; expected "
+            f"at least one row each. Use --nb_workers={max(total, 1)} at most, or more data."
         )
     columns = _Columns.of(dataset, fit_arguments)
     fit_arguments["x"] = _batches(
@@ -95,9 +94,8 @@ def part_of_ray_dataset(dataset: Any, place: WorkerPlace) -> Any:
     total, number = int(dataset.count()), place.num_workers
     if total < number:
         raise ConfigurationError(
-            f"{total} rows of a ray.data.Dataset cannot be divided among {number} workers; "
-            f"expected at least one row for each worker. Use --nb_workers={max(total, 1)} at "
-            "most, or more data."
+            f"{total} rows of a ray.data.Dataset cannot be shared by {number} workers; expected "
+            f"at least one row each. Use --nb_workers={max(total, 1)} at most, or more data."
         )
     bounds = [total * worker // number for worker in range(1, number)]
     return dataset.split_at_indices(bounds)[place.worker - 1]
@@ -122,10 +120,9 @@ class _Columns:
         known = [str(name) for name in dataset.columns()]
         if not all(isinstance(name, str) and name in known for name in named):
             raise ConfigurationError(
-                f"the script called fit with a ray.data.Dataset that has the columns {known}, and "
-                f"with y={y!r:.80} and sample_weight={weight!r:.80}; expected names of columns of "
-                'the data set as y and sample_weight, for example fit(dataset, y="label"). All '
-                "other columns are x."
+                f"fit received a ray.data.Dataset with the columns {known}, y={y!r:.80} and "
+                f"sample_weight={weight!r:.80}; expected names of columns of the data set as y and "
+                'sample_weight, for example fit(dataset, y="label"). All other columns are x.'
             )
         return cls([name for name in known if name not in named], labels, weight)
 
@@ -193,8 +190,7 @@ def _checked(name: str, column: Any) -> Any:
         if len(shapes) > 1:
             raise ConfigurationError(
                 f"the column {name!r} of a ray.data.Dataset has values of the shapes "
-                f"{sorted(shapes)}; expected one shape for all values. Pad the cells with "
-                "map_batches."
+                f"{sorted(shapes)}; expected one shape. Pad the values with map_batches."
             )
         array = np.stack(list(array))
     return array

@@ -69,9 +69,7 @@ class UnknownRounds:
 
     def num_rows(self, step: int, own: int) -> int:
         """Raise ConfigurationError, because the number of rows of all workers is unknown."""
-        raise ConfigurationError(
-            f"the total number of rows of all workers in a training step is unknown: {self.reason}"
-        )
+        raise ConfigurationError(f"the rows of all workers in a step are unknown: {self.reason}")
 
 
 def dealt_rounds(

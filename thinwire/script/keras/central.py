@@ -124,11 +124,7 @@ class CentralAccess:
         try:
             return session.fetch(weights)
         except (StreamLost, Unreachable, RequestRejected) as error:
-            logging.warning(
-                "cannot fetch the model's state from the PS shards; the model keeps the state of "
-                "this worker: %s",
-                error,
-            )
+            logging.warning("cannot fetch the PS's state; the model keeps its own: %s", error)
             return None
 
     def _fill_slots(self, session: Session, state: CentralState) -> bool:
@@ -141,8 +137,7 @@ class CentralAccess:
                 session.fill_slots([step.inner for step in steps], state)
         except (ConfigurationError, ValueError) as error:
             logging.warning(
-                "cannot load the PS's optimizer state; the compiled optimizer keeps the state of "
-                "this worker: %s",
+                "cannot load the PS's optimizer state; the compiled optimizer keeps its own: %s",
                 error,
             )
             return False

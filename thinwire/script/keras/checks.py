@@ -39,8 +39,7 @@ def check_model(model: Any) -> None:
     """Raise a ConfigurationError if an object is not a Keras model."""
     if not isinstance(model, keras.Model):
         raise ConfigurationError(
-            f"distribute() received an object of type {type(model).__name__}; expected a "
-            "keras.Model."
+            f"distribute() received type {type(model).__name__}; expected a keras.Model."
         )
 
 
@@ -53,8 +52,7 @@ def check_exchanges(model: Any) -> None:
     """
     if keras.backend.backend() != "tensorflow":
         raise ConfigurationError(
-            f"Keras runs with the backend {keras.backend.backend()}; expected "
-            "KERAS_BACKEND=tensorflow."
+            f"Keras has backend {keras.backend.backend()}; expected KERAS_BACKEND=tensorflow."
         )
     strategy = getattr(model, "_distribute_strategy", None)
     if strategy is not None:

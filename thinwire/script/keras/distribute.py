@@ -83,9 +83,8 @@ def distribute(
         _distribute_optimizer(trained, models_of(trained, model), args, num_train, settings)
     elif model is not None:
         raise ConfigurationError(
-            "distribute() received the argument model= together with an object of type "
-            f"{type(trained).__name__}; expected a Keras optimizer: optimizer = "
-            "thinwire.distribute(optimizer, model=model)."
+            f"distribute() received model= with a {type(trained).__name__}; expected a Keras "
+            "optimizer: optimizer = thinwire.distribute(optimizer, model=model)."
         )
     else:
         _distribute_model(trained, args, num_train, settings)
@@ -125,9 +124,8 @@ class _Call:
         if changed:
             raise ConfigurationError(
                 f"distribute() received {name} a second time with another {changed[0]}: "
-                f"{getattr(self, changed[0])!r:.200} now, but "
-                f"{getattr(before, changed[0])!r:.200} in the first call; expected one call, or "
-                "the same arguments."
+                f"{getattr(self, changed[0])!r:.200} now, but first "
+                f"{getattr(before, changed[0])!r:.200}; expected one call, or the same arguments."
             )
 
 
@@ -247,9 +245,7 @@ def _new_session(
     """Create this worker's session with the servers for a model, and attach it to the model."""
     chosen: ScriptSettings = read_settings(args, settings, type_node="Worker")
     if chosen.local:
-        raise ConfigurationError(
-            "mode msgd trains without a parameter server; remove the call of distribute()."
-        )
+        raise ConfigurationError("mode msgd trains without a PS; remove distribute().")
     if not (chosen.is_launched or RECORD.is_distributed):
         exit_with_reason()
     session = model.thinwire = ModelSession(model, chosen, args, settings, num_train)

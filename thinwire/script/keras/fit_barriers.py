@@ -294,10 +294,7 @@ class FitBarriers:
         try:
             self._control.barrier(f"fit-{self._num_fits}-loop", patience_seconds=_IN_LOOP_SECONDS)
         except TimeoutError:
-            logging.info(
-                "some workers' scripts begin no training loop after their fit: starting the loop "
-                "without these workers"
-            )
+            logging.info("some workers begin no training loop after the fit: starting without them")
         except RunHalted as halted:
             return halted
         return None

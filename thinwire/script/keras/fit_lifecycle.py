@@ -318,9 +318,7 @@ class FitLifecycle:
         if session is not None and set_here is not None and not member.stopped:
             session.variables.assign(set_here)
         if member.stopped:
-            logging.info(
-                "fit ended because the run ended (%s)", member.stop_reason or "interrupted"
-            )
+            logging.info("fit ends because the run ended (%s)", member.stop_reason or "interrupted")
 
     def _take_final(self, session: Session) -> None:
         """Load the final state of an ended run while the shards still wait for this worker."""

@@ -86,9 +86,7 @@ class KeptState:
         try:
             self._files.save(core.step, state)
         except OSError as error:
-            logging.error(
-                "cannot write the optimizer state of this worker's local steps: %s", error
-            )
+            logging.error("cannot write the optimizer state of the local steps: %s", error)
 
     def restore(self, session: Session, optimizers: Sequence[Any], last_step: int) -> State | None:
         """Load the optimizer state that an earlier process of this worker saved.
@@ -120,8 +118,7 @@ class KeptState:
         settings = state.get("settings", {})
         if first_setting(settings, deciding_settings(session.settings.run)) is not None:
             logging.warning(
-                "the training method has changed (--resume): resetting this worker's optimizer "
-                "state"
+                "the training method has changed (--resume): resetting the optimizer state"
             )
             return None
         saved = [state["optimizers"].get(str(number), {}) for number in range(len(optimizers))]
@@ -129,8 +126,7 @@ class KeptState:
         is_other = state.get("classes", _classes(optimizers)) != _classes(optimizers)
         if is_other or [_shapes(values) for values in saved] != shapes:
             logging.warning(
-                "the checkpoint of this worker has other optimizers than the script: resetting "
-                "the state of the script's optimizers"
+                "this worker's checkpoint has other optimizers: resetting the script's optimizers"
             )
             return None
         compiled = [rows for name, *rows in state.get("program", ()) if name == _OPTIMIZER]
@@ -143,12 +139,7 @@ class KeptState:
                 if is_edited:  # --resume with an edited script: use the script's rate
                     optimizer.variables[_RATE].assign(rate)
         step = state["core"]["step"]
-        logging.info(
-            "loaded this worker's optimizer state, which was saved after exchange %d of %d with "
-            "the PS",
-            step,
-            last_step,
-        )
+        logging.info("loaded this worker's optimizer state of exchange %d of %d", step, last_step)
         core: State = state["core"]
         return core
 

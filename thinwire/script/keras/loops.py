@@ -101,9 +101,8 @@ def models_of(optimizer: Any, model: Any) -> list[keras.Model]:
     models = list(model) if isinstance(model, list | tuple) else [model]
     if model is None or not models:
         raise ConfigurationError(
-            f"distribute() received {named(optimizer)} without a model; expected the model, or "
-            "the models, whose variables the optimizer trains: thinwire.distribute(optimizer, "
-            "model=model)."
+            f"distribute() received {named(optimizer)} without a model; expected the model, or the "
+            "models, whose variables it trains: thinwire.distribute(optimizer, model=model)."
         )
     for member in models:
         check_model(member)
@@ -142,9 +141,8 @@ class LoopSteps:
             return
         self._others[id(optimizer)] = optimizer
         logging.warning(
-            "%s trains the variable %s and %d more variables on this worker alone; to train these "
-            "variables on all workers, write: optimizer = thinwire.distribute(optimizer, "
-            "model=model)",
+            "%s trains %s and %d more variables on this worker alone; to train them on all "
+            "workers, write: optimizer = thinwire.distribute(optimizer, model=model)",
             named(optimizer),
             variables[0].path,
             len(variables) - 1,

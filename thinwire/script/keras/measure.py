@@ -89,10 +89,9 @@ class _Measurement:
             if not self._was_applied:
                 raise ConfigurationError(
                     f"the train_step of {model.name!r} does not step with the optimizer that the "
-                    "model is compiled with. thinwire advise measures the steps of that "
-                    "optimizer; expected self.optimizer.apply_gradients(...) in the train_step. "
-                    "Or leave out thinwire advise: thinwire run also trains scripts with several "
-                    "optimizers."
+                    "model is compiled with. thinwire advise measures the steps of that optimizer; "
+                    "expected self.optimizer.apply_gradients(...) in the train_step. Or leave out "
+                    "thinwire advise: thinwire run also trains with several optimizers."
                 )
             return logs
 

@@ -117,9 +117,8 @@ def _owners(shared: SharedModel, plan: StepPlan) -> list[tuple[Any, list[Any]]]:
     for optimizer, variables in owners:
         if not variables:
             raise ConfigurationError(
-                f"{named(optimizer)} trains none of the shared variables; expected at least one "
-                "shared variable. Put its variables into thinwire.W_global too, or leave W_global "
-                "alone."
+                f"{named(optimizer)} trains none of the shared variables; expected at least one. "
+                "Put its variables into thinwire.W_global too, or leave W_global alone."
             )
     return owners
 

@@ -117,10 +117,7 @@ class ScriptOptimizers:
         if optimizer is None:
             return
         if member.model.jit_compile:
-            logging.warning(
-                "the model's jit_compile is switched off: XLA cannot compile an exchange with the "
-                "PS"
-            )
+            logging.warning("jit_compile is switched off: XLA cannot compile an exchange")
         member.model.jit_compile = False
         if step is not None and step.optimizer is optimizer:
             return
@@ -299,9 +296,8 @@ class ScriptOptimizers:
         if self._member.session is not None and not self._has_warned_of_flags:
             self._has_warned_of_flags = True
             logging.warning(
-                "setting the optimizer's %s has no effect: flags define the optimizer of this "
-                "parameter server. Start the script with `thinwire run`, whose server steps with "
-                "the script's optimizer",
+                "setting %s has no effect: flags define this server's optimizer. Start the script "
+                "with `thinwire run`, whose server steps with the script's optimizer",
                 variable.path,
             )
 

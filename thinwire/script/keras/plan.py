@@ -97,10 +97,9 @@ class StepPlan:
             optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
             if isinstance(optimizer, keras.optimizers.Ftrl):
                 logging.warning(
-                    "optimizer %s computes the weights from sums in its own state, not from the "
-                    "weights that the parameter server sends, so the models of workers that apply "
-                    "this optimizer locally diverge; expected a method whose PS applies the "
-                    "optimizer: --method=bsp or --method=asgd",
+                    "optimizer %s computes weights from its own sums, not from the weights that "
+                    "the PS sends, so the models of workers that apply it locally diverge; "
+                    "expected a method whose PS applies it: --method=bsp or --method=asgd",
                     named(step.optimizer),
                 )
 
@@ -126,10 +125,9 @@ class StepPlan:
         for step in self.steps:
             if not step.is_uniform:
                 raise ConfigurationError(
-                    f"the training step of {name!r} passes different variables to "
-                    f"{named(step.optimizer)} in different calls, but the PS updates all "
-                    "variables of an optimizer together; expected one optimizer for each set of "
-                    f"variables. {remedy}"
+                    f"the training step of {name!r} gives {named(step.optimizer)} different "
+                    "variables from call to call, but the PS updates all variables of an optimizer "
+                    f"together; expected one optimizer for each set of variables. {remedy}"
                 )
         owners: dict[int, PlannedStep] = {}
         for step in self.steps:

@@ -51,10 +51,9 @@ def variables_of(fit: pb.FitBegun, model: keras.Model) -> list[Any]:
     weights = model.weights
     if len(weights) != fit.num_weights:
         raise ConfigurationError(
-            f"{model.name!r} has {len(weights)} weights in the evaluator process, but "
-            f"{fit.num_weights} weights on the workers; expected the same model in every process "
-            "that runs the script. Build the model before fit, in the same way in every process: "
-            "model(x[:1])."
+            f"{model.name!r} has {len(weights)} weights in the evaluator, but {fit.num_weights} on "
+            "the workers; expected the same model in every process of the script. Build the model "
+            "before fit, in the same way in every process: model(x[:1])."
         )
     sizes = [0] * len(fit.variables)
     for shard in fit.shards:

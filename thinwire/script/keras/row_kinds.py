@@ -91,9 +91,7 @@ def kinds_of(evaluate: Callable[[Any, bool], Sequence[float]], data: Any) -> lis
             pairs = zip(kinds, moved_kinds, strict=True)
             kinds = [other if kind is RowKind.UNDECIDED else kind for kind, other in pairs]
     except Exception as error:  # noqa: BLE001 - a script's loss may raise any error
-        logging.info(
-            "a loss of the model cannot be computed for a batch of repeated rows: %r", error
-        )
+        logging.info("a loss of the model cannot be computed for repeated rows: %r", error)
         return []
     return [RowKind.OTHER if kind is RowKind.UNDECIDED else kind for kind in kinds]
 

@@ -307,9 +307,7 @@ class RowSums:
                     f"number of rows. {_REMEDY}"
                 )
             elif kind is RowKind.OTHER:
-                logging.info(
-                    "the %s is neither a sum nor a mean over the rows of the batch", part.name
-                )
+                logging.info("the %s is neither a sum nor a mean over batch rows", part.name)
 
     def _scaled(self, part: _Part, value: Any) -> Any:
         if tf.executing_eagerly():

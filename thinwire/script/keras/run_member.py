@@ -113,9 +113,7 @@ class RunMember:
     def met_barriers(self) -> FitBarriers:
         """The barriers with other workers' scripts; raises an error before the first barrier."""
         if self.barriers is None:
-            raise RuntimeError(
-                "the model's fit has not reached the barrier with the other workers' scripts yet"
-            )
+            raise RuntimeError("fit has not reached the barrier with the other scripts yet")
         return self.barriers
 
     @property

@@ -92,10 +92,9 @@ class Succession:
         reason = "a loop of the script's own trains one of them" if in_loop else "both at a time"
         raise ConfigurationError(
             f"{self._member.model.name!r} is a second model that this script trains with "
-            f"thinwire.distribute(), next to {other.model.name!r} ({reason}); expected models "
-            "that model.fit(...) trains one after the other, or training loops whose optimizers "
-            "are all distributed before the first step of any loop: one = "
-            "thinwire.distribute(one, model=first); other = thinwire.distribute(other, "
-            "model=second). Or train one of the two models in a run of its own, or without "
-            "distribute(): every worker then trains that model alone."
+            f"thinwire.distribute(), next to {other.model.name!r} ({reason}); expected models that "
+            "model.fit(...) trains one after the other, or loops whose optimizers are all "
+            "distributed before the first step of any loop: one = thinwire.distribute(one, "
+            "model=first); other = thinwire.distribute(other, model=second). Or train one of the "
+            "two in a run of its own, or without distribute(): every worker then trains it alone."
         )

@@ -148,11 +148,10 @@ class TrainMetrics:
         if names and not self._has_named and self._member.is_chief:
             self._has_named = True
             logging.warning(
-                "training metrics that describe only one worker's rows: %s. The states of these "
-                "metrics cannot be summed over the workers, so their values differ among workers, "
-                "and callbacks that read these values may act in different epochs on different "
-                "workers. Thinwire merges metrics of Keras, and other metrics that only add to "
-                "their state",
+                "training metrics that describe only one worker's rows: %s. Their states cannot be "
+                "summed over the workers, so their values differ among workers, and callbacks that "
+                "read them may act in different epochs. Metrics of Keras, and other metrics that "
+                "only add to their state, are merged",
                 ", ".join(names),
             )
 
@@ -293,11 +292,7 @@ def _probe(metric: Any, args: Any, keywords: Any) -> Any:
         if _attributes(copied) != before:
             return tf.constant(_Verdict.DEPENDENT)
     except Exception as error:  # noqa: BLE001 - a script's metric may raise any error
-        logging.info(
-            "the training metric %s cannot be updated on a copy of its state: %r",
-            metric.name,
-            error,
-        )
+        logging.info("metric %s cannot be updated on a copy of its state: %r", metric.name, error)
         return tf.constant(_Verdict.DEPENDENT)
     once, twice = [_float64(value) for value in once], [_float64(value) for value in twice]
     changes, repeats = [], []

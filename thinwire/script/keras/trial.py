@@ -86,10 +86,9 @@ class StepTrial:
     def refuse_without_step(self) -> NoReturn:
         """Raise a ConfigurationError, because the train_step calls no optimizer."""
         raise ConfigurationError(
-            f"the train_step of {self._model.name!r} does not step with any optimizer of Keras, "
-            "so each worker would train alone; expected self.optimizer.apply_gradients(...), or "
-            "apply_gradients of another optimizer, in each step. Or leave thinwire.distribute() "
-            "out."
+            f"the train_step of {self._model.name!r} does not step with any optimizer of Keras, so "
+            "each worker would train alone; expected self.optimizer.apply_gradients(...), or that "
+            "of another optimizer, in each step. Or leave thinwire.distribute() out."
         )
 
     def _plan(self, attempt: Callable[[], None]) -> StepPlan:

@@ -85,9 +85,7 @@ def import_logs(folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
         ConfigurationError: The folder has no log files of ESync, or the run directory is not empty.
     """
     if run_dir.exists() and any(run_dir.iterdir()):
-        raise ConfigurationError(
-            f"the output folder {run_dir} is not empty; give a new or empty folder."
-        )
+        raise ConfigurationError(f"folder {run_dir} is not empty; give a new or empty folder.")
     logged = _read(folder)
     run = measured_runs.of_logs(folder, logged)
     evaluations = [
@@ -131,8 +129,7 @@ def _read(folder: pathlib.Path) -> list[DeviceLog]:
         return log_files.read_mode(folder)
     except (ValueError, OSError) as error:
         raise ConfigurationError(
-            f"the folder cannot be imported: {error}. Expected a folder NETWORK/MODE with files "
-            "HOST/DEVICE/iter-N.txt, N from 1."
+            f"{error}. Expected a folder NETWORK/MODE with files HOST/DEVICE/iter-N.txt, N from 1."
         ) from error
 
 

@@ -471,9 +471,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     if not 0 < options.speedup_target <= 1:
-        parser.error(
-            f"--speedup_target={options.speedup_target}: expected a fraction above 0 and at most 1"
-        )
+        parser.error(f"--speedup_target={options.speedup_target}: expected above 0 and at most 1")
     if options.smooth < 1:
         parser.error(f"--smooth={options.smooth}: expected a mean over 1 or more evaluations")
     try:

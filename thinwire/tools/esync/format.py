@@ -199,8 +199,7 @@ def _read_device(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
             raise ValueError(f"{path}: {error}") from error
         if not isinstance(document, dict) or not isinstance(document.get("time"), dict):
             raise ValueError(
-                f"the file {path} has no map 'time'; expected the log of a round in the format of "
-                "ESync"
+                f"file {path} has no map 'time'; expected a round in the format of ESync's logs"
             )
         yield document
         number += 1

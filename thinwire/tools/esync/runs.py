@@ -123,9 +123,8 @@ def load(path: pathlib.Path) -> MeasuredRun:
         return of_logs(path, log_files.read_mode(path))
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"no figures can be drawn from {path}: {error}. Expected the --run_dir of an ended "
-            "run with a Supervisor and without --measure=off, or a folder NETWORK/MODE of ESync's "
-            "logs."
+            f"cannot draw figures of {path}: {error}. Expected the --run_dir of an ended run with "
+            "a Supervisor and without --measure=off, or a folder NETWORK/MODE of ESync's logs."
         ) from error
 
 

@@ -216,7 +216,7 @@ def test_a_damaged_one_is_passed_over(memory, caplog, damage):
         memory.put(entry, memory.get(entry).replace(b'"step":2', b'"step":7'))
     found = StoredCheckpoints(memory)
     assert found.load_latest()[0] == 1 and found.num_skipped == 1
-    assert "Skipping a checkpoint" in caplog.text
+    assert "Skipping" in caplog.text
 
 
 def test_a_storage_that_fails_is_no_damage(memory):

@@ -103,7 +103,7 @@ def test_a_round_too_long_for_a_batch_loses_its_steps_alone():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rows": [[1]]}, "a row of 14 columns"),
+        ({"rows": [[1]]}, "expected 14 values"),
         ({"rows": 3}, "no columns and rows"),
         ({"columns": [[]]}, "expected names"),
         ({"host": 5}, "host"),

@@ -526,7 +526,7 @@ def loop_behind_loop(settings):
         (own_optimizer_of_fit, "OwnSGD, which a PS cannot build"),
         (other_model, "a second time with another model"),
         (model_of_a_loop, "either the model or the optimizer"),
-        (other_settings, "another num_train: 7 now, but None in the first call"),
+        (other_settings, "another num_train: 7 now, but first None"),
         (loop_behind_loop, "distributed before the first step of any"),
         *(
             pytest.param(script, words, marks=pytest.mark.product)
