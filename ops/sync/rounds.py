@@ -1,10 +1,11 @@
 """Rounds of one shard: its workers, the pushes that wait to be released, and clocks.
 
-A `Rounds` object does the bookkeeping for every synchronization rule. The rule only answers two
-questions about the object: which waiting pushes are released now, and may a worker proceed. An
-agreement (`thinwire.ops.sync.agreements`) gives all shards of a run the same rounds.
+A `Rounds` object records workers and waiting pushes for every synchronization rule. The rule reads
+the `Rounds` object and decides only which waiting pushes are released, and whether a worker may
+proceed. An agreement (`thinwire.ops.sync.agreements`) makes all shards of a run form equal rounds.
 
-Times enter only as arguments, so a replay of a shard's journal repeats all rounds.
+A `Rounds` object reads no clock and receives times as arguments, so a replay of a shard's journal
+repeats all rounds.
 """
 
 from __future__ import annotations
@@ -21,41 +22,42 @@ from thinwire.ops.types import State
 class Rounds:
     """Workers, waiting pushes, groups and clocks of one shard.
 
-    The clock of a worker is its number of finished iterations. A live worker is in one of three
-    states: it computes, its push waits to be released, or it is held until it may proceed. The
-    object counts workers by group and by clock, so that a push costs no loop over all workers.
+    The clock of a worker is its number of finished iterations. A live worker computes, or has a
+    push that waits to be released, or is held (gets no reply) until it may proceed. A `Rounds`
+    object counts workers by worker group and by clock, so that a push costs no loop over all
+    workers.
 
     Attributes:
-        rule: The synchronization rule.
-        follows: True on every shard but shard 0. Only shard 0 holds workers back by the rule.
-        groups: Current groups of worker ids; each worker id is in exactly one group.
-        changed: Numbers of the groups with new pushes, new members or fewer members since the last
-            call of `SyncRule.ready`, ascending. Rules need not look at other groups.
+        rule: Synchronization rule of the run.
+        follows: True on every shard but shard 0. Only shard 0 calls `SyncRule.may_proceed`.
+        groups: Current worker groups; each worker id is in exactly one group.
+        changed: Numbers of the worker groups whose pushes or members have changed since the last
+            call of `SyncRule.ready`, ascending. Synchronization rules may skip unchanged groups.
     """
 
     def __init__(self, rule: SyncRule, generation: int = 0, follows: bool = False) -> None:
-        """Start without workers.
+        """Create the rounds of a shard that has no workers yet.
 
         Args:
-            rule: The synchronization rule.
+            rule: Synchronization rule of the run.
             generation: Generation of the shard, a number that grows with each restart of the shard.
             follows: True on every shard but shard 0.
         """
         self.rule, self.follows = rule, follows
         self.changed: Sequence[int] = ()
         self._live: list[int] = []  # ids of live workers, ascending
-        self._joining: list[int] = []  # workers that become live at a round boundary, ascending
-        # Live worker -> its arrivals that are not released, oldest first; never an empty list.
+        self._joining: list[int] = []  # ids of joined workers that are not live yet, ascending
+        # Live worker -> tokens of its waiting pushes, oldest first; no worker has an empty list.
         self._submitted: dict[int, list[ArrivalToken]] = {}
         self._arrived_at: dict[ArrivalToken, float] = {}  # waiting push -> time of its arrival
-        self._clocks: dict[int, int] = {}  # finished iterations; stays when a worker leaves
-        self._void: dict[int, int] = {}  # worker, live or not -> newest step withdrawn
-        # Live workers that wait for permission to proceed, oldest first. A dict keeps the order of
-        # its keys and removes a key without a search. The values are not used.
+        self._clocks: dict[int, int] = {}  # worker, live or not -> finished iterations
+        self._void: dict[int, int] = {}  # worker, live or not -> newest withdrawn step
+        # The keys of `_held` are live workers that wait for permission to proceed, in order of time.
+        # A dict keeps the order of its keys and removes a key without a search.
         self._held: dict[int, None] = {}
-        self._paused = False  # True if no worker may proceed, because groups are about to change
-        self._dirty: list[int] = []  # groups that changed since the last `advance`, ascending
-        self._deadline: float | None = None  # `Ready.look_again_at` of the last `advance`
+        self._paused = False  # True if no worker may proceed until the groups change
+        self._dirty: list[int] = []  # worker groups that changed since `advance`, ascending
+        self._deadline: float | None = None  # newest `Ready.look_again_at`, in seconds
         self._set_groups(rule.groups)
         self._count()
         self._agreement = agreement_of(self, generation)
@@ -66,10 +68,10 @@ class Rounds:
         self._names = [name_of(group) for group in groups]
 
     def _count(self) -> None:
-        """Count the live workers by group and by clock, and the workers with a waiting push."""
-        self._num_live: dict[int, int] = {}  # group -> number of live members
-        self._num_submitted: dict[int, int] = {}  # group -> number of members with a waiting push
-        self._levels: dict[int, int] = {}  # clock -> number of live workers with this clock
+        """Count the live workers per worker group and clock, and the workers with waiting pushes."""
+        self._num_live: dict[int, int] = {}  # worker group -> number of live members
+        self._num_submitted: dict[int, int] = {}  # group -> number of pushing members
+        self._levels: dict[int, int] = {}  # clock value -> number of live workers
         for worker in self._live:
             number = self._numbers[worker]
             self._num_live[number] = self._num_live.get(number, 0) + 1
@@ -80,25 +82,25 @@ class Rounds:
 
     @property
     def waits_for_start(self) -> bool:
-        """True if a group has 2 or more workers: the run starts when all workers have joined."""
+        """True if a worker group has 2 or more workers: the run then starts when all have joined."""
         return any(len(group) > 1 for group in self.groups)
 
     # -- what a rule reads ------------------------------------------------------------------
 
     def members(self, number: int) -> Sequence[int]:
-        """Return the live workers in the current round of group `number`, ascending."""
+        """Return the live workers in the current round of worker group `number`, ascending."""
         return self._agreement.members(number)
 
     def is_complete(self, number: int) -> bool:
-        """Return True if a push of every member of the group's current round waits."""
+        """Return True if all workers of the current round of worker group `number` have pushed."""
         return self._agreement.is_complete(number)
 
     def oldest(self, workers: Iterable[int]) -> tuple[ArrivalToken, ...]:
-        """Return the oldest waiting push of each worker; a worker without one is skipped."""
+        """Return each worker's oldest waiting push; skip workers without a waiting push."""
         return tuple(self._submitted[worker][0] for worker in workers if worker in self._submitted)
 
     def arrived_at(self, arrival: ArrivalToken) -> float:
-        """Return the time at which a waiting push arrived, in seconds."""
+        """Return the time at which a waiting push arrived, in seconds of the shard's clock."""
         return self._arrived_at[arrival]
 
     def lead(self, worker: int) -> int:
@@ -106,23 +108,24 @@ class Rounds:
         return self._clocks[worker] - self.min_clock()
 
     def min_clock(self) -> int:
-        """Return the lowest clock of live workers; 0 if there are no live workers."""
+        """Return the lowest number of finished iterations of a live worker; 0 without live workers.
+        """
         return min(self._levels, default=0)
 
     def clocks(self) -> dict[int, int]:
-        """Return worker -> number of finished iterations. Workers that have left are included."""
+        """Return worker -> number of finished iterations, including workers that have left."""
         return dict(self._clocks)
 
     def clock(self, worker: int) -> int:
-        """Return the number of iterations that a live or former worker has finished; else 0."""
+        """Return how many iterations a worker has finished; 0 for an unknown worker."""
         return self._clocks.get(worker, 0)
 
     def live(self) -> tuple[int, ...]:
-        """Return the ids of workers that take part in the run's rounds, ascending."""
+        """Return the ids of live workers (whose pushes rounds wait for), ascending."""
         return tuple(self._live)
 
     def joining(self) -> tuple[int, ...]:
-        """Return ids of workers that become live at their group's next round, ascending."""
+        """Return the ids of workers that have joined but are not live yet, ascending."""
         return tuple(self._joining)
 
     def present(self) -> tuple[int, ...]:
@@ -134,7 +137,7 @@ class Rounds:
         return {*self._submitted, *self._held}
 
     def is_live(self, worker: int) -> bool:
-        """Return True if rounds wait for the worker's pushes."""
+        """Return True if a worker is live: rounds wait for its pushes."""
         place = bisect.bisect_left(self._live, worker)
         return place < len(self._live) and self._live[place] == worker
 
@@ -143,32 +146,32 @@ class Rounds:
         return worker in self._submitted
 
     def may_proceed(self, worker: int) -> bool:
-        """Return True if a live worker computes, or may compute, its next round."""
+        """Return True if a worker is live, has no waiting push and is not held after a round."""
         waits = worker in self._held or worker in self._submitted
         return self.is_live(worker) and not waits
 
     def group_of(self, worker: int) -> int:
-        """Return the number of the worker's group, an index into `groups`."""
+        """Return the number of a worker's group, which is an index into `Rounds.groups`."""
         return self._numbers[worker]
 
     def name_of(self, worker: int) -> str:
-        """Return the name of the worker's group in metrics."""
+        """Return the name that metrics use for a worker's group."""
         return self._names[self._numbers[worker]]
 
     def fellows(self, worker: int) -> Sequence[int]:
-        """Return the live workers in the worker's current round, including the worker itself."""
+        """Return the live workers in the same current round as a worker, including the worker."""
         return self._agreement.fellows(worker)
 
     # -- workers ----------------------------------------------------------------------------
 
     def join(self, worker: int) -> None:
-        """Announce a worker, which becomes live when the agreement admits it."""
+        """Add a joining worker, which becomes live when the shards' agreement admits the worker."""
         if not self.is_live(worker) and worker not in self._joining:
             bisect.insort(self._joining, worker)
             self.mark_changed(worker)
 
     def leave(self, worker: int) -> None:
-        """Remove a worker and its waiting pushes. Rounds do not wait for a removed worker."""
+        """Remove a worker that has left, and its waiting pushes, so that no round waits for it."""
         if self.is_live(worker):
             self._num_live[self._numbers[worker]] -= 1
             self._move_clock(self._clocks[worker], None)
@@ -181,7 +184,12 @@ class Rounds:
         self.mark_changed(worker)
 
     def enter(self, worker: int, clock: int) -> None:
-        """Make a joining worker live; it is held until it may proceed."""
+        """Make a joining worker live, and hold the worker until it may proceed.
+
+        Args:
+            worker: Id of a joining worker.
+            clock: Number of finished iterations that the worker starts with.
+        """
         self._joining.remove(worker)
         bisect.insort(self._live, worker)
         self._clocks[worker] = clock
@@ -191,7 +199,7 @@ class Rounds:
         self._held[worker] = None
 
     def hold(self, workers: Iterable[int]) -> None:
-        """Hold live workers until the rule lets them proceed."""
+        """Hold live workers (send no reply) until the workers may proceed."""
         self._held.update(dict.fromkeys(workers))
 
     def reply_in_order_of_id(self) -> None:
@@ -201,7 +209,7 @@ class Rounds:
     # -- arrivals ---------------------------------------------------------------------------
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add a push of a live worker. A push that is added twice counts once."""
+        """Add a live worker's push, which waits to be released; a push added twice counts once."""
         arrivals = self._submitted.setdefault(arrival.worker, [])
         if not arrivals:
             group = self._numbers[arrival.worker]
@@ -213,11 +221,11 @@ class Rounds:
         self._agreement.submitted(arrival.worker)
 
     def withdraw(self, worker: int, step: int) -> None:
-        """Remove all waiting pushes of a worker; do nothing if no push of the worker waits.
+        """Remove all waiting pushes of a worker, and record the newest withdrawn step.
 
         Args:
-            worker: Id of a worker that does not wait for the result of its push any more.
-            step: Step of the newest push that is withdrawn, at least on this shard.
+            worker: Id of a worker that no longer waits for the reply to its push.
+            step: Step of the worker's newest withdrawn push; no push need wait on this shard.
         """
         self._void[worker] = max(step, self._void.get(worker, 0))
         if self._drop_arrivals(worker) or self._joining:
@@ -225,16 +233,16 @@ class Rounds:
         self._agreement.withdrew(worker, step)
 
     def has_waiting(self, number: int) -> bool:
-        """Return True if a push of a member of group `number` waits to be released."""
+        """Return True if a push of a member of worker group `number` waits to be released."""
         return bool(self._num_submitted.get(number))
 
     def has_all(self, number: int) -> bool:
-        """Return True if pushes of all live members of group `number` wait to be released."""
+        """Return True if all live members of worker group `number` have a waiting push."""
         waiting = self._num_submitted.get(number, 0)
         return bool(waiting) and waiting == self._num_live.get(number, 0)
 
     def newest_withdrawn(self, worker: int) -> int:
-        """Return the newest step of the worker that was withdrawn; 0 if none was."""
+        """Return the newest withdrawn step of a worker; 0 if the worker withdrew no push."""
         return self._void.get(worker, 0)
 
     def has_held(self) -> bool:
@@ -247,14 +255,15 @@ class Rounds:
         """Release complete rounds, make joining workers live, and let workers proceed.
 
         Returns:
-            Released rounds, and workers that may proceed: a new worker may then pull the weights.
+            Pushes of the released rounds, and workers that may proceed. A joined worker that may
+            proceed may pull the weights.
         """
         agreement, newest = self._agreement, self._agreement.newest
         agreement.admit_early(self._dirty)
         num_joining = len(self._joining)
         self.changed, self._dirty = self._dirty, []
         released = self._release(now)
-        # All pushes of the next round may wait already, for example after a restart.
+        # All pushes of the next round may wait already, for example after a restart of the shard.
         while agreement.begin_next():
             released += self._release(now)
         return Advance(
@@ -265,27 +274,28 @@ class Rounds:
         )
 
     def _release(self, now: float) -> list[tuple[ArrivalToken, ...]]:
-        """Release late pushes and complete rounds; admit joining workers to groups in between."""
+        """Release late pushes, then complete rounds, then make joining workers of groups live."""
         agreement = self._agreement
         released = [self.take(late) for late in agreement.late()]
         ready = agreement.ready(now)
         self._deadline = ready.look_again_at
-        finished = set()
+        due: dict[int, list[tuple[ArrivalToken, ...]]] = {}  # number of a group -> its releases
         for tokens in ready.releases:
-            finished |= {self._numbers[token.worker] for token in tokens}
-            agreement.releases(tokens)
-            released.append(self.take(tokens))
-        for number in self.changed:
-            agreement.admit(number, number in finished or not self.has_waiting(number))
+            due.setdefault(self._numbers[tokens[0].worker], []).append(tokens)
+        for number in sorted({*self.changed, *due}):
+            for tokens in due.get(number, ()):
+                agreement.releases(tokens)
+                released.append(self.take(tokens))
+            agreement.admit(number, number in due or not self.has_waiting(number))
         return released
 
     def take(self, tokens: Sequence[ArrivalToken]) -> tuple[ArrivalToken, ...]:
-        """Remove pushes that are released, count their workers' iterations, hold the workers."""
+        """Remove released pushes, add 1 to the clocks of their workers, and hold these workers."""
         for token in tokens:
             worker = token.worker
             self._submitted[worker].remove(token)
             del self._arrived_at[token]
-            if self._submitted[worker]:  # the worker's next push waits for the next round
+            if self._submitted[worker]:  # another push waits for the worker's next round
                 self.mark_changed(worker)
             else:
                 self._drop_arrivals(worker)
@@ -297,7 +307,7 @@ class Rounds:
         return tuple(tokens)
 
     def _let_proceed(self) -> list[int]:
-        """Return the held workers that may proceed, and hold them no longer."""
+        """Return the held workers that may proceed, and remove these workers from `_held`."""
         if self._paused:
             return []
         may_proceed, submitted = self._agreement.may_proceed, self._submitted
@@ -307,11 +317,11 @@ class Rounds:
         return proceeding
 
     def next_deadline(self) -> float | None:
-        """Return the time when `advance` is due even without a new push; None if never."""
+        """Return the time at which `advance` must be called even without a new push; or None."""
         return self._deadline
 
     def mark_changed(self, worker: int) -> None:
-        """Make the next `advance` process the worker's group."""
+        """Make the next call of `advance` process a worker's group."""
         group = self._numbers[worker]
         place = bisect.bisect_left(self._dirty, group)
         if place == len(self._dirty) or self._dirty[place] != group:
@@ -327,7 +337,12 @@ class Rounds:
         return True
 
     def _move_clock(self, old: int | None, new: int | None) -> None:
-        """Count a live worker at clock `new` instead of `old`; None: new or removed worker."""
+        """Update the number of live workers per clock value, as a worker's clock changes.
+
+        Args:
+            old: Worker's clock before the change; None if the worker was not live.
+            new: Worker's clock after the change; None if the worker is no longer live.
+        """
         if new is not None:
             self._levels[new] = self._levels.get(new, 0) + 1
         if old is not None:
@@ -338,19 +353,19 @@ class Rounds:
     # -- agreement of the shards ------------------------------------------------------------
 
     def draws(self) -> tuple[Draw, ...]:
-        """Return the latest rounds that shard 0 announces, the newest last; () for JOINERS."""
+        """Return shard 0's latest announced rounds, newest last; () with `Agreement.JOINERS`."""
         return tuple(self._agreement.draws())
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Replace the known rounds by the rounds of shard 0. Called on all shards but shard 0."""
+        """Use the rounds that shard 0 announces; this is called on all shards except shard 0."""
         self._agreement.follow(draws)
 
     def joiners(self) -> tuple[Joiners, ...]:
-        """Return the group members that have not finished a round yet. Called on shard 0."""
+        """Return the workers that have joined but finished no round yet, as announced by shard 0."""
         return tuple(self._agreement.joiners())
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Replace the expected new workers by shard 0's. Called on all shards but shard 0."""
+        """Store the joining workers that shard 0 announces, on a shard other than shard 0."""
         self._agreement.expect(joiners)
         for worker in self._joining:
             self.mark_changed(worker)
@@ -358,41 +373,43 @@ class Rounds:
     def over(self) -> Mapping[int, int]:
         """Return worker -> newest push step that was released or withdrawn on this shard.
 
-        The result contains only the live workers of groups in which pushes wait to be released.
+        The mapping of workers to steps contains only live workers of worker groups in which pushes
+        wait to be released.
         """
         return self._agreement.over()
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
-        """Release waiting pushes up to the steps in `over`, before their round is complete.
+        """Release waiting pushes up to the steps in `over`, even if their rounds are incomplete.
 
-        The rounds of two shards may be some pushes apart: one shard may have restarted from an
+        The rounds of two shards may differ by some pushes: one shard may have restarted from an
         older state, or refused a push that the other shard accepted. Each shard may then wait for a
         push of a worker that waits at the other shard.
 
         Args:
-            over: Worker -> newest push step that another shard released or withdrew.
+            over: Worker -> newest push step that shard 0 released or withdrew.
 
         Returns:
-            The tokens of the pushes of each update, in order of worker.
+            For each update to apply, the tokens of the pushes in the update, in order of worker.
         """
         return [self.take(tokens) for tokens in self._agreement.late_by(over)]
 
     # -- changes of groups ------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Hold every worker that finishes a round until `regroup` is called."""
+        """Hold every worker that finishes a round until `regroup` changes the worker groups."""
         self._paused = True
 
     def is_quiescent(self) -> bool:
-        """Return True if every live worker has finished its round and waits to proceed."""
+        """Return True if every live worker has finished its round and waits for a reply."""
         return len(self._held) == len(self._live)
 
     def regroup(self, groups: Groups) -> None:
-        """Continue with the same workers in new groups.
+        """Continue with the same workers in new worker groups.
 
-        A push that waits for its round now waits for the round of its worker's new group. Members
-        of a group step together, so all members take over the lowest clock of the new group. A
-        worker that is computing is then no further ahead of the slowest worker than the bound.
+        After a change of groups, a waiting push waits for the round of its worker's new group.
+        Members of a worker group step together, so the clocks of all live members of a new group
+        are set to the lowest of these clocks. No worker's lead over the slowest worker thus grows
+        beyond the staleness bound.
         """
         self._set_groups(groups)
         for group in groups:
@@ -406,11 +423,12 @@ class Rounds:
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the state of the rounds.
+        """Return the state of a shard's rounds.
 
         Args:
-            soft: True for the complete state, which only an uninterrupted run of the shard can use.
-                False for the part that stays valid after a restart, as plain data.
+            soft: True to return the complete state, which a shard can use only with its journal.
+                False to return, as plain data, the part of the state that stays valid after a
+                restart without a journal.
         """
         if not soft:
             return {
@@ -440,7 +458,7 @@ class Rounds:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore a state from `state_dict`. Load the state with soft=True after soft=False."""
+        """Restore a state from `state_dict`; load a state with soft=False before soft=True."""
         self._clocks = {int(worker): clock for worker, clock in state["clocks"].items()}
         self._void = {int(worker): step for worker, step in state["void"].items()}
         if soft:
@@ -455,10 +473,11 @@ class Rounds:
         self._agreement.load_state_dict(state, soft)
 
     def _load_since_0_3(self, state: State) -> None:
-        """Restore what version 0.3 added to the state of some rules.
+        """Restore the parts of the rounds' state that Thinwire 0.3 has added to the journal.
 
-        A journal of version 0.2 has no arrival times. For drawn workers it has neither held workers
-        nor changed groups: all live workers outside the round are held.
+        A journal of Thinwire 0.2 has no arrival times of pushes. If workers are drawn for each
+        round, a 0.2 journal also lacks the held workers and the changed worker groups. All live
+        workers outside the current round are then held.
         """
         times = state.get("arrived_at", {})
         self._arrived_at = {
