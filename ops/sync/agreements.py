@@ -1,9 +1,9 @@
-"""How the shards of a run form equal rounds: shard 0 announces, and the other shards follow.
+"""How all shards of a run form equal rounds from the announcements of shard 0.
 
-A worker sends each push to all shards, and the parts of one push may arrive in different rounds of
-two shards. Each shard could then wait for a push of a worker that waits at the other shard. An
-agreement excludes this deadlock. `Agreement` lists the three ways; `agreement_of` picks the object
-for a shard.
+A worker sends a part of each push to every shard, and the parts of one push may arrive in different
+rounds of two shards. Each shard could then wait for a push of a worker that waits at the other
+shard. A `ShardAgreement` prevents this deadlock between shards. The enum `Agreement` lists the
+three kinds of agreement, and `agreement_of` creates the agreement object of a shard.
 """
 
 from __future__ import annotations
@@ -24,143 +24,146 @@ from thinwire.ops.types import State
 if TYPE_CHECKING:
     from thinwire.ops.sync.rounds import Rounds
 
-#: Number of latest rounds that shard 0 announces together to the other shards, at least.
+#: Number of latest rounds in each announcement of shard 0, if few worker groups release rounds.
 _ANNOUNCED_TOGETHER = 4
-#: Largest number of rounds that shard 0 announces together, if many groups release rounds.
+#: Largest number of latest rounds in an announcement of shard 0, for many worker groups.
 _MOST_ANNOUNCED = 64
-#: Count of announcement numbers reserved for one generation (one process) of shard 0. A restart
-#: voids the rounds that shard 0 announced after its last snapshot. The next generation must not use
-#: the numbers of void announcements again.
+#: Count of announcement numbers reserved for one generation (one process) of shard 0. If shard 0
+#: restarts, the rounds that shard 0 announced after its last snapshot become void. The next
+#: generation of shard 0 must not use the numbers of void announcements again.
 _NUMBERS_PER_GENERATION = 1 << 32
 
 
 class ShardAgreement:
-    """Base of agreements: every live worker of a group takes part in each round of the group.
+    """Base class of agreements: each round of a worker group has all live workers of the group.
 
     Attributes:
-        newest: Number of the newest round that shard 0 announced by name; 0 for joiners.
+        newest: Number of the newest `Draw` (announced round) of shard 0; 0 with
+            `Agreement.JOINERS`.
     """
 
     newest = 0
 
     def __init__(self, rounds: Rounds) -> None:
-        """Start without workers.
+        """Create the agreement object of a shard that has no workers yet.
 
         Args:
-            rounds: The rounds of this shard. Their constructor creates this object.
+            rounds: Rounds of the shard, whose constructor creates the agreement object.
         """
         self._rounds = rounds
 
     def members(self, number: int) -> Sequence[int]:
-        """Return the workers of the current round of a group, ascending."""
+        """Return the ids of the workers in the current round of a worker group, ascending."""
         rounds = self._rounds
         return [worker for worker in rounds.groups[number] if rounds.is_live(worker)]
 
     def is_complete(self, number: int) -> bool:
-        """Return True if a push of every member of the group's current round waits."""
+        """Return True if all workers of the current round of a worker group have pushed."""
         return self._rounds.has_all(number)
 
     def fellows(self, worker: int) -> Sequence[int]:
-        """Return the live workers in the worker's current round, including the worker itself."""
+        """Return the live workers in the same current round as a worker, including the worker."""
         return self.members(self._rounds.group_of(worker))
 
     def ready(self, now: float) -> Ready:
-        """Return the pushes to release now, by the synchronization rule."""
+        """Return the pushes that the synchronization rule releases now."""
         return self._rounds.rule.ready(self._rounds, now)
 
     def may_proceed(self, worker: int) -> bool:
-        """Return True if a held worker may compute its next round."""
+        """Return True if a worker that is held after its round may compute its next round."""
         return self._rounds.rule.may_proceed(self._rounds, worker)
 
-    # The methods below are called by `Rounds` when the named event happens.
+    # `Rounds` calls the methods from `late` to `left` to process a round or to report an event.
 
     def late(self) -> Sequence[Sequence[ArrivalToken]]:
-        """Return pushes of rounds that shard 0 has finished, each set a separate update."""
+        """Return waiting pushes of rounds that shard 0 has finished: each set is one update."""
         return ()
 
     def late_by(self, over: Mapping[int, int]) -> Sequence[Sequence[ArrivalToken]]:
-        """Return waiting pushes up to the steps in `over`, each set a separate update."""
+        """Return waiting pushes up to the workers' steps in `over`: each set is one update."""
         return ()
 
     def admit_early(self, numbers: Sequence[int]) -> None:
-        """Make joining workers of changed groups live before rounds are released."""
+        """Make joining workers of the worker groups `numbers` live before rounds are released."""
 
     def admit(self, number: int, at_boundary: bool) -> None:
-        """Make joining workers of a group live after rounds were released.
+        """Make joining workers of a worker group live after rounds were released.
 
         Args:
-            number: Number of the group, an index into `Rounds.groups`.
-            at_boundary: True if a round of the group was released, or no push of the group waits.
+            number: Number of the worker group, which is an index into `Rounds.groups`.
+            at_boundary: True if a round of the worker group was released, or none of its pushes
+                waits.
         """
 
     def begin_next(self) -> bool:
-        """Begin the next round if the workers of rounds are known; return True if one began."""
+        """Begin the next round with its known workers; return True if a round has begun."""
         return False
 
     def releases(self, tokens: Sequence[ArrivalToken]) -> None:
-        """Record that the rule releases a complete round, before its pushes are removed."""
+        """Record that the rule releases a complete round, before the round's pushes are removed."""
 
     def took(self, tokens: Sequence[ArrivalToken]) -> None:
-        """Record that waiting pushes were removed, as a complete round or late."""
+        """Record that waiting pushes were removed: pushes of a complete round, or late pushes."""
 
     def submitted(self, worker: int) -> None:
-        """Record that a push of a worker waits."""
+        """Record that a worker's push has arrived and waits to be released."""
 
     def withdrew(self, worker: int, step: int) -> None:
-        """Record that a worker withdrew its pushes up to `step`."""
+        """Record that a worker has withdrawn its pushes up to the step `step`."""
 
     def left(self, worker: int) -> None:
-        """Record that a worker has left."""
+        """Record that a worker has left the run."""
 
-    # The methods below carry announcements of shard 0 to the other shards.
+    # The methods `draws`, `joiners` and `over` return what shard 0 announces to the other shards,
+    # and the other shards receive announcements by `follow` and `expect`.
 
     def draws(self) -> Sequence[Draw]:
-        """Return the latest announced rounds, the newest last."""
+        """Return the latest rounds that shard 0 has announced, the newest round last."""
         return ()
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Replace the known announced rounds by the rounds of shard 0."""
+        """Use the rounds that shard 0 announces, on a shard other than shard 0."""
 
     def joiners(self) -> Sequence[Joiners]:
-        """Return the workers that have finished no round of their group yet."""
+        """Return the joined workers that have finished no round of their worker group yet."""
         return ()
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Replace the expected joining workers by the joining workers of shard 0."""
+        """Store the joining workers that shard 0 announces, on a shard other than shard 0."""
 
     def over(self) -> Mapping[int, int]:
-        """Return worker -> newest released or withdrawn step, in groups with waiting pushes."""
+        """Return worker -> newest released or withdrawn step, for groups with waiting pushes."""
         return {}
 
     def state_dict(self, soft: bool) -> State:
-        """Return the durable state; with `soft` the whole state."""
+        """Return the state that is valid after a restart of the shard; with `soft`, all state."""
         raise NotImplementedError
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore the agreement's state that `state_dict` has returned."""
         raise NotImplementedError
 
 
 class JoinersOfShardZero(ShardAgreement):
-    """Shard 0 with `Agreement.JOINERS`: a worker joins at the next round boundary of its group."""
+    """Shard 0 with `Agreement.JOINERS`: workers become live between two rounds of their group."""
 
     def __init__(self, rounds: Rounds) -> None:
-        """Start without workers."""
+        """Create the agreement object of a shard that has no workers yet."""
         super().__init__(rounds)
-        self._over: dict[int, int] = {}  # live worker -> newest step released or withdrawn
-        self._entered: list[Joiners] = []  # live workers that have finished no round yet
+        self._over: dict[int, int] = {}  # live worker -> newest released or withdrawn step
+        self._entered: list[Joiners] = []  # live workers without a finished round
 
     def joiners(self) -> Sequence[Joiners]:
-        """Return, by group, the workers that have not finished a round of their group yet."""
+        """Return the joined workers that have finished no round of their worker group yet."""
         waiting = tuple(worker for worker in self._rounds.joining() if self._has_fellows(worker))
         return [*self._entered, *([Joiners(waiting)] if waiting else [])]
 
     def _has_fellows(self, worker: int) -> bool:
-        """Return True if the worker's group has two or more members."""
+        """Return True if a worker's group has two or more members."""
         return len(self._rounds.groups[self._rounds.group_of(worker)]) > 1
 
     def admit(self, number: int, at_boundary: bool) -> None:
-        """Make the joining workers of the group live if the group is between two rounds."""
+        """Make the joining workers of a worker group live if the group is between two rounds."""
         rounds = self._rounds
         if not at_boundary or not (rounds.rule.admits_in_round or self._is_between(number)):
             return
@@ -173,7 +176,7 @@ class JoinersOfShardZero(ShardAgreement):
             self._enter(worker)
 
     def _is_between(self, number: int) -> bool:
-        """Return True unless live members of the group compute in a round."""
+        """Return True if a group has no live member, or a live worker is held after a round."""
         return not self.members(number) or self._rounds.has_held()
 
     def _joining_of(self, number: int) -> list[int]:
@@ -181,11 +184,11 @@ class JoinersOfShardZero(ShardAgreement):
         return [worker for worker in rounds.joining() if rounds.group_of(worker) == number]
 
     def _enter(self, worker: int) -> None:
-        """Make a joining worker live. The worker proceeds when the staleness bound allows it.
+        """Make a joining worker live, and set its clock (number of finished iterations).
 
-        A returning worker must neither hold back other workers nor run ahead of other workers, so
-        its clock is at least the lowest clock. Members of a group step together, so a joining
-        worker takes over the clock of a live member.
+        A returning worker must not delay other workers by a staleness bound, so its clock is at
+        least the lowest clock of live workers. Members of a worker group step together, so a
+        joining worker gets the clock of a live member of its group.
         """
         rounds = self._rounds
         peer = next(iter(self.members(rounds.group_of(worker))), None)
@@ -193,24 +196,24 @@ class JoinersOfShardZero(ShardAgreement):
         rounds.enter(worker, own_clock if peer is None else rounds.clock(peer))
 
     def took(self, tokens: Sequence[ArrivalToken]) -> None:
-        """Record the released steps; the workers have finished a round."""
+        """Record the steps of released pushes, whose workers have thus finished a round."""
         if self._entered:
             self._entered = _without_workers(self._entered, {token.worker for token in tokens})
         for token in tokens:
             self._over[token.worker] = max(token.step, self._over.get(token.worker, 0))
 
     def withdrew(self, worker: int, step: int) -> None:
-        """Record the newest withdrawn step of a live worker."""
+        """Record the step of a live worker's newest withdrawn push."""
         if self._rounds.is_live(worker):
             self._over[worker] = max(step, self._over.get(worker, 0))
 
     def left(self, worker: int) -> None:
-        """Forget a worker that has left."""
+        """Forget the steps of a worker that has left the run."""
         self._over.pop(worker, None)
         self._entered = _without_workers(self._entered, {worker})
 
     def over(self) -> Mapping[int, int]:
-        """Return worker -> newest released or withdrawn step, in groups with waiting pushes."""
+        """Return worker -> newest released or withdrawn step, for groups with waiting pushes."""
         rounds = self._rounds
         return {
             worker: max(self._over.get(worker, 0), rounds.newest_withdrawn(worker))
@@ -219,7 +222,7 @@ class JoinersOfShardZero(ShardAgreement):
         }
 
     def late_by(self, over: Mapping[int, int]) -> Sequence[Sequence[ArrivalToken]]:
-        """Return waiting pushes up to the workers' steps in `over`, as one update per group."""
+        """Return waiting pushes up to the steps in `over`, as one update for each worker group."""
         late: dict[int, list[ArrivalToken]] = {}
         for worker, step in sorted(over.items()):
             for token in self._rounds.oldest([worker]):
@@ -229,55 +232,56 @@ class JoinersOfShardZero(ShardAgreement):
         return list(late.values())
 
     def state_dict(self, soft: bool) -> State:
-        """Return {}; with `soft` the released steps and the new workers."""
+        """Return {}; with `soft`, the workers' released steps and the newly joined workers."""
         return {"over": dict(self._over), "entered": _as_plain(self._entered)} if soft else {}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore the agreement's state that `state_dict` has returned."""
         if soft:
             self._over, self._entered = dict(state["over"]), _of_plain(state["entered"])
 
 
 class JoinersOfFollower(JoinersOfShardZero):
-    """A shard other than shard 0 with `Agreement.JOINERS`: workers join when they join shard 0.
+    """A shard with `Agreement.JOINERS` that adds workers to the same round as shard 0.
 
-    The rounds of two shards may be one push apart: one shard releases the push of worker A alone,
-    and the other shard merges this push with the push of worker B, which joined in between. If a
-    worker joined this shard at the end of a round, the rounds could be two pushes apart. Each shard
-    would then wait for a push of a worker that waits at the other shard. So a worker joins the same
-    round on this shard as on shard 0, even in the middle of the round.
+    The rounds of two shards may differ by one push: one shard releases the push of worker A alone,
+    and another shard merges this push with a push of worker B, which has joined in the meantime. If
+    workers became live only at the end of a round, the rounds of two shards could differ by two
+    pushes, and each shard would wait for a worker that waits at the other shard. A worker therefore
+    joins the same round on all shards, even in the middle of the round.
     """
 
     def __init__(self, rounds: Rounds) -> None:
-        """Start without workers."""
+        """Create the agreement object of a shard that has no workers yet."""
         super().__init__(rounds)
-        self._expected: Sequence[Joiners] = ()  # new workers that finished no round at shard 0 yet
+        self._expected: Sequence[Joiners] = ()  # joined workers without a finished round
 
     def may_proceed(self, worker: int) -> bool:
-        """Return True: only shard 0 holds workers back."""
+        """Return True, because only shard 0 decides which workers may proceed."""
         return True
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Replace the expected joining workers by the joining workers of shard 0."""
+        """Store the joining workers that shard 0 announces, on a shard other than shard 0."""
         self._expected = tuple(joiners)
 
     def admit_early(self, numbers: Sequence[int]) -> None:
-        """Make joining workers live first: complete rounds need their pushes."""
+        """Make joining workers live before rounds are released, which may need their pushes."""
         for number in numbers:
             self.admit(number, at_boundary=False)
 
     def admit(self, number: int, at_boundary: bool) -> None:
-        """Make those joining workers live that are live at shard 0, even in mid-round."""
+        """Make joining workers live that are live at shard 0, even in the middle of a round."""
         for worker in self._joining_of(number):
             if self._may_enter(worker):
                 self._enter(worker)
 
     def _may_enter(self, worker: int) -> bool:
-        """Return True if the worker may become live, because this shard has caught up with shard 0.
+        """Return True if a joining worker may become live on this shard.
 
-        All pushes that shard 0 had released or withdrawn before the worker became live there must
-        be released or withdrawn on this shard, too. A worker that is not in `_expected` finished a
-        round at shard 0 before this shard started, and may become live.
+        This shard must first have released or withdrawn all pushes that shard 0 had released or
+        withdrawn before the joining worker became live at shard 0. A joining worker that is not in
+        `_expected` has already finished a round at shard 0, or is alone in its group, and may
+        become live.
         """
         joiners = next((item for item in self._expected if worker in item.workers), None)
         if joiners is None:
@@ -286,10 +290,10 @@ class JoinersOfFollower(JoinersOfShardZero):
         return joiners.has_entered and all(self._is_over(member, step) for member, step in before)
 
     def _is_over(self, worker: int, step: int) -> bool:
-        """Return True if no push of the worker up to this step may still be released on this shard.
+        """Return True if this shard will release no further push of a worker up to step `step`.
 
-        A worker with no released push since this shard started has no push to wait for: the shard
-        refuses pushes from before its start.
+        The shard waits for no push of a worker without a released push since the shard's start,
+        because the shard refuses pushes from before its start.
         """
         if not self._rounds.is_live(worker):
             return True
@@ -297,43 +301,48 @@ class JoinersOfFollower(JoinersOfShardZero):
         return waiting[0].step > step if waiting else self._over.get(worker, step) >= step
 
     def state_dict(self, soft: bool) -> State:
-        """Return {}; with `soft` the released steps, and the new workers of shard 0."""
+        """Return {}; with `soft`, the workers' released steps and newly joined workers."""
         state = super().state_dict(soft)
         return state | {"expected": _as_plain(self._expected)} if soft else state
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore the agreement's state that `state_dict` has returned."""
         super().load_state_dict(state, soft)
         if soft:
             self._expected = _of_plain(state["expected"])
 
 
 class Announced(ShardAgreement):
-    """Base of agreements in which shard 0 announces each round: its workers and released steps.
+    """Base class of agreements in which shard 0 announces the workers and steps of each round.
 
-    A joining worker becomes live immediately.
+    A joining worker becomes live at the next `Rounds.advance`, even in the middle of a round.
     """
 
     def __init__(self, rounds: Rounds, newest: int) -> None:
-        """Start without workers and announcements; `newest` is the number of the newest one."""
+        """Create the agreement object of a shard that has no workers and no announcements yet.
+
+        Args:
+            rounds: Rounds of the shard, whose constructor creates the agreement object.
+            newest: Number below the numbers of all rounds that shard 0 announces in the future.
+        """
         super().__init__(rounds)
         self.newest = newest
-        self._steps: dict[int, int] = {}  # worker -> newest step that was released
-        self._num_rounds = 0  # number of released rounds
+        self._steps: dict[int, int] = {}  # worker -> step of its newest released push
+        self._num_rounds = 0  # number of rounds released so far
         self._announced: list[Draw] = []  # rounds that shard 0 announced, the newest last
 
     def draws(self) -> Sequence[Draw]:
-        """Return the latest announced rounds, the newest last."""
+        """Return the latest rounds that shard 0 has announced, the newest round last."""
         return self._announced
 
     def admit_early(self, numbers: Sequence[int]) -> None:
-        """Make all joining workers live."""
+        """Make the joining workers of all worker groups live before rounds are released."""
         rounds = self._rounds
         for worker in rounds.joining():
             rounds.enter(worker, rounds.clock(worker))
 
     def took(self, tokens: Sequence[ArrivalToken]) -> None:
-        """Record the released steps."""
+        """Record the steps of released pushes, by worker."""
         for token in tokens:
             self._steps[token.worker] = token.step
 
@@ -343,24 +352,24 @@ class Announced(ShardAgreement):
         return tuple(max(self._steps.get(worker, 0), withdrawn(worker)) for worker in workers)
 
     def _announce(self, announced: Draw) -> None:
-        # Each group may release more than one round between two announcements.
+        # A worker group may release more than one round between two announcements of shard 0.
         wanted = min(2 * len(self._rounds.groups), _MOST_ANNOUNCED)
         number = max(_ANNOUNCED_TOGETHER, wanted)
         self._announced = [*self._announced[1 - number :], announced]
 
     def _finished(self, tokens: Sequence[ArrivalToken]) -> Draw:
-        """Return the announcement of a round that is released now, as number `newest`.
+        """Return the announcement, with number `newest`, of a round that is released now.
 
-        `after` must not contain the steps that this round releases, so this method is called before
-        the pushes are removed. With these steps in `after`, other shards would release the pushes
-        of this round as late pushes, in a separate update.
+        `_finished` must be called before the round's pushes are removed, so that `Draw.after` does
+        not contain the steps that the round releases. With these steps in `Draw.after`, other
+        shards would release the pushes of the round as late pushes, in a separate update.
         """
         workers = tuple(token.worker for token in tokens)
         steps = tuple(token.step for token in tokens)
         return Draw(self.newest, self._num_rounds, workers, steps, self._past(workers))
 
     def state_dict(self, soft: bool) -> State:
-        """Return the released steps and the number of rounds; with `soft` the whole state."""
+        """Return the workers' released steps and the number of rounds; with `soft`, all state."""
         state: State = {"rounds": self._num_rounds}
         if not soft:
             steps = {str(worker): step for worker, step in self._steps.items()}
@@ -372,7 +381,7 @@ class Announced(ShardAgreement):
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore the agreement's state that `state_dict` has returned."""
         self._steps = {int(worker): step for worker, step in state["steps"].items()}
         self._num_rounds = state["rounds"]
         if soft:
@@ -381,41 +390,46 @@ class Announced(ShardAgreement):
 
 
 class ReleasesOfShardZero(Announced):
-    """Shard 0 with `Agreement.RELEASES`: the rule decides, and each release is announced."""
+    """Shard 0 with `Agreement.RELEASES`: the rule releases rounds, and shard 0 announces them."""
 
     def releases(self, tokens: Sequence[ArrivalToken]) -> None:
-        """Announce a round, with the steps that are released."""
+        """Announce a round that is released, with the steps of the released pushes."""
         self.newest += 1
         self._announce(self._finished(sorted(tokens)))
         self._num_rounds += 1
 
 
 class NamedRounds(Announced):
-    """Base of agreements in which a shard knows the workers of a round before it releases them."""
+    """Base class of agreements: a shard knows a round's workers before it releases the round."""
 
     def __init__(self, rounds: Rounds, newest: int) -> None:
-        """Start without workers and announcements; `newest` is the number of the newest one."""
+        """Create the agreement object of a shard that has no workers and no announcements yet.
+
+        Args:
+            rounds: Rounds of the shard, whose constructor creates the agreement object.
+            newest: Number below the numbers of all rounds that shard 0 announces in the future.
+        """
         super().__init__(rounds, newest)
-        self._drawn: Draw | None = None  # the current round; None between rounds
+        self._drawn: Draw | None = None  # current round; None between two rounds
         self._open: set[int] = set()  # workers of the current round that neither left nor withdrew
 
     def members(self, number: int) -> Sequence[int]:
-        """Return the workers of the current round, ascending."""
+        """Return the ids of the workers whose pushes the current round waits for, ascending."""
         return sorted(self._open)
 
     def is_complete(self, number: int) -> bool:
-        """Return True if a push of every worker of the current round waits."""
+        """Return True if all workers of the current round have pushed."""
         return bool(self._open) and all(map(self._rounds.has_submitted, self._open))
 
     def fellows(self, worker: int) -> Sequence[int]:
-        """Return the current round's workers, ascending; [] if `worker` is not in the round."""
+        """Return the ids of the current round's workers; [] if `worker` is not in the round."""
         return sorted(self._open) if worker in self._open else []
 
     def late(self) -> Sequence[Sequence[ArrivalToken]]:
-        """Return the pushes of the round's workers that are older than the round.
+        """Return waiting pushes of the current round's workers that are older than the round.
 
-        Shard 0 had released or withdrawn these pushes before the round began. They become one
-        separate update.
+        Shard 0 has released or withdrawn these older pushes before the current round began. This
+        shard merges the older pushes into one separate update.
         """
         if self._drawn is None:
             return ()
@@ -425,7 +439,7 @@ class NamedRounds(Announced):
         return [late] if late else ()
 
     def begin_next(self) -> bool:
-        """Begin the next known round if the current round is over or all its workers have left."""
+        """Begin the next known round if no worker of the current round is waited for any more."""
         if self._open:
             return False
         self._drawn = self._next()
@@ -436,25 +450,25 @@ class NamedRounds(Announced):
         return True
 
     def _next(self) -> Draw | None:
-        """Return the next round; None if it is not known."""
+        """Return the next round with its workers; None if the next round is not known yet."""
         raise NotImplementedError
 
     def _begin(self, drawn: Draw) -> None:
-        """Begin a round: set the workers that the round waits for."""
+        """Begin a round: store the workers whose pushes the round waits for."""
         self._open = {worker for worker in drawn.workers if self._rounds.is_live(worker)}
 
     def releases(self, tokens: Sequence[ArrivalToken]) -> None:
-        """End the current round."""
+        """End the current round, whose pushes are released now."""
         self._open = set()
         self._num_rounds += 1
 
     def left(self, worker: int) -> None:
-        """Forget a worker that has left: announced rounds that are not released wait without it."""
+        """Remove a worker that has left the run from announced rounds that are not released yet."""
         self._open.discard(worker)
         self._announced = [_without(item, worker) for item in self._announced]
 
     def state_dict(self, soft: bool) -> State:
-        """Return the released steps and the number of rounds; with `soft` the whole state."""
+        """Return the workers' released steps and the number of rounds; with `soft`, all state."""
         state = super().state_dict(soft)
         if not soft:
             return state
@@ -462,7 +476,7 @@ class NamedRounds(Announced):
         return state | {"drawn": drawn, "open": sorted(self._open)}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore the agreement's state that `state_dict` has returned."""
         super().load_state_dict(state, soft)
         if soft:
             self._drawn = next(iter(_draws_of_plain(state["drawn"])), None)
@@ -470,19 +484,19 @@ class NamedRounds(Announced):
 
 
 class DrawsOfShardZero(NamedRounds):
-    """Shard 0 with `Agreement.DRAWS`: draws the next workers as soon as a round is released.
+    """Shard 0 with `Agreement.DRAWS`: it draws the next round's workers when a round is released.
 
-    A shard holds a worker that is not drawn. The shard replies to the worker's request when the
-    worker is drawn, with the weights at that time. A push of a worker that is not drawn (from
-    before a restart) waits until the worker is drawn.
+    A shard holds a worker that is not drawn for the current round. When the worker is drawn, the
+    shard replies to the worker's request with the current weights. After a restart, a push may come
+    from a worker that is not drawn, and then waits until the worker is drawn.
     """
 
     def may_proceed(self, worker: int) -> bool:
-        """Return True if the worker is in the current round and the rule lets it proceed."""
+        """Return True if a worker is drawn for the current round and the rule lets it proceed."""
         return worker in self._open and super().may_proceed(worker)
 
     def _next(self) -> Draw | None:
-        """Draw the workers of the next round; return None if no worker is live."""
+        """Draw and announce the workers of the next round; return None if no worker is live."""
         rounds = self._rounds
         if not rounds.live():
             return None
@@ -493,43 +507,47 @@ class DrawsOfShardZero(NamedRounds):
         return drawn
 
     def releases(self, tokens: Sequence[ArrivalToken]) -> None:
-        """End the current round; announce its steps in place of its draw."""
+        """End the current round, and add the released steps to the round's announcement."""
         self._announced[-1:] = [self._finished(tokens)]
         super().releases(tokens)
 
     def withdrew(self, worker: int, step: int) -> None:
-        """Continue the round without the worker: other shards may have accepted its push."""
+        """Continue the current round without a worker that has withdrawn its push; hold the worker.
+
+        Other shards may have accepted the worker's push, so shard 0 does not wait for another push.
+        """
         if worker in self._open:
             self._open.discard(worker)
             self._rounds.hold([worker])
 
 
 class AnnouncedByShardZero(NamedRounds):
-    """A shard that follows the rounds that shard 0 announces, with `Agreement.RELEASES`.
+    """A shard that forms the rounds that shard 0 announces, with `Agreement.RELEASES`.
 
-    An announcement may arrive before or after the pushes of its workers. For a round that shard 0
-    has released, a shard waits only for the pushes that shard 0 has released. A shard does not wait
-    for pushes that it has released itself, or for workers that have withdrawn their push. A push
-    for a round that a shard has missed becomes a separate update in its worker's next round.
+    The announcement of a round may arrive before or after the pushes of the round's workers. In a
+    round that shard 0 has released, this shard waits only for the pushes that shard 0 has released.
+    This shard does not wait for pushes that it has already released, or for workers that have
+    withdrawn their push. A push for a round that this shard has missed is merged into a separate
+    update in the next round of the push's worker.
     """
 
     def __init__(self, rounds: Rounds) -> None:
-        """Start without workers and announcements."""
+        """Create the agreement object of a shard that has no workers and no announcements yet."""
         super().__init__(rounds, newest=0)
-        self._gave_up: set[int] = set()  # workers with a withdrawn push that sent no other push
-        self._awaited: list[Draw] = []  # announced rounds that have not begun here yet
+        self._gave_up: set[int] = set()  # workers that withdrew their newest push
+        self._awaited: list[Draw] = []  # announced rounds that have not begun on this shard
 
     def may_proceed(self, worker: int) -> bool:
-        """Return True: only shard 0 holds workers back."""
+        """Return True, because only shard 0 decides which workers may proceed."""
         return True
 
     def ready(self, now: float) -> Ready:
-        """Return the oldest waiting pushes of the current round if the round is complete."""
+        """Return the oldest waiting pushes of the current round's workers if all have pushed."""
         complete = self.is_complete(0)
         return Ready([self._rounds.oldest(self.members(0))] if complete else ())
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Add the announced rounds to the known rounds; drop rounds that a restart made void."""
+        """Add announced rounds to the known rounds; drop rounds voided by a restart of shard 0."""
         if not draws:
             return
         announced = {item.number: item for item in draws}
@@ -545,10 +563,14 @@ class AnnouncedByShardZero(NamedRounds):
             self._rounds.hold(sorted(before - self._open))
 
     def _is_void(self, known: Draw, draws: Sequence[Draw]) -> bool:
-        """Return True if shard 0 restarted from a state before a known round was announced.
+        """Return True if shard 0 has restarted from a state in which a round was not announced yet.
 
-        This shard may be many rounds behind, so an old round of the same generation is not void
-        although shard 0 announces only its newest rounds.
+        This shard may be many rounds behind shard 0. An old round of the current generation of
+        shard 0 is thus not void, although shard 0 announces only its newest rounds.
+
+        Args:
+            known: A round that shard 0 has announced earlier.
+            draws: Rounds that shard 0 announces now.
         """
         is_announced = any(item.number == known.number for item in draws)
         newest = draws[-1].number
@@ -556,7 +578,7 @@ class AnnouncedByShardZero(NamedRounds):
         return not is_announced and (not same or known.number > newest)
 
     def _to_wait_for(self, drawn: Draw) -> set[int]:
-        """Return the live workers of a round whose pushes wait here, or may still arrive."""
+        """Return the live workers of a round whose pushes this shard must receive or release."""
         waited = {worker for worker in drawn.workers if self._rounds.is_live(worker)}
         if self._is_open_at_shard_zero(drawn):
             return waited
@@ -565,28 +587,28 @@ class AnnouncedByShardZero(NamedRounds):
         return {worker for worker in waited if self._steps.get(worker, 0) < released.get(worker, 0)}
 
     def _is_open_at_shard_zero(self, drawn: Draw) -> bool:
-        """Return True if shard 0 still waits for pushes of the round."""
+        """Return True if shard 0 has drawn a round's workers but has not released the round."""
         return drawn.number == self.newest and not drawn.steps
 
     def _next(self) -> Draw | None:
-        """Return the next announced round; None if shard 0 has announced no other round."""
+        """Return the next announced round; None if shard 0 has announced no further round."""
         return self._awaited.pop(0) if self._awaited else None
 
     def _begin(self, drawn: Draw) -> None:
         if self._is_open_at_shard_zero(drawn):
-            # Forget withdrawals from before this draw, because the worker may push for this draw.
-            # A withdrawn push for this draw stays withdrawn.
+            # A worker may push for a new draw, so forget the pushes that the worker has withdrawn
+            # before the draw. A push withdrawn after the draw stays withdrawn.
             withdrawn = self._rounds.newest_withdrawn
             after = zip(drawn.workers, drawn.after, strict=True)
             self._gave_up -= {worker for worker, step in after if withdrawn(worker) <= step}
         self._open = self._to_wait_for(drawn)
 
     def submitted(self, worker: int) -> None:
-        """Record that a worker has sent another push since it withdrew one."""
+        """Record that a worker has sent a push, after which the worker may be waited for again."""
         self._gave_up.discard(worker)
 
     def withdrew(self, worker: int, step: int) -> None:
-        """Wait for a new push of the worker only if the same round at shard 0 waits for it."""
+        """Stop waiting for a worker that withdrew its push, unless the round is open at shard 0."""
         self._gave_up.add(worker)
         is_open = self._drawn is not None and self._is_open_at_shard_zero(self._drawn)
         if worker in self._open and not is_open:
@@ -594,13 +616,13 @@ class AnnouncedByShardZero(NamedRounds):
             self._rounds.hold([worker])
 
     def left(self, worker: int) -> None:
-        """Forget a worker that has left."""
+        """Remove a worker that has left the run from all rounds that are not released yet."""
         super().left(worker)
         self._gave_up.discard(worker)
         self._awaited = [_without(item, worker) for item in self._awaited]
 
     def state_dict(self, soft: bool) -> State:
-        """Return the released steps and the newest finished round; with `soft` everything."""
+        """Return the released steps and the newest finished round; with `soft`, all state."""
         state = super().state_dict(soft)
         if not soft:
             finished = self.newest if self._drawn is None else self._drawn.number - 1
@@ -609,7 +631,7 @@ class AnnouncedByShardZero(NamedRounds):
         return state | {"gave_up": sorted(self._gave_up), "awaited": awaited}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore the agreement's state that `state_dict` has returned."""
         super().load_state_dict(state, soft)
         if not soft:
             self.newest = max(self.newest, state["followed"])
@@ -619,15 +641,20 @@ class AnnouncedByShardZero(NamedRounds):
 
 
 class DrawsOfFollower(AnnouncedByShardZero):
-    """A shard other than shard 0 with `Agreement.DRAWS`: it follows the draws of shard 0."""
+    """A shard other than shard 0 with `Agreement.DRAWS`: it uses the workers that shard 0 draws."""
 
     def may_proceed(self, worker: int) -> bool:
-        """Return True if the worker is drawn for the current round."""
+        """Return True if a worker is drawn for the current round."""
         return worker in self._open
 
 
 def agreement_of(rounds: Rounds, generation: int) -> ShardAgreement:
-    """Return the agreement object of a shard for the rule's kind of agreement."""
+    """Return a new agreement object of a shard, by the agreement kind of its synchronization rule.
+
+    Args:
+        rounds: Rounds of the shard, which call the agreement object.
+        generation: Generation of the shard, a number that grows with each restart of the shard.
+    """
     agreement, numbers = rounds.rule.agreement, generation * _NUMBERS_PER_GENERATION
     if agreement is Agreement.JOINERS:
         return JoinersOfFollower(rounds) if rounds.follows else JoinersOfShardZero(rounds)
@@ -637,7 +664,7 @@ def agreement_of(rounds: Rounds, generation: int) -> ShardAgreement:
 
 
 def _without_workers(joiners: Sequence[Joiners], gone: Collection[int]) -> list[Joiners]:
-    """Return the sets of joining workers without the workers in `gone`."""
+    """Return the sets of joining workers without the workers in `gone` and without empty sets."""
     remaining = []
     for group in joiners:
         workers = tuple(worker for worker in group.workers if worker not in gone)
@@ -647,7 +674,7 @@ def _without_workers(joiners: Sequence[Joiners], gone: Collection[int]) -> list[
 
 
 def _without(drawn: Draw, worker: int) -> Draw:
-    if drawn.steps or worker not in drawn.workers:  # a released round does not change
+    if drawn.steps or worker not in drawn.workers:  # the workers of a released round stay
         return drawn
     pairs = [pair for pair in zip(drawn.workers, drawn.after, strict=True) if pair[0] != worker]
     workers, after = tuple(member for member, _ in pairs), tuple(step for _, step in pairs)

@@ -1,10 +1,11 @@
 """Interface of a synchronization rule, which releases pushes and lets workers proceed.
 
-To release pushes means to merge them into one update of the weights. A rule is a value with two
-pure functions: `ready` names the pushes to release now, and `may_proceed` is True if a worker
-may compute its next round. Both functions read a `Rounds` object (`thinwire.ops.sync.rounds`),
-which records workers, arrivals and clocks. An arrival is a token (worker, step) of a push, so a
-rule never sees an update. Every shard, the Simulator and the tests use the same rules.
+To release pushes means to merge the pushes into one update of the weights. A synchronization rule
+is a value with two pure functions. `ready` returns the pushes to release now, and `may_proceed` is
+True if a worker may compute its next training round. `ready` and `may_proceed` read a `Rounds`
+object (`thinwire.ops.sync.rounds`), which records workers, arrivals and clocks. An arrival is a
+token (worker, step) of a push, so a synchronization rule never reads the values of an update. Every
+shard server, the Simulator and the tests use the same synchronization rules.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class ArrivalToken:
-    """One push that waits to be released. The caller that submits the token stores the update."""
+    """Token of a worker's push that waits to be merged; the shard's core stores the push itself."""
 
     worker: int
     step: int
@@ -31,16 +32,17 @@ class ArrivalToken:
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """The workers drawn for one round, in a rule where only some workers take part in a round.
+    """Announcement of a training round by shard 0: the round's workers, and their released steps.
 
     Attributes:
-        number: Number of the draw. Every draw of the run has a larger number than earlier draws.
-        of_round: Number of the round, from 0. A round is drawn again if all its workers leave.
-        workers: Ids of the drawn workers, ascending.
-        steps: Step of each drawn worker's push that the round released, in the order of `workers`;
-            () if the round is not released yet.
-        after: Newest push step of each drawn worker that was released or withdrawn before the draw,
-            in the order of `workers`; 0 if the worker had no released or withdrawn push.
+        number: Number of the announcement. Later announced rounds of a run have larger numbers.
+        of_round: Number of the training round, from 0. If all workers of a drawn round leave,
+            shard 0 draws workers for this round number again.
+        workers: Ids of the workers of the announced training round, ascending.
+        steps: Step of each worker's push that shard 0 released in the announced round, in the order
+            of `workers`; () if shard 0 has not released the round yet.
+        after: Newest push step of each worker that shard 0 released or withdrew before the
+            announced round, in the order of `workers`; 0 for a worker without such a push.
     """
 
     number: int
@@ -52,19 +54,19 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class Joiners:
-    """Workers that joined a group at shard 0 together and have not finished a round there yet.
+    """Workers that joined a worker group together and have not finished a round at shard 0 yet.
 
-    The other shards let the joining workers into the same round as shard 0, even if pushes of that
-    round have already arrived at the other shards. If each shard let workers in when its current
-    round ends, the rounds of two shards could wait for each other.
+    All other shards add joining workers to the same training round as shard 0, even if pushes of
+    that round have already arrived. If each shard added joining workers when its own current round
+    ends, the rounds of two shards could wait for each other.
 
     Attributes:
         workers: Ids of the joining workers, ascending.
-        has_entered: True if the joining workers take part in the current round at shard 0, False
-            if these workers still wait for a round.
-        members: Ids of the group's members that have finished a round, ascending.
-        after: Newest push step of each of `members` that shard 0 released or withdrew before the
-            round that the joining workers enter.
+        has_entered: True if shard 0 has added the joining workers to its current round, False if
+            the joining workers wait for a round at shard 0.
+        members: Ids of the worker group's members that have finished a round, ascending.
+        after: Newest push step that shard 0 released or withdrew, for each worker of `members`,
+            before the first round of the joining workers.
     """
 
     workers: tuple[int, ...]
@@ -75,14 +77,15 @@ class Joiners:
 
 @dataclasses.dataclass(frozen=True)
 class Advance:
-    """The result of one `Rounds.advance`: released pushes, and workers that may proceed.
+    """Result of a call of `Rounds.advance`: released pushes, and workers that may proceed.
 
     Attributes:
-        released: For each update to apply, the tokens of the pushes in it, by worker and step.
-        proceeding: Ids of workers that may start their next iteration, including new workers.
-        has_drawn: True if shard 0 drew workers for a round; the other shards must use this draw.
-        has_entered: True if new workers take part in a round at shard 0. The other shards must
-            let these workers into the same round.
+        released: For each update to apply, the tokens of the pushes that the update merges.
+        proceeding: Ids of workers that may start their next iteration, including joined workers.
+        has_drawn: True if shard 0 announces a new training round, which the other shards must form
+            with the same workers.
+        has_entered: True if joining workers became live on this shard; shard 0 then announces the
+            joined workers to the other shards.
     """
 
     released: Sequence[tuple[ArrivalToken, ...]]
@@ -93,12 +96,12 @@ class Advance:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """The answer of `SyncRule.ready`: the pushes to release now.
+    """Result of `SyncRule.ready`: the pushes that the shard must release now.
 
     Attributes:
-        releases: For each update to apply, the tokens of the waiting pushes that it merges.
-        look_again_at: Time at which `ready` may release pushes without a further event, on the
-            clock of `now`; None if only an event can complete a round.
+        releases: For each update to apply, the tokens of the waiting pushes that the update merges.
+        look_again_at: Time in seconds, by the shard's clock, at which `SyncRule.ready` may release
+            pushes without a further event; None if only an event can complete a round.
     """
 
     releases: Sequence[tuple[ArrivalToken, ...]] = ()
@@ -106,30 +109,34 @@ class Ready:
 
 
 class Agreement(enum.Enum):
-    """How the shards of a run form equal rounds. Shard 0 announces, the other shards follow."""
+    """How all shards of a run form equal rounds from the announcements of shard 0."""
 
-    #: Each shard calls `ready` itself. Shard 0 announces which joining workers are in which round.
-    #: For rules whose `ready` depends only on which live members of a group have pushed.
+    #: Each shard calls `SyncRule.ready`, and shard 0 announces which joining workers are in which
+    #: round. JOINERS is for rules whose `ready` depends only on which live members of a worker
+    #: group have pushed.
     JOINERS = "joiners"
-    #: Shard 0 draws the workers of each round and announces the draws.
+    #: Shard 0 draws the workers of each training round and announces the drawn workers.
     DRAWS = "draws"
-    #: Only shard 0 calls `ready`. The other shards release what shard 0 has released. For any rule.
+    #: Only shard 0 calls `SyncRule.ready`, and the other shards release the pushes that shard 0 has
+    #: released. RELEASES is for any synchronization rule.
     RELEASES = "releases"
 
 
 class SyncRule(Policy):
     """A synchronization rule, as stored in a Method: a frozen dataclass of hyper-parameters.
 
-    A rule of one's own has a field `groups` and defines `ready`. `docs/guide/adding_a_policy.md`
-    shows an example.
+    A user's own synchronization rule has a field `groups` and defines the method `ready`;
+    `docs/guide/adding_a_policy.md` shows an example.
 
     Attributes:
-        groups: Groups of workers that step together when the run starts; each id is in one group.
+        groups: Worker groups at the start of the run; workers of a group step together, and each
+            worker id is in exactly one group.
         bound: How many iterations a worker may be ahead of the slowest worker; None for no limit.
-        auto: Settings for forming groups from measured speeds; None if groups do not change.
+        auto: Settings for forming worker groups from measured speeds; None if the worker groups do
+            not change.
     """
 
-    #: How the shards of a run form equal rounds.
+    #: How all shards of a run form equal rounds with this synchronization rule.
     agreement: ClassVar[Agreement] = Agreement.RELEASES
     #: False if a joining worker becomes live only when a round is released, never during a round.
     admits_in_round: ClassVar[bool] = True
@@ -139,44 +146,44 @@ class SyncRule(Policy):
     auto: AutoGroups | None = None
 
     def ready(self, rounds: Rounds, now: float) -> Ready:
-        """Return the pushes to release now. The function changes nothing.
+        """Return the pushes that the shard must release now; `ready` changes no state.
 
         Args:
-            rounds: Workers, waiting pushes and clocks of this shard.
-            now: Time of the shard's clock, in seconds.
+            rounds: Workers, waiting pushes and workers' iteration counts of this shard.
+            now: Current time of the shard's clock, in seconds.
         """
         raise NotImplementedError
 
     def may_proceed(self, rounds: Rounds, worker: int) -> bool:
-        """Return True if a live worker that has finished its round may compute the next round."""
+        """Return True if a live worker that has finished a round may compute its next round."""
         return True
 
     def draw(self, number: int, live: Sequence[int]) -> tuple[int, ...]:
-        """Return the ids of the workers of a round, ascending. Only for `Agreement.DRAWS`.
+        """Return the ids of a round's workers, ascending; only for rules with `Agreement.DRAWS`.
 
         Args:
-            number: Number of the round, from 0.
-            live: Ids of the live workers, ascending, at least one.
+            number: Number of the training round, from 0.
+            live: Ids of the live workers to draw from, ascending, at least one.
         """
         raise NotImplementedError
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Number of workers in a round of each group, if all workers are live."""
+        """Number of workers in a training round, for each worker group, if all workers are live."""
         return [len(group) for group in self.groups]
 
     @property
     def takes_all(self) -> bool:
-        """True if every live worker takes part in each round of its group."""
+        """True unless only drawn workers train in each round (rules with `Agreement.DRAWS`)."""
         return self.agreement is not Agreement.DRAWS
 
     @property
     def waits_for_start(self) -> bool:
-        """True if a group has 2 or more workers: the run starts when all workers have joined."""
+        """True if a group has 2 or more workers; the run then starts when all workers joined."""
         return any(len(group) > 1 for group in self.groups)
 
 
 def complete_rounds(rounds: Rounds) -> Ready:
-    """Release each round to which every worker of the round has pushed: its oldest pushes."""
+    """Return, for each round to which all its workers have pushed, the workers' oldest pushes."""
     complete = [number for number in rounds.changed if rounds.is_complete(number)]
     return Ready([rounds.oldest(rounds.members(number)) for number in complete])

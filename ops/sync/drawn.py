@@ -1,8 +1,9 @@
 """Partial participation: only some workers, drawn at random, train in each round.
 
-Source: McMahan et al., AISTATS 2017, algorithm 1: a random set of max(C K, 1) clients per round.
-Differences: the workers of a round are the live workers with the lowest ranks. Each worker has a
-pseudorandom rank in each round. A worker that leaves thus changes only the draws that contain it.
+Source: McMahan et al., AISTATS 2017, algorithm 1, draws max(C K, 1) of K clients for each round,
+with the fraction C. Difference from algorithm 1: each worker has a pseudorandom rank in each round,
+and the round's workers are the live workers with the lowest ranks. If a worker leaves, the other
+workers keep their ranks, so their order in later draws does not change.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def draw(seed: int, number: int, live: Sequence[int], fraction: float) -> tuple[int, ...]:
-    """Draw the workers that participate in a training round.
+    """Return the workers that participate in a training round, drawn at random from live workers.
 
     The drawn workers depend only on the arguments of `draw`.
 
@@ -30,8 +31,8 @@ def draw(seed: int, number: int, live: Sequence[int], fraction: float) -> tuple[
         seed: Random seed of the run.
         number: Number of the training round, from 0.
         live: Ids of the live workers to draw from, at least one.
-        fraction: Fraction of the live workers to draw, rounded to the nearest number of workers; at
-            least one worker is drawn.
+        fraction: Fraction of the live workers to draw. The number of drawn workers is rounded to
+            the nearest integer, and is at least one.
 
     Returns:
         Ids of the drawn workers, ascending.
@@ -52,11 +53,13 @@ def _rank(seed: int, number: int, worker: int) -> bytes:
 
 
 def parse_draws(text: str, path: str, nb_workers: int) -> tuple[tuple[int, ...], ...]:
-    """Read the worker ids of each round, one round per line; lines with ``#`` first are comments.
+    """Return the worker ids of each training round in a text with one line of ids per round.
+
+    Lines of the text that start with ``#`` are comments.
 
     Raises:
-        ConfigurationError: The text has no rounds, or a line without worker ids or with a worker id
-            that is not in 1..nb_workers.
+        ConfigurationError: The text has no line of worker ids, or one of its lines has no worker
+            ids or a worker id that is not in 1..nb_workers.
     """
     rounds = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -80,22 +83,22 @@ def parse_draws(text: str, path: str, nb_workers: int) -> tuple[tuple[int, ...],
 
 
 def format_draw(workers: Sequence[int]) -> str:
-    """Format the worker ids of one round as a line that `parse_draws` reads."""
+    """Return the worker ids of one training round as a line of text that `parse_draws` reads."""
     return " ".join(map(str, workers)) + "\n"
 
 
 @dataclasses.dataclass(frozen=True)
 class DrawnSync(SyncRule):
-    """A synchronous rule in which only some workers, drawn at random, train in each round.
+    """A synchronization rule in which only some workers, drawn at random, train in each round.
 
     Attributes:
-        nb_workers: Number of workers; ids are 1..nb_workers.
-        fraction: Fraction of the live workers that takes part in a round.
-        seed: Seed of the draws. Only shard 0 draws.
-        draws: Worker ids of the first rounds, one tuple per round; None if all rounds are drawn.
-            Only the process that starts the rule needs the ids: in other processes, `draws` may be
-            empty.
-        groups: One group of all workers.
+        nb_workers: Number of workers of the run; worker ids are 1..nb_workers.
+        fraction: Fraction of the live workers that train in each round, above 0 and at most 1.
+        seed: Random seed that shard 0 uses to draw the workers of each round.
+        draws: Planned worker ids of the first training rounds, one tuple per round; None if the
+            workers of all rounds are drawn. Only shard 0 reads the planned worker ids, so `draws`
+            may be empty in other processes.
+        groups: One worker group with all workers of the run.
     """
 
     agreement: ClassVar[Agreement] = Agreement.DRAWS
@@ -106,7 +109,7 @@ class DrawnSync(SyncRule):
     groups: Groups = dataclasses.field(init=False, metadata=OWN)
 
     def __post_init__(self) -> None:
-        """Raise an error if the fraction, number of workers or seed is out of range."""
+        """Raise an error if `fraction`, `nb_workers` or `seed` is out of range; set `groups`."""
         if not 0 < self.fraction <= 1:
             raise ConfigurationError(
                 f"--fraction={self.fraction:g}: expected a fraction of the live workers, above 0 "
@@ -121,15 +124,15 @@ class DrawnSync(SyncRule):
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Number of workers in a round, if all workers are live."""
+        """A list with the number of workers in each training round, if all workers are live."""
         return [_size(self.fraction, self.nb_workers)]
 
     def ready(self, rounds: Rounds, now: float) -> Ready:
-        """Release the oldest push of each worker of the round if all these workers pushed."""
+        """Return the oldest push of each drawn worker of a round if all drawn workers pushed."""
         return Ready([rounds.oldest(rounds.members(0))] if rounds.is_complete(0) else ())
 
     def draw(self, number: int, live: Sequence[int]) -> tuple[int, ...]:
-        """Return the live workers of the round from `draws`; draw if there are none."""
+        """Return the live workers that `draws` plans for a round; if none, draw at random."""
         planned = self.draws[number] if self.draws and number < len(self.draws) else ()
         workers = tuple(worker for worker in planned if worker in live)
         return workers or draw(self.seed, number, live, self.fraction)

@@ -52,8 +52,8 @@ class Rounds:
         self._arrived_at: dict[ArrivalToken, float] = {}  # waiting push -> time of its arrival
         self._clocks: dict[int, int] = {}  # worker, live or not -> finished iterations
         self._void: dict[int, int] = {}  # worker, live or not -> newest withdrawn step
-        # The keys of `_held` are live workers that wait for permission to proceed, in order of time.
-        # A dict keeps the order of its keys and removes a key without a search.
+        # The keys of `_held` are live workers that wait for permission to proceed, oldest first. A
+        # dict keeps the order of its keys and removes a key without a search.
         self._held: dict[int, None] = {}
         self._paused = False  # True if no worker may proceed until the groups change
         self._dirty: list[int] = []  # worker groups that changed since `advance`, ascending
@@ -68,7 +68,7 @@ class Rounds:
         self._names = [name_of(group) for group in groups]
 
     def _count(self) -> None:
-        """Count the live workers per worker group and clock, and the workers with waiting pushes."""
+        """Count the live workers per group and per clock, and the workers with waiting pushes."""
         self._num_live: dict[int, int] = {}  # worker group -> number of live members
         self._num_submitted: dict[int, int] = {}  # group -> number of pushing members
         self._levels: dict[int, int] = {}  # clock value -> number of live workers
@@ -82,7 +82,7 @@ class Rounds:
 
     @property
     def waits_for_start(self) -> bool:
-        """True if a worker group has 2 or more workers: the run then starts when all have joined."""
+        """True if a group has 2 or more workers; the run then starts when all workers joined."""
         return any(len(group) > 1 for group in self.groups)
 
     # -- what a rule reads ------------------------------------------------------------------
@@ -108,8 +108,7 @@ class Rounds:
         return self._clocks[worker] - self.min_clock()
 
     def min_clock(self) -> int:
-        """Return the lowest number of finished iterations of a live worker; 0 without live workers.
-        """
+        """Return the fewest iterations that a live worker has finished; 0 without live workers."""
         return min(self._levels, default=0)
 
     def clocks(self) -> dict[int, int]:
@@ -361,7 +360,7 @@ class Rounds:
         self._agreement.follow(draws)
 
     def joiners(self) -> tuple[Joiners, ...]:
-        """Return the workers that have joined but finished no round yet, as announced by shard 0."""
+        """Return the joined workers without a finished round, which shard 0 must announce."""
         return tuple(self._agreement.joiners())
 
     def expect(self, joiners: Sequence[Joiners]) -> None:

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class GroupSync(SyncRule):
-    """BSP, ASP, SSP or GSP: worker groups that step together, and a staleness bound.
+    """BSP, ASP, SSP or GSP: a rule with worker groups that step together, and a staleness bound.
 
     Attributes:
-        groups: Groups of worker ids; each worker of 1..n is in exactly one group. One group of all
-            workers makes the rule BSP, groups of one worker make the rule ASP.
-        bound: Staleness bound. A worker that has finished c iterations may start the next iteration
+        groups: Worker groups; each worker id of 1..n is in exactly one group. One group of all
+            workers makes the rule BSP, and groups of one worker make the rule ASP.
+        bound: Staleness bound. A worker that has finished c iterations may start its next iteration
             while ``c - min(c of live workers) <= bound``; None lets every worker proceed.
-        auto: Settings for forming groups from measured speeds after the warm-up, in which `groups`
-            is used. None if groups do not change.
+        auto: Settings for forming worker groups from speeds measured in a warm-up; None if the
+            worker groups do not change.
     """
 
     agreement: ClassVar[Agreement] = Agreement.JOINERS
@@ -43,7 +43,7 @@ class GroupSync(SyncRule):
     auto: AutoGroups | None = None
 
     def __post_init__(self) -> None:
-        """Raise an error if the groups are not a partition of 1..n, or the bound is negative."""
+        """Raise an error if `groups` is no partition of the ids 1..n, or `bound` is negative."""
         ids = sorted(worker for group in self.groups for worker in group)
         if any(not group for group in self.groups):
             raise ConfigurationError(
@@ -60,19 +60,19 @@ class GroupSync(SyncRule):
             )
 
     def ready(self, rounds: Rounds, now: float) -> Ready:
-        """Release the oldest push of every member of each group in which all members pushed."""
+        """Return the members' oldest pushes of each worker group whose live members all pushed."""
         return complete_rounds(rounds)
 
     def may_proceed(self, rounds: Rounds, worker: int) -> bool:
-        """Return True if the worker is not too far ahead of the slowest worker."""
+        """Return True if a worker's lead over the slowest live worker is at most `bound`."""
         return self.bound is None or rounds.lead(worker) <= self.bound
 
 
 @dataclasses.dataclass(frozen=True)
 class ClosedGroupSync(GroupSync):
-    """Settings of one group of workers that exchange data during a round, not only at its end.
+    """Rule for one worker group whose members exchange data during a round, not only at its end.
 
-    A joining worker becomes live when a round is released, never during a round.
+    A worker that joins a ClosedGroupSync becomes live when a round is released, never during one.
     """
 
     admits_in_round: ClassVar[bool] = False
@@ -80,7 +80,7 @@ class ClosedGroupSync(GroupSync):
 
 @dataclasses.dataclass(frozen=True)
 class SyncChoice:
-    """A value of the flag --sync: the worker groups it forms, and the flags it accepts."""
+    """What a value of the flag --sync means: its worker groups, and the other flags it accepts."""
 
     groups: Callable[[int], Groups]
     takes_groups: bool
@@ -88,7 +88,7 @@ class SyncChoice:
     needs_bound: bool = False
 
 
-#: Value of the flag --sync (bsp, asp, ssp, gsp) -> how `make_rule` makes its GroupSync.
+#: Value of the flag --sync (bsp, asp, ssp, gsp) -> how `make_rule` makes a GroupSync for the value.
 SYNC_RULES: dict[str, SyncChoice] = {
     "bsp": SyncChoice(one_group, takes_groups=False, takes_bound=False),
     "asp": SyncChoice(groups_of_one, takes_groups=False, takes_bound=False),
@@ -107,8 +107,9 @@ def make_rule(
     """Make the synchronization rule that --sync, --groups and --staleness_bound describe.
 
     Raises:
-        ConfigurationError: Groups or a staleness bound are given for a --sync value that accepts
-            none, a needed bound is missing, or the groups are not a partition of 1..nb_workers.
+        ConfigurationError: Worker groups or a staleness bound are given for a --sync value that
+            accepts none, a required staleness bound is missing, or the worker groups are not a
+            partition of the ids 1..nb_workers.
     """
     choice = SYNC_RULES[name]
     if (groups is not None or auto is not None) and not choice.takes_groups:

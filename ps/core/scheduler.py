@@ -1,4 +1,4 @@
-"""Rounds of one PS shard, membership epoch of each group's change, and a timer of stalls."""
+"""Rounds of one PS shard, last membership epoch of each worker group, and a timer for stalls."""
 
 from __future__ import annotations
 
@@ -12,75 +12,76 @@ class RoundScheduler:
     """Collects the pushes of one shard into rounds, and relates rounds to membership epochs.
 
     Attributes:
-        rounds: Workers, waiting pushes and clocks of the shard. Read it freely; let the scheduler
-            join, remove and submit, so that it can record epochs and times.
+        rounds: Workers, waiting pushes and workers' iteration counts of the shard. Other objects
+            only read `rounds`, and make changes through `RoundScheduler`, which records membership
+            epochs and times.
     """
 
     def __init__(self, rule: SyncRule, generation: int = 0, follows: bool = False) -> None:
-        """Start without workers.
+        """Create the scheduler of a shard that has no workers yet.
 
         Args:
-            rule: The synchronization rule.
-            generation: Generation of the shard (number of its restarts).
+            rule: Synchronization rule of the run.
+            generation: Generation of the shard (number of the shard's restarts).
             follows: True on every shard but shard 0.
         """
         self.rounds = Rounds(rule, generation, follows)
-        self._group_epochs: dict[int, int] = {}  # group -> membership epoch of its last change
-        self._moved_at: float | None = None  # when a push was last submitted or released
+        self._group_epochs: dict[int, int] = {}  # group -> membership epoch of last change
+        self._moved_at: float | None = None  # seconds: last push submitted or released
 
     def share_of(self, worker: int) -> float:
-        """Return the size of the worker's group divided by the number of workers of the run."""
+        """Return the size of a worker's group divided by the number of workers of the run."""
         groups = self.rounds.groups
         return len(groups[self.rounds.group_of(worker)]) / sum(map(len, groups))
 
     def join(self, worker: int, epoch: int) -> None:
-        """Add a worker that joined in `epoch`. It becomes live with its group's next round."""
+        """Add a worker that joined in membership epoch `epoch`; a later round makes it live."""
         self._group_epochs[self.rounds.group_of(worker)] = epoch
         self.rounds.join(worker)
 
     def leave(self, worker: int, epoch: int) -> None:
-        """Remove a worker that left in this membership epoch, and its pushes that wait."""
+        """Remove a worker that left in membership epoch `epoch`, and its waiting pushes."""
         self._group_epochs[self.rounds.group_of(worker)] = epoch
         self.rounds.leave(worker)
 
     def submit(self, worker: int, step: int, now: float) -> None:
-        """Add the push of a live worker's step to its round."""
+        """Add a live worker's push, which then waits until a round with the push is complete."""
         self._moved_at = now
         self.rounds.submit(ArrivalToken(worker, step), now)
 
     def advance(self, now: float) -> Advance:
-        """Release the complete rounds, admit joiners, and return the workers that may proceed."""
+        """Release complete rounds, make joining workers live, and let workers proceed."""
         advance = self.rounds.advance(now)
         if advance.released:
             self._moved_at = now
         return advance
 
     def is_stalled(self, now: float, patience_seconds: float) -> bool:
-        """Return whether pushes wait although none was submitted or released for a given time."""
+        """Return whether pushes wait, but none was submitted or released for `patience_seconds`."""
         if self._moved_at is None or now - self._moved_at < patience_seconds:
             return False
-        # Restart the timer, so that a lasting stall is reported once in every patience_seconds.
+        # Restart the timer, so that a long stall of rounds is reported once per patience_seconds.
         self._moved_at = now
         return any(map(self.rounds.has_submitted, self.rounds.live()))
 
     def is_due(self, now: float) -> bool:
-        """Return whether the deadline of `advance` has passed."""
+        """Return whether `advance` must be called now even without a new push."""
         deadline = self.rounds.next_deadline()
         return deadline is not None and now >= deadline
 
     def epoch_is_current(self, worker: int, epoch: int) -> bool:
-        """Return whether no later membership epoch than `epoch` has changed the worker's group."""
+        """Return whether a worker's group has not changed since membership epoch `epoch`."""
         return epoch >= self._group_epochs.get(self.rounds.group_of(worker), 0)
 
     def regroup(self, groups: Groups, epoch: int) -> None:
-        """Continue with new worker groups, which came into force in this membership epoch."""
+        """Continue with new worker groups, which are valid from membership epoch `epoch`."""
         self.rounds.regroup(groups)
         self._group_epochs = dict.fromkeys(range(len(groups)), epoch)
 
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the workers' clocks; with `soft` the workers, rounds and epochs of groups."""
+        """Return workers' iteration counts; with `soft`, also rounds and epochs of groups."""
         state = self.rounds.state_dict(soft)
         if not soft:
             return state
@@ -88,7 +89,7 @@ class RoundScheduler:
         return state | extra
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the clocks or rounds that `state_dict` returned."""
+        """Restore the workers' iteration counts or the rounds that `state_dict` has returned."""
         self.rounds.load_state_dict(state, soft)
         if soft:
             self._group_epochs = dict(state["group_epochs"])
