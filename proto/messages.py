@@ -336,7 +336,7 @@ def rounds_from_message(
     total = sum(map(sum, counts))
     if not counts or not all(counts) or total != len(reply.blocks):
         raise Malformed(
-            f"the {len(counts)} rounds of a reply announce {total} blocks, it has "
+            f"the {len(counts)} rounds of a reply announce {total} blocks, but it has "
             f"{len(reply.blocks)}; expected equal numbers and at least one update in each round"
         )
     # A worker adds its own update from its own copy of the last push. An own update in a reply to
