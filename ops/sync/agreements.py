@@ -2,8 +2,8 @@
 
 A worker sends a part of each push to every shard, and the parts of one push may arrive in different
 rounds of two shards. Each shard could then wait for a push of a worker that waits at the other
-shard. A `ShardAgreement` prevents this deadlock between shards. The enum `Agreement` lists the
-three kinds of agreement, and `agreement_of` creates the agreement object of a shard.
+shard. A `ShardAgreement` object prevents that two shards wait for each other. The enum `Agreement`
+lists the three kinds of agreement, and `agreement_of` creates the agreement object of a shard.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class JoinersOfFollower(JoinersOfShardZero):
     def __init__(self, rounds: Rounds) -> None:
         """Create the agreement object of a shard that has no workers yet."""
         super().__init__(rounds)
-        self._expected: Sequence[Joiners] = ()  # joined workers without a finished round
+        self._expected: Sequence[Joiners] = ()  # joined workers without finished round at shard 0
 
     def may_proceed(self, worker: int) -> bool:
         """Return True, because only shard 0 decides which workers may proceed."""
@@ -361,8 +361,8 @@ class Announced(ShardAgreement):
         """Return the announcement, with number `newest`, of a round that is released now.
 
         `_finished` must be called before the round's pushes are removed, so that `Draw.after` does
-        not contain the steps that the round releases. With these steps in `Draw.after`, other
-        shards would release the pushes of the round as late pushes, in a separate update.
+        not contain the steps that the round releases. If `Draw.after` contained the steps of a
+        round, other shards would release the round's pushes as late pushes, in a separate update.
         """
         workers = tuple(token.worker for token in tokens)
         steps = tuple(token.step for token in tokens)
@@ -428,8 +428,8 @@ class NamedRounds(Announced):
     def late(self) -> Sequence[Sequence[ArrivalToken]]:
         """Return waiting pushes of the current round's workers that are older than the round.
 
-        Shard 0 has released or withdrawn these older pushes before the current round began. This
-        shard merges the older pushes into one separate update.
+        Shard 0 has already released or withdrawn pushes that are older than the current round. This
+        shard merges such older pushes into one separate update.
         """
         if self._drawn is None:
             return ()
@@ -486,9 +486,10 @@ class NamedRounds(Announced):
 class DrawsOfShardZero(NamedRounds):
     """Shard 0 with `Agreement.DRAWS`: it draws the next round's workers when a round is released.
 
-    A shard holds a worker that is not drawn for the current round. When the worker is drawn, the
-    shard replies to the worker's request with the current weights. After a restart, a push may come
-    from a worker that is not drawn, and then waits until the worker is drawn.
+    A shard holds (sends no reply to) a worker that is not drawn for the current round. When a held
+    worker is drawn, the shard replies to the worker's request with the current weights. After a
+    restart, a push may come from a worker that is not drawn, and then waits until the worker is
+    drawn.
     """
 
     def may_proceed(self, worker: int) -> bool:
@@ -674,7 +675,7 @@ def _without_workers(joiners: Sequence[Joiners], gone: Collection[int]) -> list[
 
 
 def _without(drawn: Draw, worker: int) -> Draw:
-    if drawn.steps or worker not in drawn.workers:  # the workers of a released round stay
+    if drawn.steps or worker not in drawn.workers:  # a released round keeps its workers
         return drawn
     pairs = [pair for pair in zip(drawn.workers, drawn.after, strict=True) if pair[0] != worker]
     workers, after = tuple(member for member, _ in pairs), tuple(step for _, step in pairs)

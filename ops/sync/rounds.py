@@ -1,4 +1,4 @@
-"""Rounds of one shard: its workers, the pushes that wait to be released, and clocks.
+"""Rounds of one shard: its workers, their waiting pushes and their iteration counts.
 
 A `Rounds` object records workers and waiting pushes for every synchronization rule. The rule reads
 the `Rounds` object and decides only which waiting pushes are released, and whether a worker may
@@ -20,7 +20,7 @@ from thinwire.ops.types import State
 
 
 class Rounds:
-    """Workers, waiting pushes, groups and clocks of one shard.
+    """Workers, waiting pushes, worker groups and workers' iteration counts of one shard.
 
     The clock of a worker is its number of finished iterations. A live worker computes, or has a
     push that waits to be released, or is held (gets no reply) until it may proceed. A `Rounds`
@@ -56,8 +56,8 @@ class Rounds:
         # dict keeps the order of its keys and removes a key without a search.
         self._held: dict[int, None] = {}
         self._paused = False  # True if no worker may proceed until the groups change
-        self._dirty: list[int] = []  # worker groups that changed since `advance`, ascending
-        self._deadline: float | None = None  # newest `Ready.look_again_at`, in seconds
+        self._dirty: list[int] = []  # worker groups changed since the last `advance`, ascending
+        self._deadline: float | None = None  # time of the next `advance` without a new push
         self._set_groups(rule.groups)
         self._count()
         self._agreement = agreement_of(self, generation)
@@ -70,7 +70,7 @@ class Rounds:
     def _count(self) -> None:
         """Count the live workers per group and per clock, and the workers with waiting pushes."""
         self._num_live: dict[int, int] = {}  # worker group -> number of live members
-        self._num_submitted: dict[int, int] = {}  # group -> number of pushing members
+        self._num_submitted: dict[int, int] = {}  # worker group -> members with a waiting push
         self._levels: dict[int, int] = {}  # clock value -> number of live workers
         for worker in self._live:
             number = self._numbers[worker]
@@ -273,12 +273,12 @@ class Rounds:
         )
 
     def _release(self, now: float) -> list[tuple[ArrivalToken, ...]]:
-        """Release late pushes, then complete rounds, then make joining workers of groups live."""
+        """Release late pushes; then, by group, release rounds and make joining workers live."""
         agreement = self._agreement
         released = [self.take(late) for late in agreement.late()]
         ready = agreement.ready(now)
         self._deadline = ready.look_again_at
-        due: dict[int, list[tuple[ArrivalToken, ...]]] = {}  # number of a group -> its releases
+        due: dict[int, list[tuple[ArrivalToken, ...]]] = {}  # worker group -> its released rounds
         for tokens in ready.releases:
             due.setdefault(self._numbers[tokens[0].worker], []).append(tokens)
         for number in sorted({*self.changed, *due}):
@@ -316,7 +316,7 @@ class Rounds:
         return proceeding
 
     def next_deadline(self) -> float | None:
-        """Return the time at which `advance` must be called even without a new push; or None."""
+        """Return the time at which `advance` must be called without a new push; None if never."""
         return self._deadline
 
     def mark_changed(self, worker: int) -> None:
@@ -475,8 +475,8 @@ class Rounds:
         """Restore the parts of the rounds' state that Thinwire 0.3 has added to the journal.
 
         A journal of Thinwire 0.2 has no arrival times of pushes. If workers are drawn for each
-        round, a 0.2 journal also lacks the held workers and the changed worker groups. All live
-        workers outside the current round are then held.
+        round, a 0.2 journal also lacks the held workers and the changed worker groups. A restored
+        0.2 journal with drawn workers thus holds all live workers outside the current round.
         """
         times = state.get("arrived_at", {})
         self._arrived_at = {

@@ -2,8 +2,8 @@
 
 The interface of the shard's core is ``handle(event, now) -> [action]`` and ``next_deadline()``. The
 shard's core (a state machine) never waits, reads no clock and holds no lock. The gRPC server, the
-Simulator and the tests all use the event types of the shard's core. Equal events lead to equal
-states of the core, bit for bit, so a shard can replay a journal of the events.
+Simulator and the tests all send the same types of events to the shard's core. Equal events lead to
+equal states of the core, bit for bit, so a restarted shard can replay a journal of its events.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 
 class _CorePart(Protocol):
-    """A part of the core that can save and restore its state."""
+    """A part of the shard's core (such as its counters) that can save and restore its state."""
 
     def state_dict(self, soft: bool) -> State:
-        """Return the durable (checkpointed) state of this part of the core, or with `soft` the
-        state that a restart loses.
+        """Return the durable (checkpointed) state of a part of the shard's core; with `soft`, the
+        state that a restart without a journal loses.
         """
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the state of this part of the core; load the durable (checkpointed) state
-        first.
+        """Restore the state of a part of the shard's core: first the durable (checkpointed) state,
+        then the soft state, which only a journal keeps.
         """
 
 
-#: Names of the core's parts that continue when a script starts a phase with another model.
+#: Names of the core's parts that keep their state when a training script starts the next model.
 _OF_RUN = (
     *("counters", "lifecycle", "membership", "members", "scheduler", "quarantine"),
     *("planner", "follower"),
@@ -61,14 +61,15 @@ class PsCore:
 
     The shard's core owns parts (for example its membership and its counters) that use neither the
     core nor each other. A part of the core returns data, and the core turns the data into actions
-    for its caller. Other modules read the core's attributes `model`, `counters`, `averages`,
-    `membership`, `rounds`, `config` and the results of the core's read-only methods.
+    for its caller. Other modules may read the attributes `model`, `counters`, `averages`,
+    `membership`, `rounds` and `config` of a shard's core, and call the core's read-only methods.
 
     Attributes:
-        rounds: Workers, waiting pushes, groups and clocks of this shard. Other modules only read.
-        is_behind: True while events arrive faster than the shard's core handles them. The core's
-            owner sets the attribute; while it is True, the core sends the replies that are cheapest
-            to compute.
+        rounds: Workers, waiting pushes, worker groups and workers' iteration counts of this shard;
+            other modules must not change the `Rounds` object.
+        is_behind: True while events arrive faster than the shard's core handles them. The owner of
+            the core (server or Simulator) sets `is_behind`. While `is_behind` is True, the core
+            sends the replies that are cheapest to compute.
     """
 
     def __init__(
@@ -83,13 +84,14 @@ class PsCore:
         """Start the shard with its initial weights as version 0 of the model.
 
         Args:
-            config: The run's budget of updates or examples, its learning rates and its intervals.
-            method: The policies (codec, optimizer, synchronization and others) of the training
-                method.
+            config: Settings of the run: its budget of updates or examples, its learning rates and
+                its time intervals.
+            method: Training method, which consists of policies (codec, optimizer, synchronization
+                and others).
             theta: Initial weights [n] float32 of this shard; the core updates the array in place.
-            kernels: Implementation of the array operations.
-            membership: Membership of the workers: a Coordinator on shard 0, a FollowerMembership on
-                all other shards.
+            kernels: Implementation of the array operations on weights and updates.
+            membership: Record of the workers in the run: a Coordinator on shard 0, a
+                FollowerMembership on all other shards.
             averages: Values that shard 0 averages over the workers in addition to the weights; None
                 if the run averages no such values.
 
@@ -114,17 +116,16 @@ class PsCore:
         self.is_behind = False
 
     def begin_phase(self, other: PsCore) -> None:
-        """Begin a phase of a training script: continue the run with the next model, of an unused
-        core.
+        """Continue the run with the next model of a training script, which an unused core holds.
 
         The run's version number, its counts of examples and seconds, and its counters continue with
-        the next model of the script, as after a restart. All workers must join the run again after
-        the start of the phase (training of the script's next model). The learning rate schedule of
-        a training script's optimizer starts at the batch count in the settings of the new core.
+        the next model of the script, as after a restart. All workers must join the run again when
+        the training of the script's next model starts. The learning rate schedule of the script's
+        optimizer continues from the batch count in the settings of the unused core.
 
         Args:
-            other: Core with a higher generation (number of restarts), which has handled no event.
-                The caller must not use `other` afterwards.
+            other: Core with the next model and a higher generation (number of restarts), which has
+                handled no event. The caller of `begin_phase` must not use `other` after the call.
         """
         before, has_started = self.state_dict(), self._lifecycle.has_started
         version, samples = self.version, self.samples
@@ -141,20 +142,20 @@ class PsCore:
             self._lifecycle.start()
 
     def continue_from(self, state: State, same_optimizer: bool) -> list[str]:
-        """Continue the run of a saved shard core with changed settings; call this before the first
-        event.
+        """Continue the run of a saved shard core with changed settings, before the first event is
+        handled.
 
         The run's weights, version number, counters, and counts of examples and seconds continue
-        from the saved core. Each further part of the core is restored if the form of its saved
-        state is unchanged; else it starts empty.
+        from the saved core. Every other part of the core is restored if its saved state has
+        unchanged keys (for averages, also unchanged array shapes), and otherwise starts empty.
 
         Args:
             state: Durable state of the saved core, as `state_dict` returned the state.
-            same_optimizer: True if the classes of the optimizers are those of the saved core's
+            same_optimizer: True if the optimizers have the same classes as the saved core's
                 optimizers.
 
         Returns:
-            Descriptions of the core's parts that start again, for a log line.
+            Descriptions of the core's parts that are not restored and start empty, for a log line.
         """
         fresh, begin_again = self.state_dict(), []
         for name, part in self._parts().items():
@@ -170,15 +171,15 @@ class PsCore:
         return begin_again
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
-        """Process one event of the shard; return the actions that the caller must perform, in
-        order.
+        """Process one event of the shard, and return the actions that the caller of `handle` must
+        perform, in order.
         """
         self._quarantine.elapse(now)
         actions = self._handlers[type(event)](self, event, now)
         return [*actions, *self._do_what_is_due(now)]
 
     def next_deadline(self) -> float | None:
-        """Return the time at which the shard's core needs a Tick event; None without a deadline."""
+        """Return the time at which the shard's core must get a Tick event; None if at no time."""
         parts = (self.membership, self._lifecycle, self.rounds)
         deadlines = [part.next_deadline() for part in parts]
         return min((when for when in deadlines if when is not None), default=None)
@@ -187,17 +188,17 @@ class PsCore:
 
     @property
     def version(self) -> int:
-        """Number of updates applied to the shard's weights so far."""
+        """Model version: the number of updates applied to the shard's weights so far."""
         return self.model.version
 
     @property
     def samples(self) -> int:
-        """Number of training examples consumed by the updates applied so far."""
+        """Number of training examples in all updates that the shard has applied so far."""
         return self.model.samples
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run has ended; None if the run has not ended."""
+        """Reason for the end of the run; None if the run has not ended."""
         return self._lifecycle.stop_reason
 
     @property
@@ -211,7 +212,7 @@ class PsCore:
         return self._lifecycle.has_started
 
     def seconds(self) -> float:
-        """Return the run's duration, in seconds: first pull to last update, over all restarts."""
+        """Return the run's seconds from the first pull to the last update, over all restarts."""
         return self._lifecycle.seconds()
 
     def known_workers(self) -> tuple[int, ...]:
@@ -219,8 +220,8 @@ class PsCore:
         return tuple(self._members)
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the incarnation (process number) in a worker's last Hello; 0 if it has sent no
-        Hello.
+        """Return the incarnation (process number) in a worker's last Hello message; 0 if the worker
+        has sent no Hello message.
         """
         return self._members.incarnation_of(worker)
 
@@ -230,16 +231,17 @@ class PsCore:
         return self._reply_of(0, 0, whole, self.averages.statistics)
 
     def guard_summary(self) -> dict[str, Any]:
-        """Return refused pushes, quarantines and the median norm of updates, for the run's summary.
+        """Return refused pushes, quarantines and the median norm of updates, for summary.json.
 
-        The summary of refused pushes is {} if the run has no limits of updates and refused no push.
+        The summary of refused pushes is {} if the run has no limits on updates, and the shard has
+        refused no push.
         """
         if not (self.config.guards.active or self._guard.has_ever_refused):
             return {}
         return {**self._quarantine.summary(), "median_norm": self._guard.median()}
 
     def summary(self) -> dict[str, Any]:
-        """Return name -> counters of the core's parts, for the run's summary.json."""
+        """Return the counters of the core's parts by name, for the run's summary.json."""
         groups = {
             "groups": [list(group) for group in self.rounds.groups],
             "by_group": self.counters.groups.summary(),
@@ -288,8 +290,8 @@ class PsCore:
         return [*self._reply([event.worker], now), *self._settle(now)]
 
     def _on_push(self, event: events.Push, now: float) -> list[events.Action]:
-        """Check a worker's push and buffer it for its round; only answer a retry or a copy of
-        weights.
+        """Check a worker's push and buffer the push for its round; a retried push or a push with a
+        copy of the weights only gets a reply.
         """
         self.membership.seen(event.worker, now)
         if (member := self._sender_of(event)) is None:
@@ -304,9 +306,9 @@ class PsCore:
         member.push_bytes = event.num_bytes
         if event.is_copy and usable is not None:
             self.model.take(event.update)
-        # A push of an accepted step is a retry. The shard must not apply the update of a retry,
-        # which only requests the reply. `_reply` sends nothing while the first push waits for its
-        # round.
+        # A second push of an accepted step is a retry. The shard must not apply the update of a
+        # retry, which only requests the reply to the first push. `_reply` sends nothing while the
+        # first push waits for its round.
         if event.is_copy or event.step <= member.last_step or self._lifecycle.is_over:
             member.open_request(event.step, usable, now)
             return self._reply([event.worker], now)
@@ -326,13 +328,13 @@ class PsCore:
         return [*self._check_size(event, now), *self._settle(now)]
 
     def _on_query(self, event: events.Query, now: float) -> list[events.Action]:
-        """Record a worker's speed, and answer the worker's query whether to push now."""
+        """Record a worker's speed, and answer the worker's question whether it must push now."""
         self.membership.seen(event.worker, now)
         if (member := self._sender_of(event)) is None:
             epoch = self.membership.epoch
             return [refusals.not_member(event.worker, event.incarnation, event.step, epoch)]
-        # The worker has already pushed the step of this late query. The query must not change the
-        # speed records, which now describe the worker's next round.
+        # The worker has already pushed the step of a late query. A late query must not change the
+        # records of worker speed, which now describe the worker's next round.
         if event.step <= member.last_step:
             return [events.Answer(event.worker, event.step, event.local_steps, ready=True)]
         fellows = self.rounds.fellows(event.worker)
@@ -353,7 +355,7 @@ class PsCore:
         return []
 
     def _on_push_rejected(self, event: events.PushRejected, now: float) -> list[events.Action]:
-        """Count a push that a stream handler refused before the core received it."""
+        """Count a worker's push that a gRPC stream handler refused before the core received it."""
         self.membership.seen(event.worker, now)
         self.counters.reject(event.reason, event.worker)
         step = self._members[event.worker].last_step + 1 if event.worker in self._members else 0
@@ -364,8 +366,8 @@ class PsCore:
         """Expel the worker whose event made the core raise an exception; other workers continue.
 
         An exception in the shard's core is a bug, which ends one worker's membership but not the
-        run. With the flag --quarantine_after, a worker that is expelled after an exception is also
-        quarantined (excluded for a time).
+        run. With the flag --quarantine_after, a worker that is expelled after an exception of the
+        core is quarantined (excluded for a time).
         """
         worker = event.worker
         incarnation = event.incarnation or self.membership.incarnation_of(worker)
@@ -375,12 +377,13 @@ class PsCore:
         actions: list[events.Action] = [refusal]
         if self.membership.admits(worker, incarnation):
             actions += self._expel_sender(worker, incarnation, now)
-        # The exception may have interrupted the merge of a round. The pushes of that round are then
-        # removed but not applied, and without this reply, their workers would wait for ever.
+        # An exception in the core may have interrupted the merge of a round. The round's pushes are
+        # then removed but not applied, and without a reply, their workers would wait for ever.
         actions += self._reply_to_stuck(now)
         actions += self._settle(now)
-        # The exception may have left the core's state half changed. Save this state, so that a
-        # restarted shard continues from it and does not replay the event that raised.
+        # An exception may have left the core's state half changed. Save the half-changed state, so
+        # that a restarted shard continues from this state and does not replay the event that has
+        # raised the exception.
         return [*actions, *self.snapshot_if_new(force=True)]
 
     # -- other events -----------------------------------------------------------------------
@@ -399,26 +402,26 @@ class PsCore:
         if not self.membership.leads:
             self.rounds.follow(event.draws)
             # Two shards may have merged different pushes in their rounds. Each shard may then wait
-            # for a worker that waits at the other shard. To end this deadlock, merge the rounds up
-            # to the steps that shard 0 has merged or given up.
+            # for a worker that waits at the other shard. To end this deadlock, merge the waiting
+            # pushes up to the steps that shard 0 has merged or given up.
             for arrivals in self.rounds.release_late(event.over):
                 actions += self._release(arrivals, now)
-        # Release complete rounds even without a change of membership, because a buffered push may
-        # have waited for the number of this epoch.
+        # Release complete rounds even if a membership epoch changes no worker, because a buffered
+        # push may have waited for the epoch.
         return [*actions, *self._settle(now)]
 
     def _on_unreachable(self, event: events.WorkerUnreachable, now: float) -> list[events.Action]:
         return self._expel(list(self.membership.expel(event.member)), now)
 
     def _on_stop(self, event: events.Stop, now: float) -> list[events.Action]:
-        """End the run on the shard; after a signal, first wait for the pushes in flight."""
+        """End the run on the shard; after an interrupt signal, first wait for pushes in flight."""
         return self._stop(event.reason, now, waits=event.reason == "interrupted")
 
     def _on_tick(self, event: events.Tick, now: float) -> list[events.Action]:
         return []
 
     def _do_what_is_due(self, now: float) -> list[events.Action]:
-        """Process all deadlines of the shard's core that have passed; return the resulting
+        """Do everything in the shard's core whose deadline has passed, and return the resulting
         actions.
         """
         lifecycle = self._lifecycle
@@ -429,8 +432,8 @@ class PsCore:
             actions += self._settle(now, announces=True)
         if self._scheduler.is_due(now):
             actions += self._settle(now)
-        # Rounds count as stalled after the length of a lease. Within a lease, rounds may wait for
-        # a worker that has died and is not expelled yet.
+        # Rounds of pushes count as stalled after the length of a worker's lease. Within a lease, a
+        # round may wait for a worker that has died and is not expelled yet.
         patience = self.membership.lease_seconds
         if self.membership.leads and self._scheduler.is_stalled(now, patience):
             actions += self._publish(self._over())
@@ -445,7 +448,7 @@ class PsCore:
     # -- admission --------------------------------------------------------------------------
 
     def _refusal_of_join(self, join: events.Join, now: float) -> events.Reject | None:
-        """Return the refusal of a worker's Hello; None if this incarnation (process) may join."""
+        """Return the refusal of a worker's Hello message; None if the worker may join the run."""
         epoch = self.membership.epoch
         if not 1 <= join.worker <= self.config.nb_workers:
             return refusals.id_out_of_range(join, self.config.nb_workers, epoch)
@@ -470,18 +473,18 @@ class PsCore:
         return 0.0 if self._lifecycle.is_over else self._quarantine.seconds_left(worker)
 
     def _sender_of(self, event: events.Pull | events.Push | events.Query) -> Member | None:
-        """Return the record of an event's worker; None if its incarnation (process) is not a
-        member.
+        """Return the member record of the worker that sent an event; None if the incarnation
+        (process number) in the event is not a member of the run.
         """
         admitted = self.membership.admits(event.worker, event.incarnation)
         return self._members.get(event.worker) if admitted else None
 
     def _usable_base(self, event: events.Pull | events.Push) -> int | None:
-        """Return the version of a worker's weights; None if a push from this version is unusable.
+        """Return the model version of a worker's weights; None if the version is unusable.
 
-        A version of weights is unusable if it is from another generation (an earlier restart of the
-        shard), or newer than this shard's version, or if the model accepts no push from this
-        version (`ShardModel.in_step`).
+        A model version is unusable if it is from another generation (restart of the shard) or newer
+        than the shard's version. For a push, a model version is also unusable if the model accepts
+        no push that was computed from the version (`ShardModel.in_step`).
         """
         base = event.base_version
         known = base is not None and base <= self.version
@@ -492,15 +495,16 @@ class PsCore:
         return base
 
     def _epoch_fits(self, push: events.Push) -> bool:
-        """Return whether a push's membership epoch exists and includes its group's last change."""
-        # On a shard other than 0, an epoch above the shard's epoch is valid, because a worker may
-        # receive an epoch before the shard does. The push stays buffered until the epoch arrives.
+        """Return whether a push's membership epoch exists and its worker group has not changed."""
+        # A membership epoch above the shard's epoch is valid on all shards except shard 0, because
+        # a worker may receive an epoch before the shard does. A push stays buffered until its epoch
+        # arrives.
         invented = self.membership.leads and push.epoch > self.membership.epoch
         return self._scheduler.epoch_is_current(push.worker, push.epoch) and not invented
 
     def _note_lost_updates(self, event: events.Pull | events.Push) -> None:
-        """Count the updates that a crash has undone, if a worker holds weights from before the
-        crash.
+        """Count the updates that a crash of the shard has undone, if a worker has weights from
+        before the crash.
         """
         generations_ago = self.config.generation - event.generation
         undone = 1 <= generations_ago <= self.config.generations_undone
@@ -511,15 +515,16 @@ class PsCore:
     # -- offences ---------------------------------------------------------------------------
 
     def _check_size(self, push: events.Push, now: float) -> list[events.Action]:
-        """Return the refusal of a buffered push whose values are too large; [] if they are
+        """Return the refusal of a buffered push whose update is too large; [] if the update is
         accepted.
         """
         why = self._guard.check(push)
         if why is None:
             return []
-        # A refused push stays in its round and counts for the round's completion, but `_release`
-        # skips its update. If the push were removed, a worker that sends only outliers would block
-        # its whole group. The worker's next pull is answered when the round is over.
+        # A push that is refused as too large stays in its round and counts for the round's
+        # completion, but `_release` skips its update. If the push were removed, a worker that sends
+        # only too large updates would block its whole worker group. The next pull of the push's
+        # worker is answered when the round is over.
         self._members[push.worker].request = None
         self.counters.reject(refusals.OUTLIER, push.worker)
         refusal = refusals.outlier(push, why, self.membership.epoch)
@@ -528,9 +533,9 @@ class PsCore:
     def _offend(self, worker: int, reason: str, now: float) -> list[events.Action]:
         """Record a worker's offence (a refused push); expel the worker after too many offences.
 
-        Only shard 0 expels workers for offences (refused pushes), and counts only offences on shard
-        0. All shards except shard 0 receive each change of the membership as a numbered membership
-            epoch.
+        Only shard 0 expels workers for offences (refused pushes), and counts only the pushes that
+        shard 0 itself has refused. All shards except shard 0 receive each change of the membership
+        as a numbered membership epoch.
         """
         self._quarantine.record(worker, reason)
         if not self.membership.leads or self.membership.state_of(worker) == "left":
@@ -545,7 +550,7 @@ class PsCore:
         """Expel a worker; on a shard other than 0, drop its push and report it to shard 0."""
         member = self._members.get(worker)
         if member is not None:
-            member.request = None  # the refusal has answered the worker's open request
+            member.request = None  # a refusal has answered the worker's request
         if self.membership.leads:
             if self._quarantine.is_on:
                 self._quarantine.expel(worker)
@@ -559,7 +564,7 @@ class PsCore:
         stuck = []
         for worker in self.rounds.live():
             member = self._members[worker]
-            # The synchronization rule has returned the push as part of a complete round, but the
+            # The synchronization rule has released the worker's push in a complete round, but an
             # exception occurred before the model applied the push.
             if member.submitted and not self.rounds.has_submitted(worker):
                 member.submitted = []
@@ -573,7 +578,7 @@ class PsCore:
     # -- membership -------------------------------------------------------------------------
 
     def _change(self, changes: Sequence[Change], now: float) -> list[events.Action]:
-        """Apply changes of membership to the rounds; publish the changes to the other shards."""
+        """Add joined workers to the rounds, remove workers that left, and publish the changes."""
         if not changes:
             return []
         actions: list[events.Action] = []
@@ -596,9 +601,9 @@ class PsCore:
         self._planner.left(worker)
         self._follower.left(worker)
         waiting, request = member.waiting, member.request
-        # Cancel a push that was not applied, so that the shard accepts a retry after the worker has
-        # returned. Drop a push that was refused as too large: the refusal was sent and counted, so
-        # the shard must accept no retry of the push's step.
+        # Cancel a push that was not applied, so that the shard accepts a retry of the push after
+        # the worker has returned. Drop a push that was refused as too large: the refusal was sent
+        # and counted, so the shard must accept no retry of the push's step.
         if waiting is not None and not self._guard.has_refused(worker, waiting.step):
             self.counters.reject("left", worker)
             self._members.cancel_push(worker)
@@ -610,12 +615,12 @@ class PsCore:
         return [refusals.not_member(worker, member.incarnation, request.step, epoch)]
 
     def _expel(self, changes: Sequence[Change], now: float) -> list[events.Action]:
-        """End the membership of workers; send a notice to each expelled worker without open
+        """Apply changes of membership, and send a refusal to each expelled worker without an open
         request.
         """
-        # An expelled worker may still run, and may already have joined shard 0 again. Without the
-        # notice, the worker would finish a round on shard 0 that this shard has already ended
-        # without the worker's push.
+        # The process of an expelled worker may run, and may already have joined shard 0 again.
+        # Without a refusal, an expelled worker would finish a round on shard 0 that this shard has
+        # already ended without the worker's push.
         returned = {worker for verb, worker in changes if verb == "join"}
         known = {worker: self._members.get(worker) for _, worker in changes}
         silent = [
@@ -631,22 +636,22 @@ class PsCore:
         return actions
 
     def _publish(self, over: Mapping[int, int] | None = None) -> list[events.Action]:
-        """Send the list of live workers to the other shards.
+        """Return an action that sends the live workers and the epoch number to all other shards.
 
         Args:
             over: Worker id -> newest step that this shard has merged or given up. The other shards
-                then merge the pushes up to these steps. None: the epoch makes no shard merge
-                pushes.
+                then merge their waiting pushes up to these steps. None to make no shard merge
+                waiting pushes.
         """
-        # A restarted shard 0 has no live workers yet. An epoch without workers would remove the
-        # pushes that wait for their rounds on the other shards.
+        # A restarted shard 0 has no live workers yet. A membership epoch without workers would
+        # remove the pushes that wait for their rounds on all other shards.
         if not self.has_started:
             return []
         return [events.NewEpoch(self._epoch_of(self.membership.epoch, over))]
 
     def _over(self) -> dict[int, int]:
-        """Return live worker id -> newest step of the worker that this shard has merged or given
-        up.
+        """Return the newest step that this shard has merged or given up, for each live worker of a
+        worker group with waiting pushes.
         """
         steps = self.rounds.over().items()
         return {worker: max(step, self._members[worker].applied_step) for worker, step in steps}
@@ -671,28 +676,29 @@ class PsCore:
         Args:
             now: Current time of this shard's clock, in seconds.
             announces: True if the membership has changed, so that a membership epoch must be
-                published. On shard 0, new draws of workers and joiners that become live also cause
-                an epoch.
+                published. Shard 0 publishes a membership epoch even if `announces` is False, if it
+                announces a round or makes joining workers live.
         """
         actions: list[events.Action] = []
         if not self.has_started:
             return actions
-        # Repeat until no round is merged and no worker group changes. A merged round can make a
-        # joining worker live, whose buffered push then completes the next round. A change of the
-        # groups can complete rounds of the new groups.
+        # Repeat until no round is merged and no worker group changes. After a merged round, a
+        # joining worker may become live, whose buffered push then completes the next round. A
+        # change of the worker groups can complete rounds of the new groups.
         while True:
             actions += self._submit_buffered(now)
             advance = self._scheduler.advance(now)
-            # A joining worker has become live. Begin a new epoch before the replies are sent, so
-            # that the workers' next pushes name this epoch. A following shard then buffers these
-            # pushes until it has received the epoch and counts the joined worker as live too.
+            # If a joining worker has become live, begin a new membership epoch before the replies
+            # are sent, so that the workers' next pushes name the new epoch. A shard other than
+            # shard 0 then buffers these pushes until it has received the epoch and made the worker
+            # live.
             if advance.has_entered and not announces:
                 self.membership.begin_epoch()
             announces |= self.membership.leads and (advance.has_drawn or advance.has_entered)
             for arrivals in advance.released:
                 actions += self._release(arrivals, now)
-            # A joining worker whose push is already buffered gets the reply of the push's round,
-            # not a reply now.
+            # A joining worker whose push is already buffered gets a reply when the push's round is
+            # complete, not when the worker becomes live.
             for worker in advance.proceeding:
                 member = self._members[worker]
                 member.may_proceed = member.buffered is None
@@ -703,8 +709,8 @@ class PsCore:
                 actions += changed
 
     def _submit_buffered(self, now: float) -> list[events.Action]:
-        """Submit the buffered pushes of live workers to their rounds, if the shard knows their
-        epoch.
+        """Submit the buffered pushes of live workers to rounds, if the shard knows the pushes'
+        membership epoch.
         """
         actions: list[events.Action] = []
         for worker, push in self._members.buffered():
@@ -714,16 +720,17 @@ class PsCore:
             if not known or not self.rounds.is_live(worker):
                 continue
             if self._epoch_fits(push):
-                # A worker has at most one open request (unanswered push or pull), so it has given
-                # up any older submitted push.
+                # A worker has at most one open request (unanswered push or pull), so a worker with
+                # a buffered push has given up its older submitted push.
                 if member.submitted:
                     self.rounds.withdraw(worker, member.submitted[-1].step)
                 self._members.promote(worker)
                 self._scheduler.submit(worker, push.step, now)
             else:
-                # The push's group has changed while the push was buffered. Another shard may have
-                # refused the push already and would merge a retry of the push in another round, so
-                # this shard refuses the push too. The worker then sends the push again, or pulls.
+                # The worker group of the push has changed while the push was buffered. Another
+                # shard may have refused the push already and would merge a retry of the push in
+                # another round, so this shard must refuse the push. The worker then sends the push
+                # again, or pulls.
                 self._members.cancel_push(worker)
                 member.request = None
                 member.may_proceed = self.rounds.may_proceed(worker)
@@ -733,9 +740,9 @@ class PsCore:
     def _withdraw(self, worker: int) -> None:
         """Drop a worker's push that waits for its round, because the worker now pulls the model."""
         waiting = self._members[worker].waiting
-        # A push that was refused as too large stays, because its round counts the push without its
-        # update. Every accepted push is dropped: the push's worker may have proceeded after another
-        # shard's reply, and would then be in different rounds on the two shards.
+        # A push that was refused as too large is not dropped, because its round counts the push
+        # without its update. An accepted push is dropped when its worker pulls: the worker may have
+        # proceeded after another shard's reply, and would be in different rounds on two shards.
         if waiting is None or self._guard.has_refused(worker, waiting.step):
             return
         self.counters.reject("left", worker)
@@ -744,12 +751,12 @@ class PsCore:
         self._members[worker].may_proceed = self.rounds.may_proceed(worker)
 
     def _give_up(self, worker: int, step: int, now: float) -> list[events.Action]:
-        """Record that this shard refused its part of a push; other shards may have accepted
-        theirs.
+        """Record that this shard has refused its part of a worker's push; other shards may have
+        accepted their parts of the push.
         """
-        # On the shards that accepted the push, the push waits for the pushes of its worker group.
-        # The pacer must count the worker as waiting, else the pacer would let the group take more
-        # local steps.
+        # On shards that have accepted their part of a push, the push waits for its worker group.
+        # The pacer must count the push's worker as waiting, or the pacer would let the worker group
+        # take more local steps.
         self._pacing.pushed(worker)
         if self.rounds.has_submitted(worker):
             return []
@@ -757,8 +764,8 @@ class PsCore:
         return self._settle(now)
 
     def _release(self, arrivals: Sequence[ArrivalToken], now: float) -> list[events.Action]:
-        """Apply the pushes of one complete round; skip refused pushes and pushes without
-        examples.
+        """Apply the pushes of one complete round as an update of the weights; skip refused pushes
+        and pushes without examples.
         """
         submitted = self._members.take_submitted(arrivals)
         accepted = [
@@ -773,8 +780,8 @@ class PsCore:
         empty = [push for push in accepted if not self._brings_examples(push)]
         empty_parts = sum(push.batch_parts for push in empty)
         if not pushes:
-            # The script has consumed its batch even if no worker of the round had an example of
-            # the batch, so the learning rate schedule must count the batch.
+            # The training script has consumed a batch even if no worker of the round had an example
+            # of the batch, so the learning rate schedule must count the batch.
             if empty:
                 self.model.clock.count(empty_parts, empty[0].optimizer)
             return []
@@ -832,26 +839,28 @@ class PsCore:
         return self._stop(reason, now)
 
     def _end_without_rate(self, pushes: Sequence[events.Push], now: float) -> list[events.Action]:
-        """Reject a round and end the run: the script's rate schedule returns no finite learning
-        rate.
+        """Reject the pushes of a round and end the run, because the training script's learning rate
+        schedule returns no finite learning rate.
         """
-        # The learning rate schedule counts only applied batches. The schedule would return the same
-        # rate that is not finite for every later round, so no later round could be applied either.
+        # A learning rate schedule counts only applied batches. If a round is not applied because
+        # the learning rate is not finite, the schedule returns the same learning rate for every
+        # later round, so no later round can be applied.
         for push in pushes:
             self.counters.reject(refusals.NO_RATE, push.worker)
         return self._spend("diverged", now)
 
     def _brings_examples(self, push: events.Push) -> bool:
-        """Return whether a push has an update to merge: a worker may have consumed no example."""
+        """Return whether a push has an update to merge; a push may be computed on no examples."""
         # If workers push gradients, a push without examples may hold the codec's residual (the
         # unsent part of the gradients) of earlier rounds.
         has_steps = bool(push.local_steps) and not self.model.method.takes_local_steps
         return push.samples > 0 or has_steps
 
     def _other_steps(self, pushes: Sequence[events.Push]) -> list[events.Action]:
-        """Return refusals if the updates of a round are for different optimizers; [] if for one.
+        """Return refusals of a round's pushes if the pushes are for different optimizers; else [].
 
-        Updates for different optimizers change different variables, so these updates have no mean.
+        Updates for different optimizers change different variables, so no mean of such updates is
+        defined.
         """
         if len({push.optimizer for push in pushes}) <= 1:
             return []
@@ -862,7 +871,7 @@ class PsCore:
         return [refusals.other_optimizer(push, (first, other), epoch) for push in pushes]
 
     def _count_applied(self, push: events.Push, version: int, group: str) -> None:
-        """Count a push that was merged into the update that follows `version`."""
+        """Count a push that was merged into the update of the weights of version `version`."""
         self.model.count(push.samples, push.repeats_batch)
         self.counters.applied(push, version, group)
         self._guard.applied(push.worker)
@@ -871,11 +880,11 @@ class PsCore:
     # -- groups by speed --------------------------------------------------------------------
 
     def _regroup(self, now: float) -> list[events.Action] | None:
-        """Continue a change of the worker groups after all complete rounds have been merged.
+        """Begin or continue a change of the worker groups, after all complete rounds are merged.
 
         Returns:
-            The actions of a change, after which complete rounds must be released again; None if no
-            change of the groups is due.
+            Actions of a change of the worker groups, after which complete rounds must be released
+            again; None if no change of the worker groups is due.
         """
         planner, rounds = self._planner, self.rounds
         if self._follower.is_waiting:
@@ -906,8 +915,8 @@ class PsCore:
         ]
 
     def _follow_regrouping(self) -> list[events.Action] | None:
-        """Change the worker groups on a shard other than 0, if all pushes for the old groups
-        arrived.
+        """Change the worker groups on a shard other than shard 0, if all pushes for the old worker
+        groups have arrived; else return None.
         """
         formed = self._follower.ready(self._members.last_steps(), self.rounds.present())
         if formed is None:
@@ -918,13 +927,13 @@ class PsCore:
     # -- replies ----------------------------------------------------------------------------
 
     def _reply(self, workers: Iterable[int], now: float) -> list[events.Action]:
-        """Reply to the given workers; skip workers without an open request or that must wait
-        longer.
+        """Reply to the open requests of the given workers; skip workers without an open request and
+        workers that may not proceed yet.
         """
         replies: list[events.Action] = []
-        # Pulls and pushes with equal sharing keys get replies with the same arrays. The shard
-        # therefore computes and stores one reply for a whole round, instead of one reply for each
-        # worker.
+        # Pulls and pushes with equal values of `sharing_key` get replies with the same arrays. The
+        # shard therefore computes and stores one reply for a whole round, instead of one reply for
+        # each worker.
         gathered: dict[Hashable, ModelReply] = {}
         for worker in workers:
             member = self._members[worker]
@@ -955,7 +964,7 @@ class PsCore:
         held_seconds: float = 0.0,
         staleness: int = 0,
     ) -> events.Reply:
-        """Return a reply with a model to a worker, or to an observer (worker id 0)."""
+        """Return a reply with the model or its change, to a worker or an observer (worker id 0)."""
         return events.Reply(
             worker=worker,
             step=step,
@@ -981,8 +990,9 @@ class PsCore:
         Args:
             reason: Reason for the end of the run.
             now: Current time of this shard's clock, in seconds.
-            waits: True to drain first, which waits for the pushes in flight. The core also drains
-                if live workers hold newer weights than this shard.
+            waits: True to wait for pushes in flight before the run ends. If live workers have newer
+                weights than this shard, the core waits for pushes in flight even if `waits` is
+                False.
         """
         lags = self.model.lags and bool(self.rounds.live())
         phase = self._lifecycle.request_stop(reason, now, waits or lags)
@@ -999,7 +1009,7 @@ class PsCore:
     # -- state ------------------------------------------------------------------------------
 
     def snapshot_if_new(self, force: bool = False) -> list[events.Action]:
-        """Return an action that saves the core's state if it has updates since the last snapshot.
+        """Return an action that saves the core's state; [] without new updates since the last save.
 
         Args:
             force: True to save the shard's state even if no update was applied since the last
@@ -1010,7 +1020,7 @@ class PsCore:
         return [events.SaveSnapshot(self.version, self.snapshot())]
 
     def _parts(self) -> dict[str, _CorePart]:
-        """Return name -> part of the core; checkpoints hold the names, which must never change."""
+        """Return the core's parts by name; the names are checkpoint keys, which must not change."""
         return {
             "model": self.model,
             "averages": self.averages,
@@ -1035,9 +1045,9 @@ class PsCore:
         Args:
             soft: True to return, instead of the durable (checkpointed) state, the soft state:
                 leases, rounds in progress, open requests. A restarted shard without a journal loses
-                the soft state and rebuilds it from new events. A shard with a journal restores
-                durable and soft state and replays its events on them. The core shares the arrays of
-                the soft state and never changes them.
+                the soft state and rebuilds the soft state from new events. A shard with a journal
+                restores its durable state and its soft state and then replays the journal's events.
+                The soft state is returned without copies of arrays, which the core never changes.
         """
         states = {name: part.state_dict(soft) for name, part in self._parts().items()}
         if soft:
@@ -1045,10 +1055,11 @@ class PsCore:
         return {"generation": self.config.generation, **states}
 
     def snapshot(self) -> State:
-        """Return the core's durable (checkpointed) state for another thread, which reads it
-        concurrently.
+        """Return the core's durable (checkpointed) state for another thread, which reads the state
+        while the core handles events.
 
-        The thread that receives the snapshot may read the arrays of the snapshot only once.
+        The thread that receives a snapshot of the core may read each array of the snapshot only
+        once.
         """
         states = {
             name: part.state_dict(False) for name, part in self._parts().items() if name != "model"
@@ -1059,8 +1070,9 @@ class PsCore:
         """Restore the shard core's state; load the durable (checkpointed) state before the soft
         state.
 
-        The caller counts the generation (the number of restarts of the shard). If the caller does
-        not load the soft state (leases and rounds in progress), all workers must join again.
+        `load_state_dict` does not restore the generation (number of restarts of the shard), which
+        the caller of `load_state_dict` counts. If the caller does not load the soft state (leases
+        and rounds in progress), all workers must join the run again.
         """
         for name, part in self._parts().items():
             part.load_state_dict(from_plain(state[name]) if soft else state[name], soft)
@@ -1068,8 +1080,8 @@ class PsCore:
             self._resumed()
 
     def _resumed(self) -> None:
-        """Adjust the core's parts to a restored version of the weights, before any worker has
-        joined.
+        """Adjust the parts of the core to the model version and worker groups of a restored state,
+        before any worker has joined.
         """
         self.counters.resumed(self.version)
         epoch = self.membership.epoch

@@ -27,7 +27,7 @@ class RoundScheduler:
         """
         self.rounds = Rounds(rule, generation, follows)
         self._group_epochs: dict[int, int] = {}  # group -> membership epoch of last change
-        self._moved_at: float | None = None  # seconds: last push submitted or released
+        self._moved_at: float | None = None  # time of the last submitted or released push
 
     def share_of(self, worker: int) -> float:
         """Return the size of a worker's group divided by the number of workers of the run."""
