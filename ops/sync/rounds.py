@@ -280,6 +280,9 @@ class Rounds:
         self._deadline = ready.look_again_at
         due: dict[int, list[tuple[ArrivalToken, ...]]] = {}  # worker group -> its released rounds
         for tokens in ready.releases:
+            if not tokens:
+                rule = type(self.rule).__name__
+                raise ValueError(f"{rule}.ready released a round without pushes; expected some")
             due.setdefault(self._numbers[tokens[0].worker], []).append(tokens)
         for number in sorted({*self.changed, *due}):
             for tokens in due.get(number, ()):

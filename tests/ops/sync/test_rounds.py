@@ -95,6 +95,18 @@ def test_a_rule_without_an_agreement_is_followed_by_its_releases():
         SyncRule().ready(Rounds(Quorum(((1,),), 1, 0.0)), 0.0)
 
 
+def test_an_empty_release_is_an_error_of_the_rule():
+    @dataclasses.dataclass(frozen=True)
+    class Hasty(Quorum):
+        def ready(self, rounds, now):
+            return Ready([rounds.oldest(rounds.members(0))])
+
+    rounds = Rounds(Hasty(((1, 2),), 1, 0.0))
+    rounds.join(1)
+    with pytest.raises(ValueError, match=r"Hasty.ready"):
+        rounds.advance(0.0)
+
+
 def test_a_held_worker_proceeds_when_the_rule_lets_it():
     @dataclasses.dataclass(frozen=True)
     class AtMostOneAhead(Quorum):
