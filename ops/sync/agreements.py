@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinwire.ops.sync.base import (
     Agreement,
@@ -19,10 +19,8 @@ from thinwire.ops.sync.base import (
     Joiners,
     Ready,
 )
+from thinwire.ops.sync.records import RoundRecords
 from thinwire.ops.types import State
-
-if TYPE_CHECKING:
-    from thinwire.ops.sync.rounds import Rounds
 
 #: Number of latest rounds in each announcement of shard 0, if few worker groups release rounds.
 _ANNOUNCED_TOGETHER = 4
@@ -44,11 +42,11 @@ class ShardAgreement:
 
     newest = 0
 
-    def __init__(self, rounds: Rounds) -> None:
+    def __init__(self, rounds: RoundRecords) -> None:
         """Create the agreement object of a shard that has no workers yet.
 
         Args:
-            rounds: Rounds of the shard, whose constructor creates the agreement object.
+            rounds: Records of the shard's workers and pushes.
         """
         self._rounds = rounds
 
@@ -65,13 +63,13 @@ class ShardAgreement:
         """Return the live workers in the same current round as a worker, including the worker."""
         return self.members(self._rounds.group_of(worker))
 
-    def ready(self, now: float) -> Ready:
-        """Return the pushes that the synchronization rule releases now."""
-        return self._rounds.rule.ready(self._rounds, now)
+    def ready(self) -> Ready | None:
+        """Return the pushes to release now; None if the synchronization rule decides."""
+        return None
 
     def may_proceed(self, worker: int) -> bool:
-        """Return True if a worker that is held after its round may compute its next round."""
-        return self._rounds.rule.may_proceed(self._rounds, worker)
+        """Return False if the agreement alone holds a worker that has finished its round."""
+        return True
 
     # `Rounds` calls the methods from `late` to `left` to process a round or to report an event.
 
@@ -147,7 +145,7 @@ class ShardAgreement:
 class JoinersOfShardZero(ShardAgreement):
     """Shard 0 with `Agreement.JOINERS`: workers become live between two rounds of their group."""
 
-    def __init__(self, rounds: Rounds) -> None:
+    def __init__(self, rounds: RoundRecords) -> None:
         """Create the agreement object of a shard that has no workers yet."""
         super().__init__(rounds)
         self._over: dict[int, int] = {}  # live worker -> newest released or withdrawn step
@@ -251,14 +249,10 @@ class JoinersOfFollower(JoinersOfShardZero):
     joins the same round on all shards, even in the middle of the round.
     """
 
-    def __init__(self, rounds: Rounds) -> None:
+    def __init__(self, rounds: RoundRecords) -> None:
         """Create the agreement object of a shard that has no workers yet."""
         super().__init__(rounds)
         self._expected: Sequence[Joiners] = ()  # joined workers without finished round at shard 0
-
-    def may_proceed(self, worker: int) -> bool:
-        """Return True, because only shard 0 decides which workers may proceed."""
-        return True
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
         """Store the joining workers that shard 0 announces, on a shard other than shard 0."""
@@ -318,11 +312,11 @@ class Announced(ShardAgreement):
     A joining worker becomes live at the next `Rounds.advance`, even in the middle of a round.
     """
 
-    def __init__(self, rounds: Rounds, newest: int) -> None:
+    def __init__(self, rounds: RoundRecords, newest: int) -> None:
         """Create the agreement object of a shard that has no workers and no announcements yet.
 
         Args:
-            rounds: Rounds of the shard, whose constructor creates the agreement object.
+            rounds: Records of the shard's workers and pushes.
             newest: Number below the numbers of all rounds that shard 0 announces in the future.
         """
         super().__init__(rounds)
@@ -402,11 +396,11 @@ class ReleasesOfShardZero(Announced):
 class NamedRounds(Announced):
     """Base class of agreements: a shard knows a round's workers before it releases the round."""
 
-    def __init__(self, rounds: Rounds, newest: int) -> None:
+    def __init__(self, rounds: RoundRecords, newest: int) -> None:
         """Create the agreement object of a shard that has no workers and no announcements yet.
 
         Args:
-            rounds: Rounds of the shard, whose constructor creates the agreement object.
+            rounds: Records of the shard's workers and pushes.
             newest: Number below the numbers of all rounds that shard 0 announces in the future.
         """
         super().__init__(rounds, newest)
@@ -493,8 +487,8 @@ class DrawsOfShardZero(NamedRounds):
     """
 
     def may_proceed(self, worker: int) -> bool:
-        """Return True if a worker is drawn for the current round and the rule lets it proceed."""
-        return worker in self._open and super().may_proceed(worker)
+        """Return True if a worker is drawn for the current round."""
+        return worker in self._open
 
     def _next(self) -> Draw | None:
         """Draw and announce the workers of the next round; return None if no worker is live."""
@@ -532,17 +526,13 @@ class AnnouncedByShardZero(NamedRounds):
     update in the next round of the push's worker.
     """
 
-    def __init__(self, rounds: Rounds) -> None:
+    def __init__(self, rounds: RoundRecords) -> None:
         """Create the agreement object of a shard that has no workers and no announcements yet."""
         super().__init__(rounds, newest=0)
         self._gave_up: set[int] = set()  # workers that withdrew their newest push
         self._awaited: list[Draw] = []  # announced rounds that have not begun on this shard
 
-    def may_proceed(self, worker: int) -> bool:
-        """Return True, because only shard 0 decides which workers may proceed."""
-        return True
-
-    def ready(self, now: float) -> Ready:
+    def ready(self) -> Ready | None:
         """Return the oldest waiting pushes of the current round's workers if all have pushed."""
         complete = self.is_complete(0)
         return Ready([self._rounds.oldest(self.members(0))] if complete else ())
@@ -649,11 +639,11 @@ class DrawsOfFollower(AnnouncedByShardZero):
         return worker in self._open
 
 
-def agreement_of(rounds: Rounds, generation: int) -> ShardAgreement:
+def agreement_of(rounds: RoundRecords, generation: int) -> ShardAgreement:
     """Return a new agreement object of a shard, by the agreement kind of its synchronization rule.
 
     Args:
-        rounds: Rounds of the shard, which call the agreement object.
+        rounds: Records of the shard's workers and pushes.
         generation: Generation of the shard, a number that grows with each restart of the shard.
     """
     agreement, numbers = rounds.rule.agreement, generation * _NUMBERS_PER_GENERATION

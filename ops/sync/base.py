@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Protocol
 
 from thinwire.ops.sync.groups import AutoGroups, Groups
 from thinwire.ops.types import Policy
-
-if TYPE_CHECKING:
-    from thinwire.ops.sync.rounds import Rounds
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -122,6 +119,40 @@ class Agreement(enum.Enum):
     RELEASES = "releases"
 
 
+class RoundsView(Protocol):
+    """State of a shard's rounds that a synchronization rule may read.
+
+    Attributes:
+        groups: Current worker groups; each worker id is in exactly one group.
+        changed: Numbers of the worker groups whose pushes or members have changed since the last
+            call of `SyncRule.ready`, ascending. Synchronization rules may skip unchanged groups.
+    """
+
+    groups: Groups
+    changed: Sequence[int]
+
+    def members(self, number: int) -> Sequence[int]:
+        """Return the ids of the workers in the current round of a worker group, ascending."""
+
+    def is_complete(self, number: int) -> bool:
+        """Return True if a push of every worker of the group's current round waits."""
+
+    def oldest(self, workers: Iterable[int]) -> tuple[ArrivalToken, ...]:
+        """Return the oldest waiting push of each worker; skip workers without a waiting push."""
+
+    def arrived_at(self, arrival: ArrivalToken) -> float:
+        """Return the time at which a waiting push arrived, in seconds of the shard's clock."""
+
+    def live(self) -> tuple[int, ...]:
+        """Return the ids of the workers whose pushes rounds wait for, ascending."""
+
+    def clock(self, worker: int) -> int:
+        """Return the number of iterations that a worker has finished."""
+
+    def lead(self, worker: int) -> int:
+        """Return how many iterations a live worker is ahead of the slowest live worker."""
+
+
 class SyncRule(Policy):
     """A synchronization rule, as stored in a Method: a frozen dataclass of hyper-parameters.
 
@@ -145,7 +176,7 @@ class SyncRule(Policy):
     bound: int | None = None
     auto: AutoGroups | None = None
 
-    def ready(self, rounds: Rounds, now: float) -> Ready:
+    def ready(self, rounds: RoundsView, now: float) -> Ready:
         """Return the pushes that the shard must release now; `ready` changes no state.
 
         Args:
@@ -154,7 +185,7 @@ class SyncRule(Policy):
         """
         raise NotImplementedError
 
-    def may_proceed(self, rounds: Rounds, worker: int) -> bool:
+    def may_proceed(self, rounds: RoundsView, worker: int) -> bool:
         """Return True if a live worker that has finished a round may compute its next round."""
         return True
 
@@ -183,7 +214,7 @@ class SyncRule(Policy):
         return any(len(group) > 1 for group in self.groups)
 
 
-def complete_rounds(rounds: Rounds) -> Ready:
+def complete_rounds(rounds: RoundsView) -> Ready:
     """Return, for each round to which all its workers have pushed, the workers' oldest pushes."""
     complete = [number for number in rounds.changed if rounds.is_complete(number)]
     return Ready([rounds.oldest(rounds.members(number)) for number in complete])

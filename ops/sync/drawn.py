@@ -12,14 +12,11 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from thinwire.ops.sync.base import Agreement, Ready, SyncRule
+from thinwire.ops.sync.base import Agreement, Ready, RoundsView, SyncRule
 from thinwire.ops.sync.groups import Groups
 from thinwire.ops.types import OWN, ConfigurationError
-
-if TYPE_CHECKING:
-    from thinwire.ops.sync.rounds import Rounds
 
 
 def draw(seed: int, number: int, live: Sequence[int], fraction: float) -> tuple[int, ...]:
@@ -127,7 +124,7 @@ class DrawnSync(SyncRule):
         """A list with the number of workers in each training round, if all workers are live."""
         return [_size(self.fraction, self.nb_workers)]
 
-    def ready(self, rounds: Rounds, now: float) -> Ready:
+    def ready(self, rounds: RoundsView, now: float) -> Ready:
         """Return the oldest push of each drawn worker of a round if all drawn workers pushed."""
         return Ready([rounds.oldest(rounds.members(0))] if rounds.is_complete(0) else ())
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from thinwire.ops.sync.base import Agreement, Ready, SyncRule, complete_rounds
+from thinwire.ops.sync.base import Agreement, Ready, RoundsView, SyncRule, complete_rounds
 from thinwire.ops.sync.groups import (
     AutoGroups,
     Groups,
@@ -19,9 +19,6 @@ from thinwire.ops.sync.groups import (
     one_group,
 )
 from thinwire.ops.types import ConfigurationError
-
-if TYPE_CHECKING:
-    from thinwire.ops.sync.rounds import Rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +56,11 @@ class GroupSync(SyncRule):
                 f"--staleness_bound={self.bound}: expected 0 (lockstep) or more iterations."
             )
 
-    def ready(self, rounds: Rounds, now: float) -> Ready:
+    def ready(self, rounds: RoundsView, now: float) -> Ready:
         """Return the members' oldest pushes of each worker group whose live members all pushed."""
         return complete_rounds(rounds)
 
-    def may_proceed(self, rounds: Rounds, worker: int) -> bool:
+    def may_proceed(self, rounds: RoundsView, worker: int) -> bool:
         """Return True if a worker's lead over the slowest live worker is at most `bound`."""
         return self.bound is None or rounds.lead(worker) <= self.bound
 

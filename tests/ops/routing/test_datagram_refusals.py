@@ -248,7 +248,7 @@ def test_a_hundred_thousand_bad_datagrams_change_nothing():
         (lambda: Packetizer(SESSION, MTU, 0), "0 datagram channels; expected 1 to 7"),
         (lambda: Packetizer(SESSION, MTU, 8), "8 datagram channels"),
         (lambda: DatagramSession(1, bytes(31), 0), "31 bytes; expected 32"),
-        (lambda: DatagramSession(-1, KEY, 0), "non-negative"),
+        (lambda: DatagramSession(-1, KEY, 0), "unsigned"),
         (lambda: DatagramSession(1, KEY, 1 << 32), "64 and 32 bits"),
         (
             lambda: Packetizer(SESSION, MTU, CHANNELS).seal(1, []).lost(b"x"),

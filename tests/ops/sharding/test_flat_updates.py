@@ -139,8 +139,8 @@ def test_large_blocks_stay_apart(monkeypatch):
         ({"slots": 1 << 31}, "slots below 3"),
         ({"slots": 2, "count": 11}, "11 values"),
         ({"slots": 2, "coding": pb.INDEX_CODING_RANGES}, "legal only with datagrams"),
-        ({"slots": 2, "coding": pb.INDEX_CODING_LOW_RANK}, "2 tensor slots"),
-        ({"slots": 2, "value_dtype": pb.VALUE_DTYPE_INT2, "value_coding": 2}, "2 tensor slots"),
+        ({"slots": 2, "coding": pb.INDEX_CODING_LOW_RANK}, "2 slots"),
+        ({"slots": 2, "value_dtype": pb.VALUE_DTYPE_INT2, "value_coding": 2}, "2 slots"),
     ],
 )
 def test_a_block_that_spans_what_it_cannot_is_malformed(fields, words):

@@ -120,7 +120,7 @@ def test_the_choice_is_kept_and_tried_again():
         ({"count": -5}, "-5 values"),
         ({"count": 1001}, "inflate"),
         ({"count": 2000}, "2000 values"),
-        ({"value_bytes": memoryview(b"")}, " 0 bytes"),
+        ({"value_bytes": memoryview(b"")}, "0 bytes"),
         ({"scale": math.nan}, "scale.* nan"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_decompression_bomb_is_not_unpacked():
     deflater = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
     bomb = bytes(3000) + deflater.compress(bytes(100_000_000)) + deflater.flush()
     tracemalloc.start()
-    with pytest.raises(WireError, match="to 1000 values"):
+    with pytest.raises(WireError, match="1000 values"):
         decode_exponents(memoryview(bomb), 1000, 4)
     with pytest.raises(WireError):
         decode_exponents(memoryview(b"\0"), 1 << 40, 4)

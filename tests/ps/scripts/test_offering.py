@@ -374,9 +374,9 @@ def test_who_waits_is_held_and_then_sent_away(tmp_path):
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (pb.ToServer(pull=pb.Pull()), "the message pull; expected offer"),
+        (pb.ToServer(pull=pb.Pull()), "pull; expected offer"),
         (pb.ToServer(push=pb.Push(payload_bytes=100)), "no payload is expected"),
-        (pb.ToServer(hello=pb.Hello()), "the message hello; expected offer"),
+        (pb.ToServer(hello=pb.Hello()), "hello; expected offer"),
         (pb.ToServer(chunk=pb.Chunk(data=b"x")), "without a header"),
     ],
 )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from thinwire.data.partition import split
 from thinwire.ops.types import ConfigurationError
-from thinwire.script.data.place import BatchParts, Rounds, Shared, WorkerPlace
+from thinwire.script.data.place import BatchParts, Shared, StepRows, WorkerPlace
 from thinwire.script.data.rounds import UnknownRounds, dealt_rounds, full_rounds
 from thinwire.script.data.windows import as_traced, count_epochs
 
@@ -166,7 +166,7 @@ def steps_of_worker(
 
 def _rounds(
     place: WorkerPlace, batch_size: int, total: int, sizes: tuple[int, ...] | None, repeats: bool
-) -> Rounds | None:
+) -> StepRows | None:
     """Return the row counts of all workers in each step; None if workers do not divide batches.
 
     Args:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.arrays import steps_of_worker, take_rows
-from thinwire.script.data.place import BatchParts, Rounds, Shared, WorkerPlace, deal
+from thinwire.script.data.place import BatchParts, Shared, StepRows, WorkerPlace, deal
 from thinwire.script.data.rounds import EvenRounds, UnknownRounds, check_rows
 from thinwire.script.data.rows import arrays_of_rows, map_rows, num_rows
 
@@ -73,7 +73,7 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     return Shared(fit_arguments, sizes.first, sizes.num_examples, short_by, batch_parts, rounds)
 
 
-def _unshared_rounds(place: WorkerPlace) -> Rounds | None:
+def _unshared_rounds(place: WorkerPlace) -> StepRows | None:
     """Return the row counts of all workers in each step, for a script that divides its data."""
     if not place.divides_batch:
         return None
@@ -82,7 +82,7 @@ def _unshared_rounds(place: WorkerPlace) -> Rounds | None:
     return UnknownRounds("the script gives each worker a different PyDataset")
 
 
-def _rounds(mine: SharedBatches, place: WorkerPlace, steps: int | None) -> Rounds | None:
+def _rounds(mine: SharedBatches, place: WorkerPlace, steps: int | None) -> StepRows | None:
     """Return the row counts of all workers in each step; None if workers do not divide batches."""
     if not place.divides_batch:
         return None

@@ -26,7 +26,7 @@ from thinwire.script.data.arrays import DEFAULT_BATCH_SIZE, steps_of_worker
 from thinwire.script.data.by_rows import mixes_rows
 from thinwire.script.data.fit_counts import mixed_seed
 from thinwire.script.data.pipeline import Pipeline
-from thinwire.script.data.place import BatchParts, Rounds, Shared, UnfilledRounds, WorkerPlace
+from thinwire.script.data.place import BatchParts, Shared, StepRows, UnfilledRounds, WorkerPlace
 from thinwire.script.data.rounds import UnknownRounds, dealt_rounds, full_rounds
 from thinwire.script.data.windows import cut_batches, deal_elements
 
@@ -79,7 +79,7 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     return Shared(fit_arguments, batch_size, num_examples, short_by, batch_parts, rounds, unfilled)
 
 
-def _rounds(plan: _Plan, place: WorkerPlace, part: _WorkerPart | None, has_steps: bool) -> Rounds:
+def _rounds(plan: _Plan, place: WorkerPlace, part: _WorkerPart | None, has_steps: bool) -> StepRows:
     """Return the row counts of all workers in each step of an epoch.
 
     Args:

@@ -329,7 +329,7 @@ class BatchParts:
         return cls(parts, steps[index] or None, last if is_plain else parts)
 
 
-class Rounds(Protocol):
+class StepRows(Protocol):
     """Number of training rows in each round of an epoch, in which every worker takes one step."""
 
     def num_rows(self, step: int, own: int) -> int:
@@ -368,7 +368,7 @@ class Shared:
     num_examples: int | None = None
     short_by: int = 0
     parts: BatchParts = dataclasses.field(default_factory=BatchParts)
-    rounds: Rounds | None = None
+    rounds: StepRows | None = None
     unfilled: UnfilledRounds | None = None
 
 

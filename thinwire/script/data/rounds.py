@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from thinwire.ops.types import ConfigurationError
-from thinwire.script.data.place import Rounds, WorkerPlace
+from thinwire.script.data.place import StepRows, WorkerPlace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class UnknownRounds:
 
 def dealt_rounds(
     place: WorkerPlace, batch_size: int, totals: Sequence[int] | None, repeats: bool = False
-) -> Rounds:
+) -> StepRows:
     """Return the row counts of rounds in which the workers divide the script's batch size.
 
     Args:
@@ -104,7 +104,7 @@ def dealt_rounds(
     return DealtRounds(place.worker, sizes, tuple(totals))
 
 
-def full_rounds(place: WorkerPlace, batch_size: int) -> Rounds:
+def full_rounds(place: WorkerPlace, batch_size: int) -> StepRows:
     """Return the row counts of the rounds of an epoch in which every batch is full."""
     if not place.one_group:
         return EvenRounds(place.num_workers)

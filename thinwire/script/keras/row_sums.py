@@ -39,7 +39,7 @@ from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from thinwire.ops.types import ConfigurationError
-from thinwire.script.data.place import Rounds
+from thinwire.script.data.place import StepRows
 from thinwire.script.data.rows import count_rows
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.plan import running_eagerly
@@ -98,7 +98,7 @@ class RowSums:
 
     def __init__(self, member: RunMember, exchange: StepExchange, trial: StepTrial) -> None:
         self._member, self._exchange, self._trial = member, exchange, trial
-        self._rounds: Rounds | None = None
+        self._rounds: StepRows | None = None
         self._compiled: list[_CompiledLoss] = []
         # Maps the position among the losses that layers added with `add_loss` to the part of the
         # model's loss.
@@ -114,7 +114,7 @@ class RowSums:
 
     # -- position in the fit ----------------------------------------------------------------------
 
-    def begin_fit(self, rounds: Rounds | None) -> None:
+    def begin_fit(self, rounds: StepRows | None) -> None:
         """Begin a `fit`, and forget which parts of the model's loss are sums over rows.
 
         Args:
