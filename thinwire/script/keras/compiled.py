@@ -64,12 +64,33 @@ def _optimizer(optimizer: Any) -> str:
     known = inspect.signature(type(optimizer).__init__).parameters
     config = {
         name: value
-        for name, value in optimizer.get_config().items()
+        for name, value in _config(optimizer).items()
         if name == _RATE or name not in known or known[name].default != value
     }
     if int(optimizer.iterations) and isinstance(config.get(_RATE), int | float):
         del config[_RATE]
     return f"{type(optimizer).__name__}({_arguments(config)})"
+
+
+def _config(optimizer: Any) -> dict[str, Any]:
+    """Return an optimizer's arguments, also if its learning-rate schedule has no `get_config`.
+
+    Keras trains with a schedule of the script's own that has no `get_config`, but then Keras'
+    `optimizer.get_config` raises NotImplementedError. The schedule's class and its plain
+    attributes then stand for the schedule.
+    """
+    try:
+        return dict(optimizer.get_config())
+    except NotImplementedError:
+        schedule = optimizer._learning_rate
+    plain = {
+        name: value
+        for name, value in vars(schedule).items()
+        if isinstance(value, int | float | str)
+    }
+    known = inspect.signature(type(optimizer).__init__).parameters
+    config = {name: getattr(optimizer, name, None) for name in known if name != _RATE}
+    return {_RATE: {"class_name": type(schedule).__name__, "config": plain}, **config}
 
 
 def _losses(model: Any) -> Iterable[tuple[str, str]]:

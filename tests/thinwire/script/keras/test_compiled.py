@@ -28,9 +28,23 @@ def described(optimizer, loss="mse", width=3, batch_size=16, **compiled):
     return describe_compiled(model, plan, offer, batch_size)
 
 
+class Ramp(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule without `get_config`, with which Keras trains."""
+
+    def __init__(self, slope):
+        self.slope = slope
+
+    def __call__(self, step):
+        return self.slope * step
+
+
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [
+        (
+            lambda: OPTIMIZERS.Adam(Ramp(0.5), beta_1=0.8),
+            "Adam(learning_rate=Ramp(slope=0.5), beta_1=0.8)",
+        ),
         (lambda: OPTIMIZERS.SGD(0.02), "SGD(learning_rate=0.02)"),
         (lambda: OPTIMIZERS.SGD(0.02, momentum=0.9), "SGD(learning_rate=0.02, momentum=0.9)"),
         (lambda: OPTIMIZERS.Adam(), "Adam(learning_rate=0.001)"),
