@@ -214,7 +214,12 @@ class SyncRule(Policy):
         return any(len(group) > 1 for group in self.groups)
 
 
-def complete_rounds(rounds: RoundsView) -> Ready:
-    """Return, for each round to which all its workers have pushed, the workers' oldest pushes."""
-    complete = [number for number in rounds.changed if rounds.is_complete(number)]
+def complete_rounds(rounds: RoundsView, numbers: Iterable[int]) -> Ready:
+    """Return the oldest pushes of the workers of each complete round among some worker groups.
+
+    Args:
+        rounds: State of the shard's rounds.
+        numbers: Numbers of the worker groups to examine, ascending.
+    """
+    complete = [number for number in numbers if rounds.is_complete(number)]
     return Ready([rounds.oldest(rounds.members(number)) for number in complete])

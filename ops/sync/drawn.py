@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from thinwire.ops.sync.base import Agreement, Ready, RoundsView, SyncRule
+from thinwire.ops.sync.base import Agreement, Ready, RoundsView, SyncRule, complete_rounds
 from thinwire.ops.sync.groups import Groups
 from thinwire.ops.types import OWN, ConfigurationError
 
@@ -126,7 +126,7 @@ class DrawnSync(SyncRule):
 
     def ready(self, rounds: RoundsView, now: float) -> Ready:
         """Return the oldest push of each drawn worker of a round if all drawn workers pushed."""
-        return Ready([rounds.oldest(rounds.members(0))] if rounds.is_complete(0) else ())
+        return complete_rounds(rounds, [0])
 
     def draw(self, number: int, live: Sequence[int]) -> tuple[int, ...]:
         """Return the live workers that `draws` plans for a round; if none, draw at random."""

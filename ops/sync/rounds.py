@@ -299,16 +299,16 @@ class Rounds(RoundRecords):
                 worker: [ArrivalToken(worker, step) for step in steps]
                 for worker, steps in state["submitted"].items()
             }
-            self._load_since_0_3(state)
+            self._load_parts_that_may_lack(state)
             self._count()
         self._agreement.load_state_dict(state, soft)
 
-    def _load_since_0_3(self, state: State) -> None:
-        """Restore the parts of the rounds' state that Thinwire 0.3 has added to the journal.
+    def _load_parts_that_may_lack(self, state: State) -> None:
+        """Restore the parts of the rounds' state that an older journal of the same format lacks.
 
-        A journal of Thinwire 0.2 has no arrival times of pushes. If workers are drawn for each
-        round, a 0.2 journal also lacks the held workers and the changed worker groups. A restored
-        0.2 journal with drawn workers thus holds all live workers outside the current round.
+        An older journal has no arrival times of pushes. If workers are drawn for each round, an
+        older journal also lacks the held workers and the changed worker groups. A restored older
+        journal with drawn workers thus holds all live workers outside the current round.
         """
         times = state.get("arrived_at", {})
         self._arrived_at = {

@@ -58,7 +58,7 @@ class GroupSync(SyncRule):
 
     def ready(self, rounds: RoundsView, now: float) -> Ready:
         """Return the members' oldest pushes of each worker group whose live members all pushed."""
-        return complete_rounds(rounds)
+        return complete_rounds(rounds, rounds.changed)
 
     def may_proceed(self, rounds: RoundsView, worker: int) -> bool:
         """Return True if a worker's lead over the slowest live worker is at most `bound`."""

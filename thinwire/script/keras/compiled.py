@@ -64,7 +64,7 @@ def _optimizer(optimizer: Any) -> str:
     known = inspect.signature(type(optimizer).__init__).parameters
     config = {
         name: value
-        for name, value in _config(optimizer).items()
+        for name, value in _config(optimizer, known).items()
         if name == _RATE or name not in known or known[name].default != value
     }
     if int(optimizer.iterations) and isinstance(config.get(_RATE), int | float):
@@ -72,12 +72,16 @@ def _optimizer(optimizer: Any) -> str:
     return f"{type(optimizer).__name__}({_arguments(config)})"
 
 
-def _config(optimizer: Any) -> dict[str, Any]:
+def _config(optimizer: Any, known: Iterable[str]) -> dict[str, Any]:
     """Return an optimizer's arguments, also if its learning-rate schedule has no `get_config`.
 
     Keras trains with a schedule of the script's own that has no `get_config`, but then Keras'
     `optimizer.get_config` raises NotImplementedError. The schedule's class and its plain
     attributes then stand for the schedule.
+
+    Args:
+        optimizer: A Keras optimizer.
+        known: Names of the arguments of the optimizer's constructor.
     """
     try:
         return dict(optimizer.get_config())
@@ -88,7 +92,6 @@ def _config(optimizer: Any) -> dict[str, Any]:
         for name, value in vars(schedule).items()
         if isinstance(value, int | float | str)
     }
-    known = inspect.signature(type(optimizer).__init__).parameters
     config = {name: getattr(optimizer, name, None) for name in known if name != _RATE}
     return {_RATE: {"class_name": type(schedule).__name__, "config": plain}, **config}
 
