@@ -186,8 +186,11 @@ class SyncRule(Policy):
         raise NotImplementedError
 
     def may_proceed(self, rounds: RoundsView, worker: int) -> bool:
-        """Return True if a live worker that has finished a round may compute its next round."""
-        return True
+        """Return True if a live worker that has finished a round may compute its next round.
+
+        A worker may do so if its lead over the slowest live worker is at most `bound`.
+        """
+        return self.bound is None or rounds.lead(worker) <= self.bound
 
     def draw(self, number: int, live: Sequence[int]) -> tuple[int, ...]:
         """Return the ids of a round's workers, ascending; only for rules with `Agreement.DRAWS`.

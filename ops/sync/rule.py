@@ -60,10 +60,6 @@ class GroupSync(SyncRule):
         """Return the members' oldest pushes of each worker group whose live members all pushed."""
         return complete_rounds(rounds, rounds.changed)
 
-    def may_proceed(self, rounds: RoundsView, worker: int) -> bool:
-        """Return True if a worker's lead over the slowest live worker is at most `bound`."""
-        return self.bound is None or rounds.lead(worker) <= self.bound
-
 
 @dataclasses.dataclass(frozen=True)
 class ClosedGroupSync(GroupSync):
