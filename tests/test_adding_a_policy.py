@@ -12,7 +12,7 @@ from tests import documents
 from tests.ops import test_conformance as conformance
 from tests.virtual.run import MiniRun
 from tests.virtual.toy import method
-from thinwire.ops.codecs.registry import CODECS, CodecChoices, build_codec
+from thinwire.ops.codecs.registry import CODECS, build_codec
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.method import METHODS
@@ -31,7 +31,7 @@ CODE = [
 #: Interface as the page calls it -> the classes of its policies.
 POLICIES = {
     "Pacer": PACERS.values(),
-    "Codec": [type(build_codec(name, CodecChoices())) for name in CODECS],
+    "Codec": [type(build_codec(name, dict())) for name in CODECS],
     "Down codec": DOWN_CODECS.values(),
     "Router": ROUTERS.values(),
     "Weighting": WEIGHTINGS.values(),

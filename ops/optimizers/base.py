@@ -9,7 +9,8 @@ from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.slots import Slot
-from thinwire.ops.types import Kind, Policy, State, Update
+from thinwire.ops.policy import Policy
+from thinwire.ops.types import Kind, State, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64, ModelSpec

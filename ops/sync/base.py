@@ -15,8 +15,8 @@ import enum
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol
 
-from thinwire.ops.sync.groups import AutoGroups, Groups
-from thinwire.ops.types import Policy
+from thinwire.ops.policy import Policy
+from thinwire.ops.sync.groups import AutoGroups, Groups, one_group
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -175,6 +175,11 @@ class SyncRule(Policy):
     groups: Groups
     bound: int | None = None
     auto: AutoGroups | None = None
+
+    @classmethod
+    def form(cls, nb_workers: int) -> Groups:
+        """Return the worker groups if no flag gives them: one group of all workers 1..n."""
+        return one_group(nb_workers)
 
     def ready(self, rounds: RoundsView, now: float) -> Ready:
         """Return the pushes that the shard must release now; `ready` changes no state.
