@@ -558,7 +558,7 @@ class ShardProcess:
     def _open(self) -> None:
         self.server.observers.on_status = self.board.document
         self.server.on_groups = self._propose
-        if self.leads:
+        if self.leads and self.run.method.sync.draws_workers:
             self.server.on_draws = self._record_draws
         about = self.board.about()
         if self.offer is not None:

@@ -92,7 +92,7 @@ def _check_collective(method: Method) -> None:
     if method.collective == THROUGH_PS:
         return
     flag = f"--collective={method.collective}"
-    if not method.sync.takes_all:
+    if method.sync.draws_workers:
         raise ConfigurationError(
             f"{flag} sums the updates of all workers in every round, but --fraction and --draws "
             "omit some workers. Leave --fraction and --draws out, or take --collective=ps."
@@ -147,7 +147,7 @@ def why_no_overlap(method: Method) -> str | None:
     """
     if method.takes_local_steps:
         return f"--pacer={method.choices['pacer']}, whose local steps start from the answer"
-    if not method.sync.takes_all:
+    if method.sync.draws_workers:
         return "--fraction or --draws, with which a worker may wait for many rounds"
     if method.collective != THROUGH_PS:
         return f"--collective={method.collective}, where every worker steps the model itself"
@@ -285,7 +285,7 @@ def refuse_script_steps(method: Method, who: str) -> None:
 
 def _idle_choices(method: Method) -> list[tuple[bool, str]]:
     """Return, for each warning about a flag without effect, whether it applies, and its text."""
-    one_group = len(method.sync.groups) == 1
+    one_group = len(method.sync.groups) == 1 and method.sync.takes_all
     delays = method.weighting if isinstance(method.weighting, DcAsgd) else None
     compensates_fresh = delays is not None and delays.shares_backup
     by_age = not isinstance(method.weighting, Unweighted | BySamples)
@@ -348,7 +348,7 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
             f"--local_opt_state={local.opt_state} has no effect: plain SGD has no state.",
         ),
         (
-            one_group and method.sync.bound is not None,
+            len(method.sync.groups) == 1 and method.sync.bound is not None,
             "--staleness_bound has no effect with one worker group: no worker can run ahead.",
         ),
     ]

@@ -213,8 +213,13 @@ class SyncRule(Policy):
 
     @property
     def takes_all(self) -> bool:
-        """True unless only drawn workers train in each round (rules with `Agreement.DRAWS`)."""
-        return self.agreement is not Agreement.DRAWS
+        """True if each round has a push of every live worker of its group (Agreement.JOINERS)."""
+        return self.agreement is Agreement.JOINERS
+
+    @property
+    def draws_workers(self) -> bool:
+        """True if only drawn workers train in each round (Agreement.DRAWS)."""
+        return self.agreement is Agreement.DRAWS
 
     @property
     def waits_for_start(self) -> bool:

@@ -41,7 +41,9 @@ def document(run: Run, script: Sequence[str]) -> dict[str, Any]:
     """Return a run's flags, package versions and script, for launch.json and summary.json."""
     target = ScriptTarget.of(script)
     path = target.path.resolve()
-    words = given_flags((*_NOT_REPEATED, *launch.SCRIPT_NAMES))
+    words = given_flags((*_NOT_REPEATED, *launch.SCRIPT_NAMES, "policy"))
+    if run.policy is not None:  # a repetition may start in another folder
+        words.append(f"--policy={run.policy.path}")
     return {
         "flags": [*words, f"--seed={run.seed}", f"--method={run.method.name}"],
         "versions": versions(),

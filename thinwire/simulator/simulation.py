@@ -96,7 +96,8 @@ class Simulation:
             shard.leader = self.shards[0]
         self.shards[0].on_end = self._note_end
         self.shards[0].on_groups = self._note_groups
-        self.shards[0].on_draws = DrawsFile(run.run_dir).record
+        if run.method.sync.draws_workers:
+            self.shards[0].on_draws = DrawsFile(run.run_dir).record
         bounds = ClaimBounds.of(run.method, len(dataset.train_labels))
         decoders = [
             PushDecoder(

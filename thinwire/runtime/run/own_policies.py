@@ -140,8 +140,8 @@ def _beside(file: pathlib.Path, before: set[str]) -> list[pathlib.Path]:
 
 
 def _digest(files: tuple[pathlib.Path, ...]) -> str:
-    folder, digest = files[0].parent, hashlib.sha256()
-    for file in files:
-        content = hashlib.sha256(read_bounded(str(file))).hexdigest()
-        digest.update(f"{file.relative_to(folder).as_posix()} {content}\n".encode())
+    folder, digest = files[0].parent, hashlib.sha256(read_bounded(files[0]))
+    for file in files[1:]:  # the other files have the names by which the first one imports them
+        content = hashlib.sha256(read_bounded(file)).hexdigest()
+        digest.update(f"\n{file.relative_to(folder).as_posix()} {content}".encode())
     return digest.hexdigest()
