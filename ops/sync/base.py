@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol
 
 from thinwire.ops.policy import Policy
-from thinwire.ops.sync.groups import AutoGroups, Groups, one_group
+from thinwire.ops.sync.groups import AutoGroups, Groups, format_groups, one_group
+from thinwire.ops.types import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -175,6 +176,24 @@ class SyncRule(Policy):
     groups: Groups
     bound: int | None = None
     auto: AutoGroups | None = None
+
+    def __post_init__(self) -> None:
+        """Raise an error if `groups` is no partition of the ids 1..n, or a value is illegal."""
+        super().__post_init__()
+        if any(not group for group in self.groups):
+            raise ConfigurationError(
+                f"worker groups {format_groups(self.groups)!r} contain an empty group."
+            )
+        ids = sorted(worker for group in self.groups for worker in group)
+        if ids != list(range(1, len(ids) + 1)):
+            raise ConfigurationError(
+                f"groups {format_groups(self.groups)!r} name the workers {ids}; expected each "
+                f"worker of 1..{max(len(ids), 1)} in exactly one group (--groups, --groups_file)."
+            )
+        if self.bound is not None and self.bound < 0:
+            raise ConfigurationError(
+                f"--staleness_bound={self.bound}: expected 0 (lockstep) or more iterations."
+            )
 
     @classmethod
     def form(cls, nb_workers: int) -> Groups:

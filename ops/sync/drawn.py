@@ -129,13 +129,13 @@ class DrawnSync(SyncRule):
 
     def __post_init__(self) -> None:
         """Raise an error if `fraction`, `nb_workers` or `seed` is out of range; set `groups`."""
-        super().__post_init__()
         if self.nb_workers < 1 or self.seed < 0:
             raise ConfigurationError(
                 f"--nb_workers={self.nb_workers}, --seed={self.seed}: expected 1 or more workers, "
                 "and a seed of 0 or more."
             )
         object.__setattr__(self, "groups", (tuple(range(1, self.nb_workers + 1)),))
+        super().__post_init__()
 
     @property
     def sizes(self) -> Sequence[int]:

@@ -40,24 +40,6 @@ class GroupSync(SyncRule):
     bound: int | None = None
     auto: AutoGroups | None = None
 
-    def __post_init__(self) -> None:
-        """Raise an error if `groups` is no partition of the ids 1..n, or `bound` is negative."""
-        super().__post_init__()
-        ids = sorted(worker for group in self.groups for worker in group)
-        if any(not group for group in self.groups):
-            raise ConfigurationError(
-                f"worker groups {format_groups(self.groups)!r} contain an empty group."
-            )
-        if ids != list(range(1, len(ids) + 1)):
-            raise ConfigurationError(
-                f"groups {format_groups(self.groups)!r} name the workers {ids}; expected each "
-                f"worker of 1..{max(len(ids), 1)} in exactly one group (--groups, --groups_file)."
-            )
-        if self.bound is not None and self.bound < 0:
-            raise ConfigurationError(
-                f"--staleness_bound={self.bound}: expected 0 (lockstep) or more iterations."
-            )
-
     def ready(self, rounds: RoundsView, now: float) -> Ready:
         """Return the members' oldest pushes of each worker group whose live members all pushed."""
         return complete_rounds(rounds, rounds.changed)
@@ -143,9 +125,11 @@ def make_rule(
             the ids 1..nb_workers.
     """
     policy, values = SYNC_RULES[name], values or {}
-    others = {"groups": values.get("groups") or policy.form(nb_workers)}
+    takes_groups = "groups" in options_of(policy)
+    given = values.get("groups") if takes_groups else None
+    others = {"groups": given or policy.form(nb_workers)}
     if auto is not None:
-        if "groups" not in options_of(policy):
+        if not takes_groups:
             raise ConfigurationError(
                 f"--groups=auto is for a rule with --groups, such as --sync=gsp, but this run has "
                 f"--sync={name}; change one of the two flags."
