@@ -19,6 +19,7 @@ from thinwire.ops.sync.groups import (
     format_groups,
     groups_of_one,
 )
+from thinwire.ops.sync.quorum import Quorum
 from thinwire.ops.types import ConfigurationError
 
 
@@ -102,7 +103,13 @@ class Gsp(GroupSync):
 
 
 #: Value of the flag --sync -> class of the synchronization rule.
-SYNC_RULES: dict[str, type[SyncRule]] = {"bsp": GroupSync, "asp": Asp, "ssp": Ssp, "gsp": Gsp}
+SYNC_RULES: dict[str, type[SyncRule]] = {
+    "bsp": GroupSync,
+    "asp": Asp,
+    "ssp": Ssp,
+    "gsp": Gsp,
+    "quorum": Quorum,
+}
 
 
 def make_rule(
