@@ -30,7 +30,7 @@ CHOICES = {
     "value_dtype": [*VALUE_DTYPES, "int2", "sign"],
     "down_codec": list(DOWN_CODECS),
     "router": list(ROUTERS),
-    "sync": ["bsp", "bsp+drawn", "asp", "ssp", "gsp", "gsp+bound", "gsp+auto"],
+    "sync": ["bsp", "bsp+drawn", "asp", "ssp", "gsp", "gsp+bound", "gsp+auto", "quorum"],
     "weighting": list(WEIGHTINGS),
     "server_optimizer": ["sgd", "momentum", "adam"],  # the others go the way of adam
     "nb_ps": [1, 2, 3],

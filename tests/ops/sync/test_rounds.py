@@ -1,4 +1,4 @@
-"""Rounds with a rule of one's own: shard 0 decides by pushes and time, other shards follow."""
+"""Rounds by quorum: shard 0 decides by pushes and time, other shards follow its releases."""
 
 import collections
 import copy
@@ -10,27 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.ops.sync.base import Agreement, ArrivalToken, Ready, SyncRule
-from thinwire.ops.sync.groups import Groups
+from thinwire.ops.sync.quorum import Quorum
 from thinwire.ops.sync.rounds import Rounds
 from thinwire.ps.core.serialization import from_plain, to_plain
-
-
-@dataclasses.dataclass(frozen=True)
-class Quorum(SyncRule):
-    """A round is released with all pushes, or `grace` seconds after `quorum` of them arrived."""
-
-    groups: Groups
-    quorum: int
-    grace: float
-
-    def ready(self, rounds, now):
-        waiting = rounds.oldest(rounds.members(0))
-        if rounds.is_complete(0):
-            return Ready([waiting])
-        if len(waiting) < self.quorum:
-            return Ready()
-        due = sorted(map(rounds.arrived_at, waiting))[self.quorum - 1] + self.grace
-        return Ready([waiting]) if now >= due else Ready(look_again_at=due)
 
 
 def begun(nb_workers, quorum, grace=1.0, follows=False):
