@@ -1,6 +1,4 @@
-"""The example policy of docs/guide/adding_a_policy.md works; its code is read from the page."""
-
-import __future__
+"""The examples of docs/guide/adding_a_policy.md work; their code is read from the page."""
 
 import inspect
 import re
@@ -10,46 +8,25 @@ import pytest
 
 from tests import documents
 from tests.ops import test_conformance as conformance
+from tests.own_policies import loaded
 from tests.virtual.run import MiniRun
 from tests.virtual.toy import method
-from thinwire.ops.codecs.registry import CODECS, build_codec
-from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.kernels import load_kernels
-from thinwire.ops.methods.method import METHODS
-from thinwire.ops.pacing import PACERS
-from thinwire.ops.routing.registry import ROUTERS
-from thinwire.ops.types import ConfigurationError, Update
-from thinwire.ops.weighting import WEIGHTINGS, Arrival, ReleaseContext, by_staleness
+from thinwire.ops.methods import own
+from thinwire.ops.methods.method import INTERFACES, METHODS
+from thinwire.ops.types import Update
+from thinwire.ops.weighting import Arrival, ReleaseContext
 
-NAME = ("weighting", "power")
 PAGE = documents.ROOT / "docs" / "guide/adding_a_policy.md"
 CODE = [
     block.text for block in documents.blocks() if block.page == PAGE and block.language == "python"
 ]
-
-
-#: Interface as the page calls it -> the classes of its policies.
-POLICIES = {
-    "Pacer": PACERS.values(),
-    "Codec": [type(build_codec(name, dict())) for name in CODECS],
-    "Down codec": DOWN_CODECS.values(),
-    "Router": ROUTERS.values(),
-    "Weighting": WEIGHTINGS.values(),
+FILES = {
+    match[1]: (match[2], text)
+    for text in CODE
+    if (match := re.search(r'^POLICIES = {"(\w+)": {"(\w+)":', text, re.MULTILINE))
 }
-
-
-def test_the_verbs_of_the_page_are_those_of_all_policies():
-    table = {
-        interface: verbs
-        for interface, _, verbs in documents.rows(PAGE.read_text(), "interface", "file", "verb")
-    }
-    for interface, policies in POLICIES.items():
-        told = re.findall(r"`(\w+)\((.*?)\)", table[interface])
-        assert told, interface
-        for name, words in told:
-            for policy in policies:
-                arguments = list(inspect.signature(getattr(policy, name)).parameters)
-                assert ["self", *words.split(", ")] == arguments, f"{policy.__name__}.{name}"
+every_example = pytest.mark.parametrize("interface", FILES)
 
 
 def code_with(words):
@@ -58,56 +35,78 @@ def code_with(words):
 
 
 @pytest.fixture
-def power(monkeypatch):
-    """The class of the page, made in a copy of thinwire.ops.weighting.by_staleness and entered in
-    the registry."""
-    names = vars(by_staleness) | {"ConfigurationError": ConfigurationError}
-    text = compile(
-        code_with("class Power"), PAGE.name, "exec", __future__.annotations.compiler_flag
-    )
-    exec(text, names)  # as pasted at the end of that file
-    monkeypatch.setitem(WEIGHTINGS, "power", names["Power"])
-    return names["Power"]
+def example(request, tmp_path, interface):
+    """Interface and name of the example, whose file is loaded as by --policy."""
+    name, text = FILES[interface]
+    (tmp_path / "mine.py").write_text(text)
+    with loaded(tmp_path / "mine.py"):
+        yield interface, name
 
 
-def test_it_is_thirty_lines():
-    assert len(code_with("class Power").splitlines()) <= 30
+def test_every_interface_has_an_example_of_thirty_lines():
+    assert set(FILES) == set(INTERFACES)
+    assert all(len(text.splitlines()) <= 36 for _, text in FILES.values())
+    for _, text in FILES.values():
+        (body,) = re.findall(r"^@dataclasses.*?(?=^POLICIES)", text, re.MULTILINE | re.DOTALL)
+        assert len(body.strip().splitlines()) <= 30
 
 
-@pytest.mark.parametrize(
-    "owed",
-    [
-        conformance.test_what_init_makes_is_plain,
-        conformance.test_a_restored_policy_goes_on_bit_for_bit,
-    ],
-)
-def test_it_keeps_its_state_like_all(power, owed, tmp_path):
-    owed(*NAME, tmp_path)
+@every_example
+def test_it_keeps_its_state_like_all(example, tmp_path):
+    conformance.test_what_init_makes_is_plain(*example, tmp_path)
+    conformance.test_a_restored_policy_goes_on_bit_for_bit(*example, tmp_path)
 
 
-def test_it_is_plain_and_refuses_bad_values_like_all(power):
-    conformance.test_a_policy_is_a_frozen_dataclass_of_hyper_parameters(*NAME)
-    conformance.test_bad_hyper_parameters_are_refused(*NAME)
+@every_example
+def test_it_is_plain_and_refuses_bad_values_like_all(example):
+    conformance.test_a_policy_is_a_frozen_dataclass_of_hyper_parameters(*example)
+    conformance.test_bad_hyper_parameters_are_refused(*example)
 
 
-def test_its_numeric_test_passes(power):
-    names = {
-        **{"np": np, "Power": power, "KERNELS": load_kernels("numpy"), "Update": Update},
-        **{"Arrival": Arrival, "ReleaseContext": ReleaseContext},
-    }
-    exec(code_with("def test_power"), names)
-    names["test_power_is_the_formula"]()
-
-
-@pytest.mark.parametrize("codec", ["dense", "topk", "gd"])
-def test_it_trains_with_other_policies(power, codec):
-    chosen = method("asgd", 3, overrides={"weighting": "power", "codec": codec})
-    run = MiniRun(chosen, iter_max=24, rate=0.05).run()
+@every_example
+@pytest.mark.parametrize(("name", "nb_ps"), [("asgd", 1), ("bsp", 2), ("dgs", 1)])
+def test_it_trains_with_other_policies(example, name, nb_ps):
+    interface, value = example
+    chosen = method(name, 3, overrides={interface: value})
+    run = MiniRun(chosen, iter_max=24, nb_ps=nb_ps, rate=0.05).run()
     assert not run.deadlocked()
     assert np.isfinite(run.theta).all()
+
+
+@every_example
+def test_the_table_of_the_page_names_its_methods(interface):
+    rows = documents.rows(PAGE.read_text(), "interface", "base class", "you write")
+    (words,) = [words for name, _, words in rows if name.strip("`") == interface]
+    for name, arguments in re.findall(r"`(\w+)\((.*?)\)`", words):
+        policies = own._REGISTRIES[interface].values()
+        written = [
+            getattr(policy, name, None)
+            for policy in (getattr(each, "base", each) for each in policies)
+        ]
+        signatures = {tuple(inspect.signature(each).parameters) for each in written if each}
+        assert ("self", *arguments.split(", ")) in signatures, name
+
+
+def test_the_numeric_test_of_the_page_passes(tmp_path):
+    (tmp_path / "mine.py").write_text(FILES["weighting"][1])
+    with loaded(tmp_path / "mine.py"):
+        names = {
+            **{"np": np, "Power": own._REGISTRIES["weighting"]["power"]},
+            **{"KERNELS": load_kernels("numpy"), "Update": Update},
+            **{"Arrival": Arrival, "ReleaseContext": ReleaseContext},
+        }
+        exec(code_with("def test_power"), names)
+        names["test_power_is_the_formula"]()
 
 
 def test_the_row_of_the_page_is_the_method_s():
     names = {"_DENSE_ASP": METHODS["asgd"]}
     exec("row = {" + code_with('"adacomp":') + "}", names)
     assert names["row"] == {"adacomp": METHODS["adacomp"]}
+
+
+def test_a_row_s_value_goes_with_its_policy(tmp_path):
+    (tmp_path / "mine.py").write_text(FILES["weighting"][1])
+    with loaded(tmp_path / "mine.py"):
+        assert method("dampened").weighting.power_exponent == 0.7
+        assert "power_exponent" not in method("dampened", overrides={"weighting": "none"}).choices

@@ -20,23 +20,28 @@ class Pacer(Policy, Protocol):
 
     @property
     def kind(self) -> Kind:
-        """Kind of the pushed updates: gradients, or changes of weights."""
+        """Kind of the pushed updates: changes of weights, unless each step is pushed itself."""
+        return Kind.DELTA
 
     @property
     def queries(self) -> bool:
         """True if workers query the state server before each step but the first after a push."""
+        return False
 
     @property
     def waits_for_answer(self) -> bool:
         """True if a worker stops computing until the state server has answered its query."""
+        return False
 
     @property
     def longest_round(self) -> int:
         """Largest number of local steps that a worker takes between two pushes; 0: no limit."""
+        return 0
 
     @property
     def local_epochs(self) -> int:
         """Passes over a worker's examples between two pushes; 0 if a push may follow any step."""
+        return 0
 
     def push_now(self, local_steps: int) -> bool:
         """Return True if the worker must push after `local_steps` steps since the last exchange."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from absl import flags, logging
 
 from thinwire.ops.routing.base import Transport
+from thinwire.ops.routing.dgt import Dgt
+from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.types import ConfigurationError
 
 _ON_OFF = {"0": "false", "1": "true"}
@@ -120,6 +122,11 @@ def _bad(variable: str, text: str, error: Exception) -> ConfigurationError:
     )
 
 
+def is_dgt(router: str) -> bool:
+    """Return True if a router, by value of --router, is DGT or a router derived from DGT."""
+    return issubclass(ROUTERS[router], Dgt)
+
+
 def transport(given: flags.FlagValues, router: str) -> Transport:
     """Return from the flags how DGT (differential gradient transmission) sends datagrams.
 
@@ -129,7 +136,7 @@ def transport(given: flags.FlagValues, router: str) -> Transport:
     """
     settings = {field.name: getattr(given, field.name) for field in dataclasses.fields(Transport)}
     for name, value in settings.items():
-        if router != "dgt" and value != getattr(Transport, name):
+        if not is_dgt(router) and value != getattr(Transport, name):
             raise ConfigurationError(
                 f"--{name}={value} is for --router=dgt, but this run has --router={router}; "
                 "change one of the two flags."

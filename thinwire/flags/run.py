@@ -401,7 +401,7 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
             "earlier run. Leave --resume out."
         )
     router = given.router or METHODS[given.method]["router"]
-    if router == "dgt":
+    if dgt.is_dgt(router):
         dgt.fill(given, os.environ)
     _fill_task(given)
     _check_partition(given)

@@ -10,6 +10,7 @@ import tarfile
 
 import pytest
 
+from tests.own_policies import loaded
 from thinwire.launcher import deployment, program
 from thinwire.launcher.program import PACKAGE
 from thinwire.launcher.role import Node
@@ -62,6 +63,23 @@ def test_the_sent_code_is_whole_and_the_users_files_go_with_it(tmp_path, monkeyp
     assert not [name for name in names if "__pycache__" in name]
     assert len(names) == len(set(names))
     assert {name.partition("/")[0] for name in names} == {"thinwire", "sent"}
+
+
+def test_modules_beside_a_file_of_policies_go_with_it(tmp_path, monkeypatch):
+    (tmp_path / "helper_of_policies.py").write_text("X = 1")
+    (tmp_path / "unused.py").write_text("")
+    mine = tmp_path / "mine.py"
+    row = 'METHODS = {"mine": BUILT_IN["asgd"]}'
+    mine.write_text(
+        "import helper_of_policies\n"
+        "from thinwire.ops.methods.method import METHODS as BUILT_IN\n" + row
+    )
+    monkeypatch.setattr(deployment, "FLAGS", Flags(policy=str(mine)))
+    with loaded(mine):
+        made = deployment.code_deployment()
+    assert made.flags == ("--policy=sent/policy/mine.py",)
+    sent = {name for name in names_in(made.archive) if name.startswith("sent")}
+    assert sent == {"sent/policy/mine.py", "sent/policy/helper_of_policies.py"}
 
 
 def test_a_script_s_folder_goes_with_the_code(tmp_path, monkeypatch):
