@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thinwire.ops.aggregation.aggregates import Mean, TrimmedMean
@@ -21,6 +21,7 @@ from thinwire.ops.optimizers.local import LOCAL_FLAGS, LOCAL_OPTIMIZERS, LocalUp
 from thinwire.ops.optimizers.outer import OUTER_OPTIMIZERS
 from thinwire.ops.optimizers.script import AwaitedUpdate, server_update
 from thinwire.ops.optimizers.server import OPTIMIZERS, SCRIPT, OptimizerUpdate
+from thinwire.ops.optimizers.slots import Slot
 from thinwire.ops.pacing.registry import PACERS
 from thinwire.ops.privacy.central import privacy_of
 from thinwire.ops.routing.dgt_choices import DgtChoices
@@ -346,20 +347,25 @@ def _awaited(choices: Choices) -> AwaitedUpdate:
     return AwaitedUpdate()
 
 
-def adopt(method: Method, offer: Offer) -> Method:
+def adopt(method: Method, offer: Offer, initial: Sequence[Sequence[Slot]] = ()) -> Method:
     """Return the training method with the script's optimizers, if the PS steps with them.
 
     Workers and parameter server divide the model with the training method that `adopt` returns:
     `adopt(method, offer).place(spec, num_shards)`. Workers and servers compare the fingerprints of
     the training method before `adopt`, not of the method that `adopt` returns.
 
+    Args:
+        method: Training method from the flags.
+        offer: A worker's description of its script.
+        initial: Optimizer slots with which a shard server's optimizers start, for `server_update`.
+
     Raises:
         ConfigurationError: The offer (a worker's description of its script) names a class that is
             not on the allow-list, has no optimizer, or has an optimizer that cannot step with the
             codec's updates.
     """
-    if not method.server.awaits_offer:
+    if not method.awaits_offer:
         return method
-    adopted = dataclasses.replace(method, server=server_update(offer))
+    adopted = dataclasses.replace(method, server=server_update(offer, initial))
     check_dense(adopted)
     return adopted
