@@ -16,12 +16,16 @@ from thinwire.ops.codecs.registry import CODECS, CodecChoices, build_codec
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.method import METHODS
+from thinwire.ops.optimizers import outer
+from thinwire.ops.optimizers.script import ScriptUpdate, ScriptUpdates
+from thinwire.ops.optimizers.server import OptimizerUpdate
 from thinwire.ops.pacing import PACERS
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.types import ConfigurationError, Update
 from thinwire.ops.weighting import WEIGHTINGS, Arrival, ReleaseContext, by_staleness
 
 NAME = ("weighting", "power")
+SERVER = ("server_optimizer", "fedavgm")
 PAGE = documents.ROOT / "docs" / "guide/adding_a_policy.md"
 CODE = [
     block.text for block in documents.blocks() if block.page == PAGE and block.language == "python"
@@ -35,6 +39,12 @@ POLICIES = {
     "Down codec": DOWN_CODECS.values(),
     "Router": ROUTERS.values(),
     "Weighting": WEIGHTINGS.values(),
+    "ServerUpdate": [
+        OptimizerUpdate,
+        ScriptUpdate,
+        ScriptUpdates,
+        *outer.OUTER_OPTIMIZERS.values(),
+    ],
 }
 
 
@@ -57,21 +67,33 @@ def code_with(words):
     return found
 
 
+def made(name, module, **more):
+    """Return the page's class of a name, made in a copy of the module that the page names."""
+    names = vars(module) | more
+    flags = __future__.annotations.compiler_flag
+    exec(compile(code_with(f"class {name}"), PAGE.name, "exec", flags), names)
+    return names[name]
+
+
 @pytest.fixture
 def power(monkeypatch):
-    """The class of the page, made in a copy of thinwire.ops.weighting.by_staleness and entered in
-    the registry."""
-    names = vars(by_staleness) | {"ConfigurationError": ConfigurationError}
-    text = compile(
-        code_with("class Power"), PAGE.name, "exec", __future__.annotations.compiler_flag
-    )
-    exec(text, names)  # as pasted at the end of that file
-    monkeypatch.setitem(WEIGHTINGS, "power", names["Power"])
-    return names["Power"]
+    """The weighting of the page, entered in the registry."""
+    policy = made("Power", by_staleness, ConfigurationError=ConfigurationError)
+    monkeypatch.setitem(WEIGHTINGS, "power", policy)
+    return policy
 
 
-def test_it_is_thirty_lines():
+@pytest.fixture
+def fedavgm(monkeypatch):
+    """The server optimizer of the page, entered in the registry."""
+    policy = made("FedAvgM", outer)
+    monkeypatch.setitem(outer.OUTER_OPTIMIZERS, "fedavgm", policy)
+    return policy
+
+
+def test_they_are_about_thirty_lines():
     assert len(code_with("class Power").splitlines()) <= 30
+    assert len(code_with("class FedAvgM").splitlines()) <= 35
 
 
 @pytest.mark.parametrize(
@@ -111,3 +133,20 @@ def test_the_row_of_the_page_is_the_method_s():
     names = {"_DENSE_ASP": METHODS["asgd"]}
     exec("row = {" + code_with('"adacomp":') + "}", names)
     assert names["row"] == {"adacomp": METHODS["adacomp"]}
+
+
+def test_the_server_optimizer_keeps_its_state_like_all(fedavgm, tmp_path):
+    conformance.test_a_restored_policy_goes_on_bit_for_bit(*SERVER, tmp_path)
+    conformance.test_a_policy_is_a_frozen_dataclass_of_hyper_parameters(*SERVER)
+    conformance.test_bad_hyper_parameters_are_refused(*SERVER)
+
+
+@pytest.mark.parametrize("pacer", ["every", "fixed"])
+def test_the_server_optimizer_is_momentum_sgd(fedavgm, pacer):
+    """SGD with Keras's momentum, for gradients and for changes of weights."""
+    thetas = []
+    for name in ("fedavgm", "momentum"):
+        overrides = {"server_optimizer": name, "pacer": pacer, "sync": "bsp"}
+        chosen = method("asgd", 3, overrides=overrides, local_steps=2 if pacer == "fixed" else 1)
+        thetas.append(MiniRun(chosen, iter_max=12, rate=0.05).run().theta)
+    np.testing.assert_allclose(*thetas, rtol=1e-5, atol=1e-6)
