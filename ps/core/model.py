@@ -536,7 +536,6 @@ class ShardModel:
 
         optimizer = self.method.server.save(self._server, keep_slots)
         self._saved_slots = saved_slots
-
         return {
             "version": self.version,
             "samples": self.samples,
