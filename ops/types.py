@@ -12,8 +12,7 @@ import enum
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -318,42 +317,3 @@ class RangedBlock(Block):
     # number of entries of a range of the block, at least 1; the last range may have fewer
     block_entries: int
     present: NDArray[np.bool_]  # [ceil(size / block_entries)] True for each range that has arrived
-
-
-#: Metadata of a dataclass field of a policy that only one node uses. The run's fingerprint leaves
-#: the field out.
-OWN: Mapping[str, bool] = {"own": True}
-
-
-class Policy(Protocol):
-    """Interface of all policies: a frozen dataclass whose fields are hyper-parameters."""
-
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
-
-_Policy = TypeVar("_Policy", bound=Policy)
-
-
-def configured(policy: type[_Policy], choices: object) -> _Policy:
-    """Build a policy whose fields get the values of equal names in `choices`, except None."""
-    make: Callable[..., _Policy] = policy
-    names = {field.name for field in dataclasses.fields(policy)}
-    settings = {key: value for key, value in vars(choices).items() if value is not None}
-    return make(**{key: value for key, value in settings.items() if key in names})
-
-
-def describe(policy: Policy) -> Mapping[str, Any]:
-    """Return a policy's hyper-parameters by name, for the run's fingerprint and summary.
-
-    The hyper-parameters of a wrapped policy follow under the name of its class: ``{"inner": "TopK",
-    "TopK.compression_rate": 0.01, ...}``.
-    """
-    fields = (field for field in dataclasses.fields(policy) if not field.metadata.get("own"))
-    values = {field.name: getattr(policy, field.name) for field in fields}
-    inner = values.get("inner")
-    if dataclasses.is_dataclass(inner) and not isinstance(inner, type):
-        name = type(inner).__name__
-        values["inner"] = name
-        for key, value in describe(inner).items():
-            values[key if "." in key else f"{name}.{key}"] = value
-    return values

@@ -6,8 +6,8 @@ import dataclasses
 
 from absl import flags
 
+from thinwire.ops.options import Topic, advanced, choice, integer, number, switch
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.run.flags import Topic, advanced, choice, integer, number, switch
 from thinwire.runtime.run.settings import Run
 
 FLAGS = flags.FLAGS

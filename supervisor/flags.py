@@ -8,7 +8,7 @@ import re
 from absl import flags
 
 from thinwire.ops.offer import FROM_WORKER
-from thinwire.runtime.run.flags import FlagRule, Topic, advanced, integer, number, words
+from thinwire.ops.options import FlagRule, Topic, advanced, integer, number, words
 from thinwire.runtime.run.settings import Run
 
 FLAGS = flags.FLAGS

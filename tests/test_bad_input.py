@@ -62,7 +62,7 @@ AT_ONCE = [
     (["--lr_schedule=0.5"], 2, ["lr_schedule", "0.5"]),
     (["--method=gsp", "--groups=1,2|2,3"], 2, ["groups", "exactly one group"]),
     (["--method=gsp", "--groups_file=missing.txt"], 2, ["groups_file", "missing.txt"]),
-    (["--method=bsp", "--staleness_bound=2"], 2, ["staleness_bound=2", "no staleness bound"]),
+    (["--method=bsp", "--staleness_bound=2"], 2, ["staleness_bound=2", "--sync=bsp", "ssp"]),
     (["--data_dir=missing"], 2, ["data_dir", "missing"]),
     (["--data_dir=."], 2, ["data_dir=.", "empty"]),
     (["--run_dir=/dev/null/run"], 2, ["run_dir=/dev/null/run", "cannot be written"]),

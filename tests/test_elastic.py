@@ -18,7 +18,7 @@ LONG = pytest.mark.product
 MODES = {
     "bsp": ("bsp", {}),
     "gsp": ("gsp", {"groups": ((1, 2), (3,))}),
-    "ssp": ("ssp", {"bound": 2}),
+    "ssp": ("ssp", {"staleness_bound": 2}),
     "asgd": ("asgd", {}),
     "esync": ("esync", {}),
 }

@@ -51,11 +51,11 @@ def compose(mix):
         compression_rate=0.3,
         powersgd_rank=1 if mix["codec"] == "powersgd" else 2,  # the tensors are too small for 2
         value_dtype=mix["value_dtype"],
-        local_steps=local_steps,
+        local_steps=local_steps if pacer == "fixed" else None,
         groups=((1, 2), (3,)) if name == "gsp" and extra != "auto" else None,
         auto_groups=AutoGroups(6) if extra == "auto" else None,
         fraction=0.6 if extra == "drawn" else 1.0,
-        bound=2 if extra == "bound" or name == "ssp" else None,
+        staleness_bound=2 if extra == "bound" or name == "ssp" else None,
         overrides=overrides | {"sync": name, "pacer": pacer},
         **parted,
     )

@@ -7,8 +7,8 @@ import dataclasses
 from absl import flags
 
 from thinwire.ops.collectives import THROUGH_PS
+from thinwire.ops.options import Topic, advanced, choice, integer, number, numbers_per_worker
 from thinwire.ops.types import BEST_EFFORT, ConfigurationError, Link
-from thinwire.runtime.run.flags import Topic, advanced, choice, integer, number, numbers_per_worker
 from thinwire.runtime.run.settings import Run, links, per_worker
 from thinwire.runtime.telemetry.round_trace import LEVELS
 

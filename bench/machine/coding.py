@@ -51,7 +51,7 @@ def _begun() -> tuple[Any, Any, Any, Any]:
     tf.config.threading.set_inter_op_parallelism_threads(1)
     shared = SharedModel(ModelChoice("resnet18-cifar", None, 32, 3, 10), 1)
     layouts, bodies = place_tensors(shared.spec, 1), load_kernels("numpy")
-    method, weights = compose(Choices(method="dgs", nb_workers=1)), shared.flat()
+    method, weights = compose(Choices.of(method="dgs", nb_workers=1)), shared.flat()
     offsets = layouts[0].offsets
     core = WorkerCore(shared.spec, layouts, method, bodies, [1, 1])
     whole = tuple(

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.ops.codecs.base import EncodeContext
-from thinwire.ops.codecs.registry import CodecChoices, build_codec
+from thinwire.ops.codecs.registry import build_codec
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.types import Block, CodedValues, ModelSpec, TensorSpec
 from thinwire.worker.core.messages import ShardReply
@@ -164,7 +164,7 @@ def exchange(name: str, where: str) -> Counts:
     from thinwire.ops.kernels.device import DeviceArray
 
     bodies, rng = load_kernels("tf"), np.random.default_rng(0)
-    choices = CodecChoices(compression_rate=RATE, **CODECS[name])
+    choices = dict(compression_rate=RATE, **CODECS[name])
     codec = build_codec(name, choices, nb_workers=4)
     counts = Counts()
     with tf.device(where), graphs_made(where, counts):
@@ -202,7 +202,7 @@ class DeviceWorker:
         self.variables = [variable.value for variable in shared.variables]
         case = WORKERS[name]
         self._reply_size = case.reply
-        method = compose(Choices(method=case.method, nb_workers=2, **case.choices))
+        method = compose(Choices.of(method=case.method, nb_workers=2, **case.choices))
         layouts = method.place(shared.spec, 1)
         self.core = WorkerCore(
             shared.spec, layouts, method, load_kernels("tf"), [0, 1], keeps_on_device=True

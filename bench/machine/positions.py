@@ -42,7 +42,7 @@ def _begun() -> tuple[Any, Any]:
 
     shared = SharedModel(ModelChoice("cnn", None, 28, 1, 10), 1)
     step, layouts = TrainStep(shared), place_tensors(shared.spec, 1)
-    method = compose(Choices(method="adacomp", nb_workers=1, compression_rate=0.01))
+    method = compose(Choices.of(method="adacomp", nb_workers=1, compression_rate=0.01))
     core = WorkerCore(shared.spec, layouts, method, load_kernels("numpy"), [1, 1])
     whole = tuple(
         Block(slot, stop - start, None, CodedValues("float32", shared.flat()[start:stop]))

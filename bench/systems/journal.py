@@ -198,7 +198,9 @@ class JournaledShard:
 
 
 def _method(name: str) -> Method:
-    return compose(Choices(method=name, nb_workers=_WORKERS, compression_rate=_KEPT, overrides={}))
+    return compose(
+        Choices.of(method=name, nb_workers=_WORKERS, compression_rate=_KEPT, overrides={})
+    )
 
 
 def updates_of(size: int, count: int, fraction: float = _KEPT) -> Iterator[Update]:

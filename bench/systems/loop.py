@@ -52,7 +52,7 @@ def _in_process() -> list[list[float]]:
     images, labels = work.load()
     batch = (images[:64, :, :, None].copy(), labels[:64].astype("int32"))
     shape = ModelChoice("mnist_cnn", None, 28, 1, 10)
-    choices = Choices(method="asgd", nb_workers=1, momentum=0.9)
+    choices = Choices.of(method="asgd", nb_workers=1, momentum=0.9)
     trainer = LocalTrainer(SharedModel(shape, 1), compose(choices), 0.0)
     model = SharedModel(shape, 1).model
     model.compile(

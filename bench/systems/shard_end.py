@@ -51,7 +51,9 @@ def spec_of(shards: int = 1, number: int = 0) -> ModelSpec:
 
 def method_of(name: str, workers: int) -> Method:
     """Return a composed method with the momentum in `MOMENTUM`."""
-    choices = Choices(name, workers, compression_rate=0.01, momentum=MOMENTUM[name], overrides={})
+    choices = Choices.of(
+        name, workers, compression_rate=0.01, momentum=MOMENTUM[name], overrides={}
+    )
     return compose(choices)
 
 

@@ -6,14 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from thinwire.ops.types import ConfigurationError, Update
+from thinwire.ops.options import FlagRule, number
+from thinwire.ops.policy import Policy, setting
+from thinwire.ops.types import Update
 
 #: Fewest workers of a group in which the honest workers outvote one faulty worker.
 LEAST_MEMBERS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Mean:
+class Mean(Policy):
     """Aggregate that is the mean of the workers' updates: every worker has the same weight."""
 
     name: ClassVar[str] = "mean"
@@ -27,7 +29,7 @@ class Mean:
 
 
 @dataclasses.dataclass(frozen=True)
-class Median:
+class Median(Policy):
     """Aggregate that is, for each weight, the median of the workers' updates.
 
     If the number of updates is even, the median is the mean of the two middle values.
@@ -49,7 +51,7 @@ class Median:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrimmedMean:
+class TrimmedMean(Policy):
     """Aggregate that is, per weight, the mean of updates without the smallest and largest ones.
 
     Attributes:
@@ -60,17 +62,18 @@ class TrimmedMean:
     Source: Yin et al., "Byzantine-robust distributed learning", ICML 2018, definition 2.
     """
 
-    trim_fraction: float = 0.25
+    trim_fraction: float = setting(
+        number(
+            "trim_fraction",
+            0.25,
+            "Fraction of the workers' values of an entry that --aggregate=trimmed_mean leaves out "
+            "at each end, at least one value.",
+            "fraction of the group",
+            rule=FlagRule(lambda value: 0 < value < 0.5, "must be above 0 and below 0.5"),
+        )
+    )
     name: ClassVar[str] = "trimmed_mean"
     is_robust: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        """Raise an error if `trim_fraction` is not above 0 and below 0.5."""
-        if not 0 < self.trim_fraction < 0.5:
-            raise ConfigurationError(
-                f"--trim_fraction={self.trim_fraction}: expected a fraction above 0 and below 0.5 "
-                "(0 would be --aggregate=mean, and 0.5 would be --aggregate=median)."
-            )
 
     def num_trimmed(self, count: int) -> int:
         """Return how many of `count` ordered values the trimmed mean leaves out at either end."""

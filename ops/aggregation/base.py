@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from thinwire.ops.types import Policy, Update
+from thinwire.ops.policy import Policy
+from thinwire.ops.types import Update
 
 
 class Aggregate(Policy, Protocol):

@@ -12,6 +12,8 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
+from thinwire.ops.options import FlagRule, integer, number
+from thinwire.ops.policy import Policy, setting
 from thinwire.ops.types import ConfigurationError, State
 
 if TYPE_CHECKING:
@@ -28,8 +30,11 @@ _FIRST_PEAK = 1e18
 _CHUNK = 1 << 15  # number of entries of an update that are squared at a time
 
 
+_IS_FACTOR = FlagRule(lambda value: value == 0 or value > 1, "must be 0 (off) or above 1")
+
+
 @dataclasses.dataclass(frozen=True)
-class Guards:
+class Guards(Policy):
     """Limits beyond which a shard server refuses an update or quarantines a worker.
 
     A shard server always refuses an update with values that are not finite. The default limits on
@@ -49,37 +54,63 @@ class Guards:
             quarantine of the worker is twice as long.
     """
 
-    update_peak_factor: float = 1e6
-    max_update_norm: float = 0.0
-    update_norm_factor: float = 0.0
-    quarantine_after: int = 0
-    quarantine_seconds: float = 60.0
+    update_peak_factor: float = setting(
+        number(
+            "update_peak_factor",
+            1e6,
+            "A shard rejects a push whose largest magnitude exceeds this factor times the largest "
+            "magnitude of the newest accepted pushes (times 1, if that magnitude is smaller); 0: "
+            "off.",
+            "factor",
+            low=0.0,
+            rule=_IS_FACTOR,
+        )
+    )
+    max_update_norm: float = setting(
+        number(
+            "max_update_norm",
+            0.0,
+            "Largest L2 norm of a shard's part of a push; the shard rejects a larger part; 0: off.",
+            "L2 norm",
+            low=0.0,
+        ),
+        shown=True,
+    )
+    update_norm_factor: float = setting(
+        number(
+            "update_norm_factor",
+            0.0,
+            "A shard rejects a push whose norm exceeds this factor times the median norm of the "
+            "newest accepted pushes of all workers; 0: off.",
+            "factor",
+            low=0.0,
+            rule=_IS_FACTOR,
+        )
+    )
+    quarantine_after: int = setting(
+        integer(
+            "quarantine_after",
+            0,
+            "Number of bad pushes (not finite, too large or malformed) within --quarantine_seconds "
+            "after which the PS quarantines a worker; 0: off.",
+            "offences",
+            low=0,
+        )
+    )
+    quarantine_seconds: float = setting(
+        number(
+            "quarantine_seconds",
+            60.0,
+            "Length of a worker's first quarantine; each further quarantine of the worker is twice "
+            "as long as the previous one.",
+            "seconds",
+            low=0.1,
+        )
+    )
 
     def __post_init__(self) -> None:
         """Raise an error if limits on workers' updates are out of range or have no effect."""
-        if not 0 <= self.max_update_norm < math.inf:
-            raise ConfigurationError(
-                f"--max_update_norm={self.max_update_norm}: expected a finite L2 norm; 0 means off."
-            )
-        if not (self.update_peak_factor == 0 or 1 < self.update_peak_factor < math.inf):
-            raise ConfigurationError(
-                f"--update_peak_factor={self.update_peak_factor}: expected a factor above 1, such "
-                "as 1e6; 0 turns this check of updates off."
-            )
-        factor = self.update_norm_factor
-        if not (factor == 0 or 1 < factor < math.inf):
-            raise ConfigurationError(
-                f"--update_norm_factor={factor}: expected a factor above 1, because half of all "
-                "honest updates have a norm above the median; 0 turns this check of updates off."
-            )
-        if self.quarantine_after < 0:
-            raise ConfigurationError(
-                f"--quarantine_after={self.quarantine_after}: expected 1 or more pushes; 0 is off."
-            )
-        if not 0 < self.quarantine_seconds < math.inf:
-            raise ConfigurationError(
-                f"--quarantine_seconds={self.quarantine_seconds}: expected seconds above 0."
-            )
+        super().__post_init__()
         default = Guards.quarantine_seconds
         if not self.quarantine_after and self.quarantine_seconds != default:
             raise ConfigurationError(

@@ -8,12 +8,11 @@ the wrappers (clipping, warm-up and others) that every gradient codec can have.
 
 from thinwire.ops.codecs.base import Codec, EncodeContext, NonFiniteUpdate
 from thinwire.ops.codecs.error_feedback import coding_of
-from thinwire.ops.codecs.registry import CODECS, CodecChoices, build_codec
+from thinwire.ops.codecs.registry import CODECS, build_codec
 
 __all__ = [
     "CODECS",
     "Codec",
-    "CodecChoices",
     "EncodeContext",
     "NonFiniteUpdate",
     "build_codec",

@@ -10,18 +10,18 @@ infinity, before the codec's state changes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.options import above_zero, choice, number
+from thinwire.ops.policy import Policy
 from thinwire.ops.types import (
     FEW_BITS,
     VALUE_DTYPES,
-    ConfigurationError,
     Kind,
     ModelSpec,
     Packet,
-    Policy,
     State,
 )
 
@@ -29,6 +29,24 @@ if TYPE_CHECKING:
     import numpy as np
 
     from thinwire.ops.types import Float32, Int64
+
+
+#: Flag of the fraction of entries that a codec sends.
+COMPRESSION_RATE = number(
+    "compression_rate",
+    0.01,
+    "Fraction of gradient entries that sparsifying codecs KEEP; default for scripts: 0.1.",
+    "fraction",
+    rule=above_zero("1 or more is dense"),
+)
+#: Flag of the data type of the values that a codec sends.
+VALUE_DTYPE = choice(
+    "value_dtype",
+    "float32",
+    "Data type of the values that workers push; int4, int2, means2 and sign use one scale per "
+    "chunk of entries.",
+    (*VALUE_DTYPES, *FEW_BITS),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,30 +169,3 @@ def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
             f"tensor {number} of the update contains NaN or infinity; expected finite values. "
             "Lower the learning rate or set --clip_norm."
         )
-
-
-def check_rate(rate: float, flag: str = "compression_rate") -> None:
-    """Raise an error that names `flag` if a compression rate is not above 0.
-
-    Raises:
-        ConfigurationError: The compression rate is not above 0.
-    """
-    if not rate > 0:  # the condition `not rate > 0` rejects NaN too, which `rate <= 0` would accept
-        raise ConfigurationError(
-            f"--{flag}={rate}: the fraction of entries kept must be above 0 "
-            "(for example 0.01); 1 or more keeps all entries."
-        )
-
-
-def check_value_dtype(
-    value_dtype: str,
-    flag: str = "value_dtype",
-    known: Iterable[str] = (*VALUE_DTYPES, *FEW_BITS),
-) -> None:
-    """Raise an error that names `flag` if a dtype of sent values is not in `known`.
-
-    Raises:
-        ConfigurationError: The dtype of the sent values is not one of the dtypes in `known`.
-    """
-    if value_dtype not in known:
-        raise ConfigurationError(f"--{flag}={value_dtype!r}: expected one of {', '.join(known)}.")

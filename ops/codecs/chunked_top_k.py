@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from thinwire.ops.codecs.base import EncodeContext, kept_entries
 from thinwire.ops.codecs.dense import FusedSparsifier
+from thinwire.ops.options import integer
+from thinwire.ops.policy import setting
 from thinwire.ops.types import CHUNK_ENTRIES, ConfigurationError, State
 
 if TYPE_CHECKING:
@@ -37,15 +39,30 @@ class ChunkedTopK(FusedSparsifier):
     Source: Wang et al., "SparseLoCo" (arXiv 2508.15706); docs/methods/local_steps.md.
     """
 
-    chunk: int = CHUNK_ENTRIES
-    chunk_k: int | None = None
+    chunk: int = setting(
+        integer(
+            "chunk",
+            CHUNK_ENTRIES,
+            "Number of consecutive entries of a tensor in a chunk of --codec=chunked_topk.",
+            "entries",
+            low=1,
+        )
+    )
+    chunk_k: int | None = setting(
+        integer(
+            "chunk_k",
+            None,
+            "Number of entries of each chunk that --codec=chunked_topk sends.",
+            "entries",
+            low=1,
+            unset="--compression_rate of a chunk",
+        )
+    )
 
     def __post_init__(self) -> None:
-        """Raise an error if chunks have no entries, or k is below 1 or above a chunk's length."""
+        """Raise an error if a setting is out of range, or k is above a chunk's length."""
         super().__post_init__()
-        if self.chunk < 1:
-            raise ConfigurationError(f"--chunk={self.chunk}: expected 1 or more entries per chunk.")
-        if self.chunk_k is not None and not 1 <= self.chunk_k <= self.chunk:
+        if self.chunk_k is not None and self.chunk_k > self.chunk:
             raise ConfigurationError(
                 f"--chunk_k={self.chunk_k}: expected 1 to {self.chunk} entries, the length of a "
                 "chunk (--chunk)."

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from thinwire.ops.codecs.base import (
+    COMPRESSION_RATE,
+    VALUE_DTYPE,
     EncodeContext,
     check_finite,
-    check_rate,
-    check_value_dtype,
     kept_entries,
 )
 from thinwire.ops.codecs.packets import FeedsInTurn, code_values
 from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.policy import setting
 from thinwire.ops.types import CHUNK_ENTRIES, Block, CodedValues, Kind, ModelSpec, Packet, State
 
 if TYPE_CHECKING:
@@ -46,12 +47,8 @@ class Dense(StatelessCodec):
             sign (VALUE_DTYPES and FEW_BITS in thinwire.ops.types).
     """
 
-    value_dtype: str = "float32"
+    value_dtype: str = setting(VALUE_DTYPE, shown=True)
     kind: ClassVar[Kind] = Kind.GRADIENT
-
-    def __post_init__(self) -> None:
-        """Raise an error if `value_dtype` is unknown (neither in VALUE_DTYPES nor in FEW_BITS)."""
-        check_value_dtype(self.value_dtype)
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
@@ -90,15 +87,10 @@ class Dense(StatelessCodec):
 class Sparsifier(StatelessCodec):
     """Base class of codecs that send k entries of each gradient tensor and drop all others."""
 
-    compression_rate: float = 0.01
-    value_dtype: str = "float32"
+    compression_rate: float = setting(COMPRESSION_RATE, shown=True)
+    value_dtype: str = setting(VALUE_DTYPE, shown=True)
     kind: ClassVar[Kind] = Kind.GRADIENT
     sends_fraction: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        """Raise an error if the compression rate is 0 or less, or the value dtype is unknown."""
-        check_rate(self.compression_rate)
-        check_value_dtype(self.value_dtype)
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext

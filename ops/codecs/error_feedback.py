@@ -20,7 +20,9 @@ from thinwire.ops.codecs.packets import (
     without_factors,
 )
 from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.types import ConfigurationError, Kind, ModelSpec, Packet, State
+from thinwire.ops.options import number, switch
+from thinwire.ops.policy import setting
+from thinwire.ops.types import Kind, ModelSpec, Packet, State
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -132,18 +134,39 @@ class ErrorFeedback(CodecWrapper):
     workers' models contain the whole residual: ahead = 1).
     """
 
-    carry: float | None = 0.0
-    decay: float = 1.0
-    ahead: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raise an error if `carry` is not in [0, 1), or `decay` or `ahead` not in [0, 1]."""
-        if self.carry is not None and not 0 <= self.carry < 1:
-            raise ConfigurationError(f"--dgs_momentum={self.carry}: expected 0 <= momentum < 1.")
-        if not 0 <= self.decay <= 1:
-            raise ConfigurationError(f"--error_decay={self.decay}: expected 0 to 1.")
-        if not 0 <= self.ahead <= 1:
-            raise ConfigurationError(f"--error_ahead={self.ahead}: expected 0 to 1.")
+    carry: float | None = setting(
+        number(
+            "dgs_momentum",
+            None,
+            "Momentum that each worker applies to its gradients with --codec=dgs.",
+            "factor",
+            low=0.0,
+            high=0.9999,
+            unset="0.7; with --local_optimizer=script the momentum of the script's SGD",
+        ),
+        0.0,
+    )
+    decay: float = setting(
+        number(
+            "error_decay",
+            1.0,
+            "Factor on the residual (unsent part) of --error_feedback, applied in each step.",
+            "factor",
+            low=0.0,
+            high=1.0,
+        )
+    )
+    ahead: float = setting(
+        number(
+            "error_ahead",
+            0.0,
+            "Fraction of the residual (the unsent part of earlier updates) that a worker applies "
+            "to the shards' model before its local steps.",
+            "factor",
+            low=0.0,
+            high=1.0,
+        )
+    )
 
     @property
     def keeps_momentum(self) -> bool:
@@ -223,14 +246,28 @@ class MomentumCorrection(CodecWrapper):
     Nesterov form comes from the authors' program.
     """
 
-    momentum: float | None = 0.9
-    nesterov: bool = False
-    masking: bool = True
-
-    def __post_init__(self) -> None:
-        """Raise an error if the momentum coefficient is not from 0 to below 1."""
-        if self.momentum is not None and not 0 <= self.momentum < 1:
-            raise ConfigurationError(f"--dgc_momentum={self.momentum}: expected 0 <= momentum < 1.")
+    momentum: float | None = setting(
+        number(
+            "dgc_momentum",
+            None,
+            "Momentum that each worker applies to its gradients with --codec=dgc.",
+            "factor",
+            low=0.0,
+            high=0.9999,
+            unset="0.9; with --local_optimizer=script the momentum of the script's SGD",
+        ),
+        0.9,
+    )
+    nesterov: bool = setting(
+        switch("dgc_nesterov", "Use Nesterov's form of momentum in --codec=dgc.")
+    )
+    masking: bool = setting(
+        switch(
+            "dgc_masking",
+            "With --codec=dgc: set the velocity of the entries that are sent to zero.",
+            default=True,
+        )
+    )
 
     @property
     def keeps_momentum(self) -> bool:

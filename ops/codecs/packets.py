@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.ops.codecs.base import Codec, EncodeContext
 from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.policy import Policy
 from thinwire.ops.types import (
     CHUNK_ENTRIES,
     FEW_BITS,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
 
-class FeedsInTurn:
+class FeedsInTurn(Policy):
     """Base class of codecs that do an error-feedback step in several passes over the gradients."""
 
     def feed(

@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from thinwire.ops.codecs.base import EncodeContext, check_finite, check_value_dtype
+from thinwire.ops.codecs.base import VALUE_DTYPE, EncodeContext, check_finite
 from thinwire.ops.codecs.dense import StatelessCodec
 from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.options import integer
+from thinwire.ops.policy import setting
 from thinwire.ops.types import (
     VALUE_DTYPES,
     Block,
@@ -52,18 +54,26 @@ class PowerSgd(StatelessCodec):
     worker takes the power step alone, and the mean of n updates has up to n times the rank.
     """
 
-    powersgd_rank: int = 2
-    value_dtype: str = "float32"
+    powersgd_rank: int = setting(
+        integer(
+            "powersgd_rank",
+            2,
+            "Rank of the two factors that --codec=powersgd sends for a gradient matrix.",
+            "columns",
+            low=1,
+        )
+    )
+    value_dtype: str = setting(VALUE_DTYPE, shown=True)
     kind: ClassVar[Kind] = Kind.GRADIENT
 
     def __post_init__(self) -> None:
         """Raise an error if `powersgd_rank` is below 1, or `value_dtype` not in VALUE_DTYPES."""
-        if self.powersgd_rank < 1:
+        super().__post_init__()
+        if self.value_dtype not in VALUE_DTYPES:
             raise ConfigurationError(
-                f"--powersgd_rank={self.powersgd_rank}: expected 1 or more columns of each factor "
-                "(the paper takes 1 to 4)."
+                f"--value_dtype={self.value_dtype} with --codec=powersgd: expected one of "
+                f"{', '.join(VALUE_DTYPES)}."
             )
-        check_value_dtype(self.value_dtype, known=VALUE_DTYPES)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return each tensor's initial factor Q: zeros, or empty for a tensor sent whole."""

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from thinwire.ops.codecs.base import EncodeContext, kept_entries
 from thinwire.ops.codecs.dense import FusedSparsifier
 from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.types import ConfigurationError, ModelSpec, State
+from thinwire.ops.options import FlagRule, words
+from thinwire.ops.policy import setting
+from thinwire.ops.types import ModelSpec, State
 
 if TYPE_CHECKING:
     from thinwire.ops.kernels.base import Selected
     from thinwire.ops.types import Float32
-
-#: Legal values of the flag --selection; `TopK` describes the two values.
-SELECTIONS = ("exact", "carried")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +38,20 @@ class TopK(FusedSparsifier):
     Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/methods/adacomp.md.
     """
 
-    selection: str = "exact"
-
-    def __post_init__(self) -> None:
-        """Raise an error if `selection` is neither "exact" nor "carried"."""
-        super().__post_init__()
-        if self.selection not in SELECTIONS:
-            raise ConfigurationError(
-                f"--selection={self.selection!r}: expected one of {', '.join(SELECTIONS)}."
-            )
+    selection: str = setting(
+        words(
+            "selection",
+            "exact",
+            "Search of a sparsifying codec for the largest entries of a tensor: exact, or carried, "
+            "with the adapted threshold of the previous step.",
+            "exact|carried",
+            rule=FlagRule(
+                lambda value: value in ("exact", "carried"),
+                "must be exact or carried. sampled has been removed: carried selects about as "
+                "many entries for less work",
+            ),
+        )
+    )
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return the codec's initial state: all magnitude thresholds are 0 (unknown)."""

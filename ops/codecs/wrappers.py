@@ -7,11 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from thinwire.ops.codecs.base import Codec, EncodeContext, check_finite, check_rate
+from thinwire.ops.codecs.base import COMPRESSION_RATE, Codec, EncodeContext, check_finite
 from thinwire.ops.codecs.dense import Dense
 from thinwire.ops.codecs.error_feedback import CodecWrapper
 from thinwire.ops.codecs.packets import rescaled
 from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.options import choice, integer, number
+from thinwire.ops.policy import setting
 from thinwire.ops.types import (
     Block,
     ConfigurationError,
@@ -23,9 +25,6 @@ from thinwire.ops.types import (
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
-
-#: Legal values of the flag --dgc_clip_scope; `Clip` describes the two values.
-CLIP_SCOPES = ("model", "tensor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,19 +116,34 @@ class Clip(CodecWrapper):
     limit of one worker is the usual limit divided by the square root of N.
     """
 
-    norm: float = 1.0
-    scope: str = "model"
+    norm: float = setting(
+        number(
+            "dgc_clip_norm",
+            0.0,
+            "With --codec=dgc: clip each gradient to this norm / sqrt(number of workers) before "
+            "momentum; 0: off.",
+            "L2 norm",
+            low=0.0,
+        ),
+        1.0,
+    )
+    scope: str = setting(
+        choice(
+            "dgc_clip_scope",
+            "model",
+            "Norm that --dgc_clip_norm limits: model, the norm of the whole gradient; tensor, the "
+            "norm of each tensor.",
+            ("model", "tensor"),
+        )
+    )
 
     def __post_init__(self) -> None:
         """Raise an error if the clip norm is not finite and above 0, or `scope` is unknown."""
-        if not 0 < self.norm < math.inf:
+        super().__post_init__()
+        if not self.norm:
             raise ConfigurationError(
                 f"--dgc_clip_norm={self.norm}: expected a finite number above 0 (0 on the command "
                 "line turns clipping off)."
-            )
-        if self.scope not in CLIP_SCOPES:
-            raise ConfigurationError(
-                f"--dgc_clip_scope={self.scope!r}: expected one of {', '.join(CLIP_SCOPES)}."
             )
 
     def encode(
@@ -183,13 +197,23 @@ class WarmUp(CodecWrapper):
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, section 3.3.
     """
 
-    compression_rate: float = 0.01
-    epochs: int = 4
+    compression_rate: float = setting(COMPRESSION_RATE, shown=True)
+    epochs: int = setting(
+        integer(
+            "warmup_epochs",
+            None,
+            "Number of first epochs in which sparsifying codecs send more entries.",
+            "epochs",
+            low=0,
+            unset="4 for dgc, else 0",
+        ),
+        4,
+    )
 
     def __post_init__(self) -> None:
         """Raise an error if the warm-up is below one epoch, or the compression rate not above 0."""
-        check_rate(self.compression_rate)
-        if self.epochs < 1:
+        super().__post_init__()
+        if not self.epochs:
             raise ConfigurationError(
                 f"--warmup_epochs={self.epochs}: expected 1 or more (0 on the command line turns "
                 "the warm-up off)."
@@ -225,12 +249,23 @@ class DenseBelow(CodecWrapper):
         entries: Least number of entries of a large tensor; at least 1.
     """
 
-    entries: int = 1
+    entries: int = setting(
+        integer(
+            "dense_below",
+            0,
+            "Number of entries below which a codec sends all entries of a tensor; 0: sparsify all "
+            "tensors.",
+            "entries",
+            low=0,
+        ),
+        1,
+    )
     takes_factors: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Raise an error if `entries` is below 1, because then no tensor could be small."""
-        if self.entries < 1:
+        super().__post_init__()
+        if not self.entries:
             raise ConfigurationError(
                 f"--dense_below={self.entries}: expected 1 or more entries (0 on the command line "
                 "sparsifies all tensors)."

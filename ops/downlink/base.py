@@ -6,7 +6,8 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from thinwire.ops.frozen import BeforeChange, unguarded
-from thinwire.ops.types import Policy, State
+from thinwire.ops.policy import Policy
+from thinwire.ops.types import State
 
 if TYPE_CHECKING:
     from thinwire.ops.downlink.own_entries import OwnEntries

@@ -10,12 +10,14 @@ import dataclasses
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, ClassVar
 
-from thinwire.ops.codecs.base import check_rate, check_value_dtype
+from thinwire.ops.codecs.base import COMPRESSION_RATE
 from thinwire.ops.downlink.base import DownCodec
 from thinwire.ops.downlink.exact import check_fraction, full_reply
 from thinwire.ops.downlink.relay import DownRelay
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, RelayedRounds, ShardView
 from thinwire.ops.frozen import BeforeChange, unguarded
+from thinwire.ops.options import above_zero, choice, integer, number
+from thinwire.ops.policy import setting
 from thinwire.ops.types import VALUE_DTYPES, ConfigurationError, State
 
 if TYPE_CHECKING:
@@ -51,29 +53,47 @@ class DownSparse(DownCodec):
     instead of being added, so that rounding errors do not accumulate.
     """
 
-    compression_rate: float = 0.01
-    down_ratio: float | None = None
-    down_value_dtype: str = "float32"
-    resync_every: int = 0
-    max_staleness: int = 0
+    compression_rate: float = setting(COMPRESSION_RATE, shown=True)
+    down_ratio: float | None = setting(
+        number(
+            "down_ratio",
+            None,
+            "Fraction of the model's entries that --down_codec=sparse and --down_codec=auto KEEP.",
+            "fraction",
+            rule=above_zero("1 or more is all"),
+            unset="--compression_rate",
+        )
+    )
+    down_value_dtype: str = setting(
+        choice(
+            "down_value_dtype",
+            "float32",
+            "Data type of the values in a reply of the PS with --down_codec=sparse or auto.",
+            VALUE_DTYPES,
+        )
+    )
+    resync_every: int = setting(
+        integer(
+            "resync_every",
+            0,
+            "Number of steps of worker 1 after which all workers with sparse replies "
+            "(--down_codec) receive a snapshot of the whole model; 0: no snapshots.",
+            "steps",
+            low=0,
+        )
+    )
+    max_staleness: int = setting(
+        integer(
+            "max_staleness",
+            0,
+            "Largest number of updates by which a worker's model may be outdated with sparse "
+            "replies (--down_codec); a worker with an older model receives the whole model; 0: no "
+            "limit.",
+            "updates",
+            low=0,
+        )
+    )
     keeps_replicas: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        """Raise an error for a fraction not above 0, an unknown value dtype or a negative limit."""
-        check_rate(self.compression_rate)
-        if self.down_ratio is not None:
-            check_rate(self.down_ratio, "down_ratio")
-        check_value_dtype(self.down_value_dtype, "down_value_dtype", VALUE_DTYPES)
-        if self.resync_every < 0:
-            raise ConfigurationError(
-                f"--resync_every={self.resync_every}: expected 1 or more iterations, "
-                "or 0 for no resynchronization."
-            )
-        if self.max_staleness < 0:
-            raise ConfigurationError(
-                f"--max_staleness={self.max_staleness}: expected 1 or more updates, or 0 "
-                "for no limit."
-            )
 
     @property
     def ratio(self) -> float:

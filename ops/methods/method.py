@@ -20,33 +20,17 @@ from thinwire.ops.downlink.base import DownCodec
 from thinwire.ops.optimizers.base import LocalStep, ServerUpdate
 from thinwire.ops.pacing.base import Pacer
 from thinwire.ops.pacing.fixed import Fixed
+from thinwire.ops.policy import describe
 from thinwire.ops.privacy.central import NoPrivacy, Privacy
 from thinwire.ops.routing.base import Router
 from thinwire.ops.sharding.placement import Placement
 from thinwire.ops.sync.base import SyncRule
-from thinwire.ops.types import ConfigurationError, Kind, ModelSpec, ShardLayout, describe
+from thinwire.ops.types import ConfigurationError, Kind, ModelSpec, ShardLayout
 from thinwire.ops.weighting.base import Weighting
 
 #: Names of the policy interfaces, in the order in which the run's fingerprint lists them. Each name
 #: is also a flag.
 INTERFACES = ("pacer", "codec", "down_codec", "router", "sync", "weighting", "server_optimizer")
-#: Hyper-parameter that an entry of METHODS may set -> owner of the hyper-parameter: an interface or
-#: another hyper-parameter. A hyper-parameter has the name of its flag and its field of `Choices`,
-#: where None means that the user has not given a value. The entry's value counts only if the owner
-#: has the entry's value too. A flag replaces the entry's value.
-BELONGS_TO = {
-    "local_steps": "pacer",
-    "local_optimizer": "pacer",
-    "chunk_k": "codec",
-    "value_dtype": "codec",
-    "error_feedback": "codec",
-    "error_decay": "error_feedback",
-    "local_weight_decay": "local_optimizer",
-    "prox_mu": "pacer",
-    "global_lr": "server_optimizer",
-    "momentum": "server_optimizer",
-}
-
 _DENSE_ASP = {
     "pacer": "every",
     "codec": "dense",
@@ -60,8 +44,10 @@ _DENSE_ASP = {
 #: Policies that all federated methods share: local steps, and rounds of all workers.
 _ROUNDS = _DENSE_ASP | {"pacer": "fixed", "sync": "bsp"}
 
-#: --method value -> the method's row: value of each interface, and hyper-parameters. A
-#: hyper-parameter stands after its owner, because `row_with` reads a row in order.
+#: --method value -> the method's row: value of each interface, and hyper-parameters under the names
+#: of their flags. A hyper-parameter's value counts only while its owner has the row's value
+#: (`thinwire.ops.methods.settings.owner_of`); it stands after its owner, because `row_with` reads a
+#: row in order. A flag that the user gives replaces the row's value.
 METHODS: dict[str, dict[str, Any]] = {
     # AdaComp: sends the largest gradient entries of each tensor and drops the others; learning rate
     # eta / max(1, staleness) per entry. Hardy et al., arXiv 1702.04683.
@@ -132,36 +118,6 @@ METHODS: dict[str, dict[str, Any]] = {
     # Zhou et al., Future Generation Computer Systems 121, 2021.
     "dgt": _DENSE_ASP | {"router": "dgt", "sync": "bsp"},
 }
-
-
-def row_with(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a training method's entry in METHODS, with the user's values.
-
-    The user's values replace the values of a training method's entry in METHODS.
-
-    Args:
-        name: Name of the training method (a key of METHODS).
-        given: Policy interface or hyper-parameter -> the user's value; None if the user has given
-            no value.
-
-    Returns:
-        The value of each interface, and the row's hyper-parameters that the user has given or that
-        count by the rule at `BELONGS_TO`.
-    """
-    row = METHODS[name]
-    values: dict[str, Any] = {}
-    for key, value in row.items():
-        owner = BELONGS_TO.get(key)
-        if given.get(key) is not None:
-            values[key] = given[key]
-        elif owner is None or values.get(owner) == row[owner]:
-            values[key] = value
-    return values
-
-
-def of_methods(name: str) -> str:
-    """Return help text with a hyper-parameter's value in training methods, like "5 with a, "."""
-    return "".join(f"{row[name]} with {method}, " for method, row in METHODS.items() if name in row)
 
 
 @dataclasses.dataclass(frozen=True)

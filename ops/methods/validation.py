@@ -14,12 +14,13 @@ from thinwire.ops.codecs.wrappers import has_clipping
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.exact import DownDelta, DownDense
 from thinwire.ops.methods.method import Method
-from thinwire.ops.optimizers.local import LOCAL_FLAGS, LocalUpdate
+from thinwire.ops.optimizers.local import LocalUpdate
+from thinwire.ops.policy import describe, options_of
 from thinwire.ops.routing.reliable import Reliable
-from thinwire.ops.sync.base import SyncRule
+from thinwire.ops.sync.base import Agreement, SyncRule
 from thinwire.ops.sync.groups import uneven
-from thinwire.ops.sync.rule import ClosedGroupSync, GroupSync
-from thinwire.ops.types import VALUE_BITS, ConfigurationError, Kind, describe
+from thinwire.ops.sync.rule import ClosedGroupSync
+from thinwire.ops.types import VALUE_BITS, ConfigurationError, Kind
 from thinwire.ops.weighting.by_samples import BySamples
 from thinwire.ops.weighting.by_staleness import Unweighted
 from thinwire.ops.weighting.dc_asgd import DcAsgd
@@ -37,10 +38,8 @@ _ONLY = {
 
 def rule_for(rule: SyncRule, collective: str) -> SyncRule:
     """Return the synchronization rule; with --collective no worker may join during a round."""
-    # The variable `plain` is True for one group of workers if all other synchronization settings
-    # have their defaults.
-    plain = len(rule.groups) == 1 and rule == GroupSync(rule.groups)
-    closes = plain and collective != THROUGH_PS
+    is_plain = len(rule.groups) == 1 and rule.bound is None and rule.auto is None
+    closes = is_plain and rule.agreement is Agreement.JOINERS and collective != THROUGH_PS
     return ClosedGroupSync(rule.groups) if closes else rule
 
 
@@ -117,7 +116,7 @@ def _check_collective(method: Method) -> None:
             f"--server_optimizer={method.choices['server_optimizer']} needs variables with their "
             "names and shapes. Take --collective=ps, or another --server_optimizer."
         )
-    if describe(method.server).get("global_lr_schedule"):
+    if getattr(method.server, "global_lr_schedule", ""):
         raise ConfigurationError(
             f"{flag}: workers do not know which fraction of the run's budget is consumed, so "
             "--global_lr_schedule has no effect. Leave --global_lr_schedule out, or take "
@@ -201,11 +200,11 @@ def _check_server(method: Method) -> None:
 
 def _check_local(method: Method) -> None:
     """Raise an error if flags of the workers' local optimizer are given without local steps."""
-    defaults = describe(LocalUpdate())
+    usual = LocalUpdate()
     flags = [
-        LOCAL_FLAGS[name]
-        for name, value in describe(method.local).items()
-        if value != defaults[name]
+        option.name
+        for field, option in options_of(type(method.local)).items()
+        if getattr(method.local, field) != getattr(usual, field)
     ]
     if flags and not (method.takes_local_steps or method.steps_on_workers):
         raise ConfigurationError(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.optimizers.slots import Slot
-from thinwire.ops.types import Kind, Policy, State, Update
+from thinwire.ops.policy import Policy
+from thinwire.ops.types import Kind, State, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64, ModelSpec

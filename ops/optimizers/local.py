@@ -18,24 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.base import LocalStep
 from thinwire.ops.optimizers.server import OPTIMIZERS, OptimizerUpdate
+from thinwire.ops.options import above_zero, choice, number
+from thinwire.ops.policy import Policy, setting
 from thinwire.ops.types import ConfigurationError, State, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.optimizers.variables import VariablesOptimizer
     from thinwire.ops.types import Float32, ModelSpec
 
-#: Values of the flag --local_opt_state: what an exchange with the parameter server does with the
-#: worker's optimizer slots.
-SLOT_FATES = ("keep", "reset", "average")
-#: Field of `LocalUpdate` or `ScriptStep` -> name of the command-line flag that sets the field.
-LOCAL_FLAGS = {
-    "optimizer": "local_optimizer",
-    "momentum": "local_momentum",
-    "opt_state": "local_opt_state",
-    "rate_factor": "local_lr",
-    "weight_decay": "local_weight_decay",
-    "prox_mu": "prox_mu",
-}
 #: Values of the flag --local_optimizer that build a Keras optimizer. ScheduleFreeAdamW is excluded:
 #: its slots contain weights, and an exchange with the parameter server replaces the weights.
 _BUILT = tuple(name for name in OPTIMIZERS if name != "schedulefreeadamw")
@@ -48,8 +38,24 @@ _NUM_SLOTS = {
 }
 
 
+_OPTIMIZER = choice(
+    "local_optimizer",
+    "sgd",
+    "Optimizer of a worker's local steps; script: the optimizer that the script compiles.",
+    (*_BUILT, "script"),
+)
+_PROX_MU = number(
+    "prox_mu",
+    0.0,
+    "FedProx' mu: strength of the pull of local steps towards the weights at the start of the "
+    "round.",
+    "factor",
+    low=0.0,
+)
+
+
 @dataclasses.dataclass(frozen=True)
-class LocalUpdate:
+class LocalUpdate(Policy):
     """Settings of a worker's local steps with an optimizer of Keras.
 
     Attributes:
@@ -70,25 +76,54 @@ class LocalUpdate:
     """
 
     brings_weights: ClassVar[bool] = False
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    opt_state: str = "keep"
-    rate_factor: float = 1.0
-    weight_decay: float | None = None
-    prox_mu: float = 0.0
+    optimizer: str = setting(_OPTIMIZER)
+    momentum: float = setting(
+        number(
+            "local_momentum",
+            None,
+            "Momentum of a worker's local steps with --local_optimizer=sgd or momentum.",
+            "factor",
+            low=0.0,
+            high=0.9999,
+            unset="0.9 with --local_optimizer=momentum, else 0",
+        ),
+        0.0,
+    )
+    opt_state: str = setting(
+        choice(
+            "local_opt_state",
+            "keep",
+            "Effect of an exchange on the slots (such as velocity and moments) of a worker's local "
+            "optimizer: keep them, reset them, or average them over the workers.",
+            ("keep", "reset", "average"),
+        )
+    )
+    rate_factor: float = setting(
+        number(
+            "local_lr",
+            None,
+            "Initial learning rate of a worker's local steps; --lr_schedule scales this rate too.",
+            "factor",
+            rule=above_zero(),
+            unset="--learning_rate",
+        ),
+        1.0,
+    )
+    weight_decay: float | None = setting(
+        number(
+            "local_weight_decay",
+            None,
+            "Factor of the decoupled weight decay in a worker's local steps.",
+            "factor",
+            low=0.0,
+            unset="as Keras' --local_optimizer has it",
+        )
+    )
+    prox_mu: float = setting(_PROX_MU)
 
     def __post_init__(self) -> None:
         """Raise an error if local optimizer settings are out of range or cannot be combined."""
-        for flag, value, legal in (
-            ("local_optimizer", self.optimizer, _BUILT),
-            ("local_opt_state", self.opt_state, SLOT_FATES),
-        ):
-            if value not in legal:
-                raise ConfigurationError(f"--{flag}={value!r}: expected one of {', '.join(legal)}.")
-        if not 0 <= self.momentum < 1:
-            raise ConfigurationError(
-                f"--local_momentum={self.momentum}: expected 0 <= momentum < 1."
-            )
+        super().__post_init__()
         if self.momentum and not self._is_sgd:
             raise ConfigurationError(
                 "--local_momentum is for --local_optimizer=sgd and momentum; "
@@ -99,14 +134,6 @@ class LocalUpdate:
                 f"--local_opt_state=average with --local_optimizer={self.optimizer}: not all "
                 "optimizer slots have the model's size. Set --local_opt_state to keep or reset, or "
                 f"--local_optimizer to one of {', '.join(_NUM_SLOTS)}."
-            )
-        for flag, number in (("local_weight_decay", self.weight_decay), ("prox_mu", self.prox_mu)):
-            _check_not_negative(flag, number)
-        # the comparison `not 0 < rate_factor < inf` rejects NaN, too
-        if not 0 < self.rate_factor < float("inf"):
-            raise ConfigurationError(
-                f"--local_lr is {self.rate_factor} times --learning_rate; expected a finite "
-                "factor above 0."
             )
 
     @property
@@ -237,7 +264,7 @@ class LocalUpdate:
 
 
 @dataclasses.dataclass(frozen=True)
-class ScriptStep:
+class ScriptStep(Policy):
     """Settings of local steps by the script's compiled optimizer.
 
     With ScriptStep, the script does a local optimizer step, then submits the new weights to the
@@ -261,11 +288,7 @@ class ScriptStep:
     brings_weights: ClassVar[bool] = True
     outlives_rounds: ClassVar[bool] = False
     optimizer: str = "script"
-    prox_mu: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raise an error if local optimizer settings are out of range or cannot be combined."""
-        _check_not_negative("prox_mu", self.prox_mu)
+    prox_mu: float = setting(_PROX_MU)
 
     def num_averaged(self, num_parameters: int) -> int:
         """Return 0, because the optimizer's slots stay in the script's process."""
@@ -316,11 +339,6 @@ LOCAL_OPTIMIZERS: dict[str, type[LocalStep]] = {
     **dict.fromkeys(_BUILT, LocalUpdate),
     "script": ScriptStep,
 }
-
-
-def _check_not_negative(flag: str, number: float | None) -> None:
-    if number is not None and not 0 <= number < float("inf"):
-        raise ConfigurationError(f"--{flag}={number}: expected a finite number, 0 or more.")
 
 
 def _slots(flat: VariablesOptimizer) -> list[Any]:

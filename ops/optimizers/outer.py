@@ -25,17 +25,43 @@ from typing import TYPE_CHECKING, ClassVar
 
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.optimizers.base import OptimizerTraits, ServerUpdate
-from thinwire.ops.optimizers.server import OPTIMIZERS, FollowsOuterSchedule
-from thinwire.ops.types import ConfigurationError, Kind, State, Update
+from thinwire.ops.optimizers.server import (
+    GLOBAL_LR,
+    GLOBAL_LR_SCHEDULE,
+    MOMENTUM,
+    OPTIMIZERS,
+    FollowsOuterSchedule,
+)
+from thinwire.ops.options import above_zero, choice, number, switch
+from thinwire.ops.policy import setting
+from thinwire.ops.types import Kind, State, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64, ModelSpec
 
-#: Values of the flag --server_v_start: the initial value of FedOpt's second moments.
-STARTS = ("zero", "tau_squared")
 #: Number of entries per chunk of an array. The chunks of all arrays in use fit into a second-level
 #: cache together.
 _PIECE = 1 << 16
+_BETA_1 = number(
+    "server_beta_1",
+    None,
+    "Decay of the running mean of --server_optimizer=adam, adagrad and yogi, in runs whose workers "
+    "push changes of weights.",
+    "factor",
+    low=0.0,
+    high=0.9999,
+    unset="0.9, or 0 with adagrad",
+)
+_BETA_2 = number(
+    "server_beta_2",
+    None,
+    "Decay of the running mean square of --server_optimizer=adam and yogi, in runs whose workers "
+    "push changes of weights.",
+    "factor",
+    low=0.0,
+    high=0.999999,
+    unset="0.99",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +80,12 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
 
     slot_names: ClassVar[Sequence[str]]
 
-    global_lr: float = 1.0
-    global_lr_schedule: str = ""
+    global_lr: float = setting(GLOBAL_LR, 1.0)
+    global_lr_schedule: str = setting(GLOBAL_LR_SCHEDULE, "")
 
     def __post_init__(self) -> None:
         """Raise an error if the outer rate (--global_lr) is negative, or its schedule malformed."""
-        _check_range("global_lr", self.global_lr, 0.0, float("inf"))
+        super().__post_init__()
         # `outer_rate` parses `global_lr_schedule`, the schedule of the outer rate, and raises an
         # error if the text is malformed
         self.outer_rate(0.0)
@@ -149,13 +175,8 @@ class Nesterov(OuterUpdate):
     Source: Douillard et al., arXiv 2311.08105; the form is PyTorch's SGD(nesterov=True).
     """
 
-    global_lr: float = 0.7
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        """Raise an error if a setting of the outer optimizer is out of range."""
-        super().__post_init__()
-        _check_share("momentum", self.momentum)
+    global_lr: float = setting(GLOBAL_LR, 0.7)
+    momentum: float = setting(MOMENTUM, 0.9, shown=True)
 
     @property
     def slot_names(self) -> Sequence[str]:  # type: ignore[override]
@@ -193,20 +214,31 @@ class _Adaptive(OuterUpdate):
 
     slot_names: ClassVar[Sequence[str]] = ("mean", "square")
 
-    global_lr: float = 0.01
-    server_beta_1: float = 0.9
-    server_tau: float = 1e-3
-    server_v_start: str = "zero"
-
-    def __post_init__(self) -> None:
-        """Raise an error if a setting of the outer optimizer is out of range."""
-        super().__post_init__()
-        _check_share("server_beta_1", self.server_beta_1)
-        _check_range("server_tau", self.server_tau, 1e-12, 1e6)
-        if self.server_v_start not in STARTS:
-            raise ConfigurationError(
-                f"--server_v_start={self.server_v_start!r}: expected one of {', '.join(STARTS)}."
-            )
+    global_lr: float = setting(GLOBAL_LR, 0.01)
+    server_beta_1: float = setting(_BETA_1, 0.9)
+    server_tau: float = setting(
+        number(
+            "server_tau",
+            None,
+            "Constant that --server_optimizer=adam, adagrad and yogi add to the root of the mean "
+            "square, in runs whose workers push changes of weights.",
+            "change of weights",
+            rule=above_zero(),
+            unset="0.001",
+        ),
+        1e-3,
+    )
+    server_v_start: str = setting(
+        choice(
+            "server_v_start",
+            None,
+            "Initial mean square of --server_optimizer=adam, adagrad and yogi, in runs whose "
+            "workers push changes of weights: zero, or the square of --server_tau.",
+            ("zero", "tau_squared"),
+            unset="zero",
+        ),
+        "zero",
+    )
 
     def _start_of(self, slot: str) -> float:
         is_squared = slot == "square" and self.server_v_start == "tau_squared"
@@ -238,7 +270,7 @@ class _Adaptive(OuterUpdate):
 class FedAdagrad(_Adaptive):
     """FedOpt's Adagrad: v <- v + d^2; by default without momentum (b1 = 0, so m is d)."""
 
-    server_beta_1: float = 0.0
+    server_beta_1: float = setting(_BETA_1, 0.0)
 
     def _accumulate(self, square: Float32, squared: Float32) -> None:
         square += squared
@@ -254,13 +286,17 @@ class FedAdam(_Adaptive):
             step t = 0, 1, ..., as Flower's FedAdam does. The FedOpt paper has no bias correction.
     """
 
-    server_beta_2: float = 0.99
-    bias_correction: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise an error if a setting of the outer optimizer is out of range."""
-        super().__post_init__()
-        _check_share("server_beta_2", self.server_beta_2)
+    server_beta_2: float = setting(_BETA_2, 0.99)
+    bias_correction: bool = setting(
+        switch(
+            "bias_correction",
+            "Correct the bias of both means of --server_optimizer=adam, as Flower does, in runs "
+            "whose workers push changes of weights.",
+            default=None,
+            unset="off",
+        ),
+        False,
+    )
 
     def _accumulate(self, square: Float32, squared: Float32) -> None:
         import numpy as np
@@ -285,12 +321,7 @@ class FedYogi(_Adaptive):
             b2) d^2.
     """
 
-    server_beta_2: float = 0.99
-
-    def __post_init__(self) -> None:
-        """Raise an error if a setting of the outer optimizer is out of range."""
-        super().__post_init__()
-        _check_share("server_beta_2", self.server_beta_2)
+    server_beta_2: float = setting(_BETA_2, 0.99)
 
     def _accumulate(self, square: Float32, squared: Float32) -> None:
         import numpy as np
@@ -323,14 +354,3 @@ def _pseudo_gradient(values: Float32, factor: float) -> Float32:
     import numpy as np
 
     return values * np.float32(factor)
-
-
-def _check_share(flag: str, value: float) -> None:
-    if not 0 <= value < 1:  # the comparison `not 0 <= value < 1` rejects NaN, too
-        raise ConfigurationError(f"--{flag}={value}: expected 0 <= {flag} < 1.")
-
-
-def _check_range(flag: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        bounds = f"{low:g} or more" if high == float("inf") else f"{low:g} to {high:g}"
-        raise ConfigurationError(f"--{flag}={value}: expected {bounds}.")

@@ -17,6 +17,8 @@ from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.base import Moment, OptimizerTraits, ServerUpdate, StepRate
 from thinwire.ops.optimizers.schedule import parse_schedule
+from thinwire.ops.options import number, words
+from thinwire.ops.policy import setting
 from thinwire.ops.types import ConfigurationError, Kind, State, Update
 
 if TYPE_CHECKING:
@@ -31,6 +33,37 @@ OPTIMIZERS = {
     "momentum": "SGD",
     **{name.lower(): name for name in allow_list.OPTIMIZERS if name != "SGD"},
 }
+
+
+#: Flag of the outer rate, the factor on workers' changes of weights.
+GLOBAL_LR = number(
+    "global_lr",
+    None,
+    "Outer learning rate: factor that the PS applies to changes of weights (--pacer=esync; "
+    "--pacer=fixed with --local_steps above 1; --codec=dgs, dgc or gd).",
+    "factor",
+    low=0.0,
+    unset="0.7 with --server_optimizer=nesterov, 0.01 with adaptive ones, else 1",
+)
+#: Flag of the schedule of the outer rate.
+GLOBAL_LR_SCHEDULE = words(
+    "global_lr_schedule",
+    None,
+    "Schedule of --global_lr over the run: 0.5:0.5 halves the outer rate after half of the budget. "
+    "--lr_schedule applies to local steps only.",
+    "as --lr_schedule",
+    unset="constant",
+)
+#: Flag of the momentum with which the PS applies updates.
+MOMENTUM = number(
+    "momentum",
+    None,
+    "Momentum of SGD, if the PS applies updates by SGD.",
+    "factor",
+    low=0.0,
+    high=0.9999,
+    unset="0.9 with --server_optimizer=momentum, else 0",
+)
 
 
 class FollowsOuterSchedule(ServerUpdate):
@@ -75,10 +108,14 @@ class OptimizerUpdate(FollowsOuterSchedule):
     """
 
     optimizer: str = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    global_lr: float = 1.0
-    global_lr_schedule: str = ""
+    momentum: float = setting(MOMENTUM, 0.0, shown=True)
+    weight_decay: float = setting(
+        number(
+            "weight_decay", 0.0, "Factor of decoupled weight decay on the PS.", "factor", low=0.0
+        )
+    )
+    global_lr: float = setting(GLOBAL_LR, 1.0)
+    global_lr_schedule: str = setting(GLOBAL_LR_SCHEDULE, "")
 
     def __post_init__(self) -> None:
         """Raise an error if settings of the optimizer are out of range or cannot be combined."""
@@ -86,14 +123,10 @@ class OptimizerUpdate(FollowsOuterSchedule):
             raise ConfigurationError(
                 f"--server_optimizer={self.optimizer!r}: expected one of {', '.join(OPTIMIZERS)}."
             )
-        if not 0 <= self.momentum < 1:
-            raise ConfigurationError(f"--momentum={self.momentum}: expected 0 <= momentum < 1.")
+        super().__post_init__()
         # `outer_rate` parses `global_lr_schedule`, the schedule of the outer rate, and raises an
         # error if the text is malformed
         self.outer_rate(0.0)
-        for name in ("weight_decay", "global_lr"):
-            if not getattr(self, name) >= 0:  # the comparison `not value >= 0` rejects NaN, too
-                raise ConfigurationError(f"--{name}={getattr(self, name)}: expected 0 or more.")
         if self.momentum and not self._is_sgd:
             raise ConfigurationError(
                 "--momentum is for the optimizers sgd and momentum; "

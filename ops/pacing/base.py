@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from thinwire.ops.types import Kind, Policy, State
+from thinwire.ops.policy import Policy
+from thinwire.ops.types import Kind, State
 
 
 class Pacer(Policy, Protocol):

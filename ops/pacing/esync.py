@@ -19,7 +19,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from thinwire.ops.options import choice, integer, words
 from thinwire.ops.pacing.base import PaceReport
+from thinwire.ops.policy import Policy, setting
 from thinwire.ops.types import ConfigurationError, Kind, State
 
 #: With --esync_eps=auto, ESync's margin (the time by which workers push before the slowest worker's
@@ -46,7 +48,7 @@ _QUERY_TIMES_KEPT = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class Esync:
+class Esync(Policy):
     """ESync's pacer: push when the slowest live worker of the group is about to finish its step.
 
     Attributes:
@@ -64,22 +66,49 @@ class Esync:
     summary_name: ClassVar[str] = "esync"
     queries: ClassVar[bool] = True
     local_epochs: ClassVar[int] = 0
-    eps: str = "auto"
-    query: str = "blocking"
-    smoothing: str = "ema:0.5"
-    max_local_steps: int = 0
+    eps: str = setting(
+        words(
+            "esync_eps",
+            "auto",
+            "Safety margin in seconds with which --pacer=esync decides whether a worker has time "
+            "for another local step in the round.",
+            "seconds, or auto",
+        )
+    )
+    query: str = setting(
+        choice(
+            "esync_query",
+            "blocking",
+            "With --pacer=esync: wait for the state server's answer, or continue training "
+            "meanwhile.",
+            ("blocking", "delayed"),
+        )
+    )
+    smoothing: str = setting(
+        words(
+            "esync_smoothing",
+            "ema:0.5",
+            "Smoothing of step times by --pacer=esync: moving average, maximum of the last M, "
+            "none.",
+            "ema:A|max:M|none",
+        )
+    )
+    max_local_steps: int = setting(
+        integer(
+            "max_local_steps",
+            0,
+            "Largest number of local steps in a round of --pacer=esync; 0: no limit.",
+            "steps",
+            low=0,
+        )
+    )
 
     def __post_init__(self) -> None:
         """Raise an error if settings of the pacer ESync are malformed or out of range."""
+        super().__post_init__()
         if self.eps != "auto" and not _is_positive_number(self.eps):
             raise ConfigurationError(
                 f"--esync_eps={self.eps}: expected auto or a number of seconds above 0."
-            )
-        if self.query not in ("blocking", "delayed"):
-            raise ConfigurationError(f"--esync_query={self.query}: expected blocking or delayed.")
-        if self.max_local_steps < 0:
-            raise ConfigurationError(
-                f"--max_local_steps={self.max_local_steps}: expected 0 (no limit) or more steps."
             )
         _parse_smoothing(self.smoothing)
 

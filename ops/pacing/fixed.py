@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from thinwire.ops.types import OWN, ConfigurationError, Kind
+from thinwire.ops.options import integer
+from thinwire.ops.policy import OWN, Policy, setting
+from thinwire.ops.types import Kind
 
 
 @dataclasses.dataclass(frozen=True)
-class Every:
+class Every(Policy):
     """Pacer that pushes the gradient of every mini-batch."""
 
     queries: ClassVar[bool] = False
@@ -32,7 +34,7 @@ class Every:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fixed:
+class Fixed(Policy):
     """Pacer that pushes the change of weights after a fixed number of local steps or epochs.
 
     With one local step per round, the worker pushes the gradient itself, so that the pacer `fixed`
@@ -48,21 +50,28 @@ class Fixed:
 
     queries: ClassVar[bool] = False
     waits_for_answer: ClassVar[bool] = False
-    local_steps: int = 1
-    local_epochs: int = 0
+    local_steps: int = setting(
+        integer(
+            "local_steps",
+            1,
+            "Number of local steps in a round of --pacer=fixed (H in papers).",
+            "steps",
+            low=1,
+        ),
+        shown=True,
+    )
+    local_epochs: int = setting(
+        integer(
+            "local_epochs",
+            0,
+            "Length of a round as the number of passes of a worker over its own examples; 0: the "
+            "length is --local_steps.",
+            "epochs",
+            low=0,
+        ),
+        shown=True,
+    )
     pass_steps: int = dataclasses.field(default=0, metadata=OWN)
-
-    def __post_init__(self) -> None:
-        """Raise an error for fewer than one local step per round, or negative numbers of epochs."""
-        if self.local_steps < 1:
-            raise ConfigurationError(
-                f"--local_steps={self.local_steps}: expected 1 or more local steps per push."
-            )
-        if self.local_epochs < 0 or self.pass_steps < 0:
-            raise ConfigurationError(
-                f"--local_epochs={self.local_epochs} ({self.pass_steps} mini-batches per pass): "
-                "expected 1 or more passes over a worker's examples, or 0 to count --local_steps."
-            )
 
     def of_part(self, num_examples: int, batch_size: int) -> Fixed:
         """Return the pacer for a worker with `num_examples` examples in batches of `batch_size`."""

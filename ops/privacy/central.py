@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import ClassVar, Protocol
 
 from thinwire.ops.codecs.base import Codec
 from thinwire.ops.codecs.wrappers import Clip
+from thinwire.ops.options import number
+from thinwire.ops.policy import Policy, setting
 from thinwire.ops.privacy.contribution import BoundedContribution
-from thinwire.ops.types import ConfigurationError, Policy, State, Update
+from thinwire.ops.types import ConfigurationError, State, Update
 
 
 class Privacy(Policy, Protocol):
@@ -47,7 +48,7 @@ class Privacy(Policy, Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class NoPrivacy:
+class NoPrivacy(Policy):
     """Policy without privacy: it neither clips workers' updates nor adds noise to their mean."""
 
     clip: ClassVar[float] = 0.0
@@ -67,7 +68,7 @@ class NoPrivacy:
 
 
 @dataclasses.dataclass(frozen=True)
-class CentralPrivacy:
+class CentralPrivacy(Policy):
     """Clip each worker's weight change to an L2 norm; add Gaussian noise to the mean change.
 
     Each entry of the released update is ``mean D + N(0, (noise * clip / n)^2)``, with N normally
@@ -85,19 +86,35 @@ class CentralPrivacy:
     algorithm 1 (DP-FedAvg) with flat clipping and equal weights.
     """
 
-    clip: float
-    noise: float = 0.0
+    clip: float = setting(
+        number(
+            "dp_clip",
+            0.0,
+            "Largest L2 norm of the change that a worker makes to the whole model in a round; a "
+            "larger change is scaled down to this norm; 0: off.",
+            "L2 norm",
+            low=0.0,
+        ),
+        dataclasses.MISSING,
+    )
+    noise: float = setting(
+        number(
+            "dp_noise",
+            0.0,
+            "Standard deviation of the Gaussian noise that the PS adds to a round's mean, as a "
+            "multiple of --dp_clip / number of workers in the round; 0: off.",
+            "factor",
+            low=0.0,
+        )
+    )
 
     def __post_init__(self) -> None:
         """Raise an error if `clip` is not above 0, or the noise multiplier negative or infinite."""
-        if not 0 < self.clip < math.inf:
+        super().__post_init__()
+        if not self.clip:
             raise ConfigurationError(
                 f"--dp_clip={self.clip}: expected a finite L2 norm above 0 (the flag's value 0 "
                 "turns clipping off)."
-            )
-        if not 0 <= self.noise < math.inf:
-            raise ConfigurationError(
-                f"--dp_noise={self.noise}: expected a finite multiple of --dp_clip; 0 means off."
             )
 
     @property

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from thinwire.ops.codecs.base import Codec
-from thinwire.ops.types import ConfigurationError, Policy
+from thinwire.ops.options import choice, integer, number, switch
+from thinwire.ops.policy import Policy, setting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -281,7 +281,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Transport:
+class Transport(Policy):
     """Settings of the UDP transport of gradients that may differ between nodes.
 
     Attributes:
@@ -304,24 +304,89 @@ class Transport:
             crowded links, for which DGT is meant, let a tenth of the datagrams through.
     """
 
-    dgt_mtu: int = 1472
-    dgt_transport: str = "udp"
-    dgt_dscp: str = "cs"
-    dgt_pace_mbps: float = 0.0
-    dgt_drop_rate: float = 0.0
-    dgt_drop_seed: int = 0
-    dgt_info: bool = False
-    dgt_fallback_steps: int = 20
-    dgt_fallback_fill: float = 0.01
-
-    def __post_init__(self) -> None:
-        """Raise an error if a setting of UDP datagrams is out of range."""
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high or not math.isfinite(value):
-                raise ConfigurationError(f"--{name}={value}: expected {low:g} to {high:g}.")
-        for name, values in (("dgt_transport", TRANSPORTS), ("dgt_dscp", CLASSES)):
-            if getattr(self, name) not in values:
-                raise ConfigurationError(
-                    f"--{name}={getattr(self, name)!r}: expected one of {', '.join(values)}."
-                )
+    dgt_mtu: int = setting(
+        integer(
+            "dgt_mtu",
+            1472,
+            "Largest size of DGT's UDP datagrams; use 1452 for IPv6.",
+            "bytes",
+            low=128,
+            high=65_507,
+        )
+    )
+    dgt_transport: str = setting(
+        choice(
+            "dgt_transport",
+            "udp",
+            "Transport of the blocks that DGT does not send reliably: udp, datagrams; grpc, "
+            "the gRPC stream, after the reliable blocks.",
+            TRANSPORTS,
+        )
+    )
+    dgt_dscp: str = setting(
+        choice(
+            "dgt_dscp",
+            "cs",
+            "Priority marks (DSCP) in the IP headers of DGT's datagrams; off: no marks.",
+            CLASSES,
+        )
+    )
+    dgt_pace_mbps: float = setting(
+        number(
+            "dgt_pace_mbps",
+            0.0,
+            "Largest rate at which a worker sends DGT's datagrams; 0: no limit.",
+            "Mbit/s",
+            low=0.0,
+            high=1_000_000.0,
+        )
+    )
+    dgt_drop_rate: float = setting(
+        number(
+            "dgt_drop_rate",
+            0.0,
+            "For tests: fraction of datagrams that a shard drops on arrival.",
+            "fraction",
+            low=0.0,
+            high=1.0,
+        )
+    )
+    dgt_drop_seed: int = setting(
+        integer(
+            "dgt_drop_seed",
+            0,
+            "For tests: seed of the random choice of datagrams for --dgt_drop_rate.",
+            "number",
+            low=0,
+            high=2**31 - 1,
+        )
+    )
+    dgt_info: bool = setting(
+        switch(
+            "dgt_info",
+            "Log DGT's fraction of reliable blocks, numbers of blocks, ratios of arrived "
+            "blocks, lateness and bytes in each step.",
+        )
+    )
+    dgt_fallback_steps: int = setting(
+        integer(
+            "dgt_fallback_steps",
+            20,
+            "Number of consecutive steps with few arrived datagrams (--dgt_fallback_fill) "
+            "after which a worker sends all blocks reliably; 0: never.",
+            "steps",
+            low=0,
+            high=1_000_000,
+        )
+    )
+    dgt_fallback_fill: float = setting(
+        number(
+            "dgt_fallback_fill",
+            0.01,
+            "Smallest fraction of a step's DGT datagrams that must arrive; "
+            "--dgt_fallback_steps counts the steps with a smaller fraction.",
+            "fraction",
+            low=0.0,
+            high=1.0,
+        )
+    )

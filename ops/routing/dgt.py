@@ -18,7 +18,7 @@ from thinwire.ops.codecs.base import Codec
 from thinwire.ops.codecs.error_feedback import coding_of
 from thinwire.ops.codecs.power_sgd import PowerSgd
 from thinwire.ops.routing.base import LostEntries, ReassemblyRules, RouteContext, Routed
-from thinwire.ops.routing.dgt_choices import DgtChoices, refuse_illegal
+from thinwire.ops.routing.dgt_choices import DgtChoices, refuse_contradictions
 from thinwire.ops.types import FEW_BITS, Block, ConfigurationError, ShardLayout, State
 
 
@@ -28,7 +28,8 @@ class Dgt(DgtChoices):
 
     def __post_init__(self) -> None:
         """Raise an error if settings of the router DGT are out of range or exclude each other."""
-        refuse_illegal(self)
+        super().__post_init__()
+        refuse_contradictions(self)
 
     @property
     def divides(self) -> bool:

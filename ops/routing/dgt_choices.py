@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
-from typing import Any
 
+from thinwire.ops.options import FlagRule, choice, integer, number, switch
+from thinwire.ops.policy import Policy, setting
 from thinwire.ops.types import ConfigurationError
 
 RECEPTIONS = ("diff", "drop")
@@ -17,10 +16,12 @@ LOW_BITS = (32, 16, 8, 4)
 MAX_CHANNELS = 7
 # block sizes are in float32 entries of 4 bytes, for every value dtype of the gradient codec
 BYTES_OF_ENTRY = 4
+_IS_BLOCK = FlagRule(lambda size: size % 4 == 0, "must be a multiple of 4, the bytes of a float32")
+_IS_BITS = FlagRule(lambda bits: bits in LOW_BITS, "must be 32, 16, 8 or 4")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DgtChoices:
+class DgtChoices(Policy):
     """Settings of the router DGT, with one field per --dgt_... flag of the training method.
 
     Attributes:
@@ -64,25 +65,171 @@ class DgtChoices:
             each tensor. model: all blocks of a shard server.
     """
 
-    dgt_channels: int = 3
-    dgt_k: float = 0.8
-    dgt_k_min: float = 0.2
-    dgt_adaptive_k: bool = False
-    dgt_enable_block: bool = True
-    dgt_block_size: int = 4096
-    dgt_alpha: float = 0.3
-    dgt_reception: str = "diff"
-    dgt_send_drop: bool = False
-    dgt_random: str = "0"
-    dgt_clear_zero: bool = True
-    dgt_low_bits: int = 32
-    dgt_wait_ms: float = 0.0
-    dgt_max_late: int = 5
-    dgt_late_decay: float = 1.0
-    dgt_error_feedback: bool = False
-    dgt_marker: str = "step"
-    dgt_loss_ema: float = 0.0
-    dgt_scope: str = "tensor"
+    dgt_channels: int = setting(
+        integer(
+            "dgt_channels",
+            3,
+            "Number of UDP channels for DGT's datagrams; 0: send all blocks reliably.",
+            "count",
+            low=0,
+            high=MAX_CHANNELS,
+        )
+    )
+    dgt_k: float = setting(
+        number(
+            "dgt_k",
+            0.8,
+            "Fraction of a gradient's blocks that DGT (differential gradient transmission) sends "
+            "reliably; DGT sends the remaining blocks in datagrams.",
+            "fraction",
+            low=0.0,
+            high=1.0,
+        ),
+        shown=True,
+    )
+    dgt_k_min: float = setting(
+        number(
+            "dgt_k_min",
+            0.2,
+            "Smallest fraction of reliable blocks to which --dgt_adaptive_k lowers --dgt_k.",
+            "fraction",
+            low=0.0,
+            high=1.0,
+        )
+    )
+    dgt_adaptive_k: bool = setting(
+        switch(
+            "dgt_adaptive_k",
+            "Lower the fraction of reliable blocks (--dgt_k) as the training loss falls.",
+        )
+    )
+    dgt_enable_block: bool = setting(
+        switch(
+            "dgt_enable_block",
+            "Cut tensors into blocks; if off, each tensor is one block that is sent reliably.",
+            default=True,
+        )
+    )
+    dgt_block_size: int = setting(
+        integer(
+            "dgt_block_size",
+            4096,
+            "Size of a block of consecutive float32 entries, which DGT ranks together.",
+            "bytes",
+            low=4,
+            high=2**31 - 4,
+            rule=_IS_BLOCK,
+        )
+    )
+    dgt_alpha: float = setting(
+        number(
+            "dgt_alpha",
+            0.3,
+            "Weight of the past in the moving average of a block's contribution.",
+            "fraction",
+            low=0.0,
+            high=1.0,
+        )
+    )
+    dgt_reception: str = setting(
+        choice(
+            "dgt_reception",
+            "diff",
+            "Use of gradient blocks whose datagrams arrive late at a shard: diff adds these "
+            "blocks to the next step, drop discards them.",
+            RECEPTIONS,
+        )
+    )
+    dgt_send_drop: bool = setting(
+        switch("dgt_send_drop", "Control experiment: workers drop all of DGT's unreliable blocks.")
+    )
+    dgt_random: str = setting(
+        choice(
+            "dgt_random",
+            "0",
+            "Control experiment: DGT ranks blocks at random, with new ranks in each step (1) "
+            "or with the same ranks in all steps (fixed); 0: DGT ranks blocks by contribution.",
+            RANDOM,
+        )
+    )
+    dgt_clear_zero: bool = setting(
+        switch("dgt_clear_zero", "Do not send gradient blocks of zeros.", default=True)
+    )
+    dgt_low_bits: int = setting(
+        integer(
+            "dgt_low_bits",
+            32,
+            "Number of bits of a value in the blocks that DGT sends in datagrams: 32, 16, 8 "
+            "or 4; rounding errors are added to the next gradient.",
+            "bits",
+            low=4,
+            rule=_IS_BITS,
+        )
+    )
+    dgt_wait_ms: float = setting(
+        number(
+            "dgt_wait_ms",
+            0.0,
+            "Time that a shard waits for a push's datagrams after the reliable part.",
+            "milliseconds",
+            low=0.0,
+            high=3_600_000.0,
+        )
+    )
+    dgt_max_late: int = setting(
+        integer(
+            "dgt_max_late",
+            5,
+            "Largest lateness of a datagram block that a shard does not discard.",
+            "steps",
+            low=0,
+            high=2**31 - 1,
+        )
+    )
+    dgt_late_decay: float = setting(
+        number(
+            "dgt_late_decay",
+            1.0,
+            "Factor on a late datagram block for each step of lateness.",
+            "factor",
+            low=0.0,
+            high=1.0,
+        )
+    )
+    dgt_error_feedback: bool = setting(
+        switch(
+            "dgt_error_feedback",
+            "Add values of lost datagrams to the next gradient; needs --dgt_reception=drop.",
+        )
+    )
+    dgt_marker: str = setting(
+        choice(
+            "dgt_marker",
+            "step",
+            "Reliable part of a push that a shard must receive before the shard stops waiting "
+            "for datagrams: step, the part of the whole step; tensor, the part of each tensor.",
+            MARKERS,
+        )
+    )
+    dgt_loss_ema: float = setting(
+        number(
+            "dgt_loss_ema",
+            0.0,
+            "Weight of the past in the training loss that --dgt_adaptive_k follows.",
+            "fraction",
+            low=0.0,
+            high=0.9999,
+        )
+    )
+    dgt_scope: str = setting(
+        choice(
+            "dgt_scope",
+            "tensor",
+            "Gradient blocks that DGT ranks together: tensor, the blocks of each tensor; "
+            "model, all blocks of a shard.",
+            SCOPES,
+        )
+    )
 
     @property
     def block_entries(self) -> int:
@@ -96,44 +243,12 @@ class DgtChoices:
         return -(-size // self.block_entries)
 
 
-#: Field of `DgtChoices` -> its smallest and largest legal value.
-_RANGES: dict[str, tuple[float, float]] = {
-    "dgt_channels": (0, MAX_CHANNELS),
-    "dgt_k": (0, 1),
-    "dgt_k_min": (0, 1),
-    "dgt_block_size": (BYTES_OF_ENTRY, 2**31 - 4),
-    "dgt_alpha": (0, 1),
-    "dgt_wait_ms": (0, 3_600_000),
-    "dgt_max_late": (0, 2**31 - 1),
-    "dgt_late_decay": (0, 1),
-    "dgt_loss_ema": (0, 0.9999),
-}
-_WORDS: dict[str, tuple[Any, ...]] = {
-    "dgt_reception": RECEPTIONS,
-    "dgt_random": RANDOM,
-    "dgt_low_bits": LOW_BITS,
-    "dgt_marker": MARKERS,
-    "dgt_scope": SCOPES,
-}
-
-
-def refuse_illegal(choices: DgtChoices) -> None:
-    """Raise an error if settings of the router DGT are out of range or exclude each other.
+def refuse_contradictions(choices: DgtChoices) -> None:
+    """Raise an error if settings of the router DGT exclude each other.
 
     Raises:
-        ConfigurationError: A setting of the router DGT is out of range, or two settings exclude
-            each other.
+        ConfigurationError: Two settings of the router DGT exclude each other.
     """
-    for name, (low, high) in _RANGES.items():
-        value = getattr(choices, name)
-        if not low <= value <= high:
-            upper = f" to {high:g}" if high < math.inf else " or more"
-            raise _refusal(name, value, f"expected {low:g}{upper}, and a finite number")
-    for name, values in _WORDS.items():
-        if getattr(choices, name) not in values:
-            raise _refusal(name, getattr(choices, name), f"expected {_list(values)}")
-    if choices.dgt_block_size % BYTES_OF_ENTRY:
-        raise _refusal("dgt_block_size", choices.dgt_block_size, "expected a multiple of 4 bytes")
     if choices.dgt_error_feedback and choices.dgt_reception != "drop":
         raise ConfigurationError(
             f"--dgt_error_feedback with --dgt_reception={choices.dgt_reception}: a late value "
@@ -144,11 +259,3 @@ def refuse_illegal(choices: DgtChoices) -> None:
             "--dgt_send_drop drops unreliable blocks before they are coded, so errors are lost; "
             "leave out --dgt_error_feedback and --dgt_low_bits."
         )
-
-
-def _list(values: Sequence[Any]) -> str:
-    return ", ".join(map(str, values[:-1])) + f" or {values[-1]}"
-
-
-def _refusal(name: str, value: Any, expected: str) -> ConfigurationError:
-    return ConfigurationError(f"--{name}={value}: {expected}.")

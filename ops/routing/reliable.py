@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from thinwire.ops.codecs.base import Codec
+from thinwire.ops.policy import Policy
 from thinwire.ops.routing.base import LostEntries, ReassemblyRules, RouteContext, Routed
 from thinwire.ops.types import Block, ShardLayout, State
 
 
 @dataclasses.dataclass(frozen=True)
-class Reliable:
+class Reliable(Policy):
     """Router that sends every gradient block over gRPC, in order, exactly once."""
 
     uses_datagrams: ClassVar[bool] = False

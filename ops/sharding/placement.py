@@ -13,8 +13,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from thinwire.ops.options import ARE_NUMBERS_OR_NONE, comma_list
+from thinwire.ops.policy import Policy, setting
 from thinwire.ops.sharding.split import MAX_SLICE_ENTRIES, place_tensors
-from thinwire.ops.types import ConfigurationError, ModelSpec, Policy, ShardLayout, Slice
+from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout, Slice
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +54,7 @@ class Placement(Policy, Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class ByHash:
+class ByHash(Policy):
     """Placement that cuts large tensors into equal slices and spreads small tensors evenly."""
 
     name: ClassVar[str] = "hash"
@@ -63,7 +65,7 @@ class ByHash:
 
 
 @dataclasses.dataclass(frozen=True)
-class BySpeed:
+class BySpeed(Policy):
     """Placement that gives each shard a range of the model in layer order, fast shards first.
 
     The gradients of the first layers come last out of the backward pass, and their weights are
@@ -80,7 +82,17 @@ class BySpeed:
     Differences: the paper's code cuts equal ranges of keys and ignores sizes and speeds.
     """
 
-    ps_speeds: tuple[float, ...] = ()
+    ps_speeds: tuple[float, ...] = setting(
+        comma_list(
+            "ps_speeds",
+            "",
+            "Relative speeds of the PS shards for --placement=speed, such as 4,2,1.",
+            "numbers, one per shard",
+            ARE_NUMBERS_OR_NONE,
+            unset="equal",
+        ),
+        (),
+    )
     name: ClassVar[str] = "speed"
 
     def __post_init__(self) -> None:

@@ -15,8 +15,8 @@ import enum
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol
 
-from thinwire.ops.sync.groups import AutoGroups, Groups
-from thinwire.ops.types import Policy
+from thinwire.ops.policy import Policy
+from thinwire.ops.sync.groups import AutoGroups, Groups, one_group
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -176,6 +176,11 @@ class SyncRule(Policy):
     bound: int | None = None
     auto: AutoGroups | None = None
 
+    @classmethod
+    def form(cls, nb_workers: int) -> Groups:
+        """Return the worker groups if no flag gives them: one group of all workers 1..n."""
+        return one_group(nb_workers)
+
     def ready(self, rounds: RoundsView, now: float) -> Ready:
         """Return the pushes that the shard must release now; `ready` changes no state.
 
@@ -186,8 +191,11 @@ class SyncRule(Policy):
         raise NotImplementedError
 
     def may_proceed(self, rounds: RoundsView, worker: int) -> bool:
-        """Return True if a live worker that has finished a round may compute its next round."""
-        return True
+        """Return True if a live worker that has finished a round may compute its next round.
+
+        A worker may do so if its lead over the slowest live worker is at most `bound`.
+        """
+        return self.bound is None or rounds.lead(worker) <= self.bound
 
     def draw(self, number: int, live: Sequence[int]) -> tuple[int, ...]:
         """Return the ids of a round's workers, ascending; only for rules with `Agreement.DRAWS`.

@@ -14,9 +14,11 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
+from thinwire.ops.options import FlagRule, number, words
+from thinwire.ops.policy import OWN, setting
 from thinwire.ops.sync.base import Agreement, Ready, RoundsView, SyncRule, complete_rounds
 from thinwire.ops.sync.groups import Groups
-from thinwire.ops.types import OWN, ConfigurationError
+from thinwire.ops.types import ConfigurationError
 
 
 def draw(seed: int, number: int, live: Sequence[int], fraction: float) -> tuple[int, ...]:
@@ -59,7 +61,7 @@ def parse_draws(text: str, path: str, nb_workers: int) -> tuple[tuple[int, ...],
             ids or a worker id that is not in 1..nb_workers.
     """
     rounds = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for place, line in enumerate(text.splitlines(), start=1):
         if line.startswith("#"):
             continue
         try:
@@ -68,7 +70,7 @@ def parse_draws(text: str, path: str, nb_workers: int) -> tuple[tuple[int, ...],
             workers = set()
         if not workers or not all(1 <= worker <= nb_workers for worker in workers):
             raise ConfigurationError(
-                f"--draws={path} line {number} reads {line[:60]!r}; expected worker ids of "
+                f"--draws={path} line {place} reads {line[:60]!r}; expected worker ids of "
                 f"1..{nb_workers} (--nb_workers), like `3 17 42`. Correct this line."
             )
         rounds.append(tuple(sorted(workers)))
@@ -100,18 +102,34 @@ class DrawnSync(SyncRule):
 
     agreement: ClassVar[Agreement] = Agreement.DRAWS
     nb_workers: int
-    fraction: float
+    fraction: float = setting(
+        number(
+            "fraction",
+            1.0,
+            "Fraction of the live workers that train in each round of --sync=bsp; --seed "
+            "determines the random choice.",
+            "fraction",
+            rule=FlagRule(lambda value: 0 < value <= 1, "must be above 0 and at most 1"),
+        ),
+        shown=True,
+    )
     seed: int = dataclasses.field(default=0, metadata=OWN)
-    draws: tuple[tuple[int, ...], ...] | None = dataclasses.field(default=None, metadata=OWN)
+    draws: tuple[tuple[int, ...], ...] | None = setting(
+        words(
+            "draws",
+            None,
+            "File with the ids of the workers that train in each round, one round per line; "
+            "replaces the random choice of --fraction.",
+            "file",
+            unset="drawn by --seed",
+        ),
+        own=True,
+    )
     groups: Groups = dataclasses.field(init=False, metadata=OWN)
 
     def __post_init__(self) -> None:
         """Raise an error if `fraction`, `nb_workers` or `seed` is out of range; set `groups`."""
-        if not 0 < self.fraction <= 1:
-            raise ConfigurationError(
-                f"--fraction={self.fraction:g}: expected a fraction of the live workers, above 0 "
-                "and at most 1."
-            )
+        super().__post_init__()
         if self.nb_workers < 1 or self.seed < 0:
             raise ConfigurationError(
                 f"--nb_workers={self.nb_workers}, --seed={self.seed}: expected 1 or more workers, "

@@ -13,6 +13,8 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from thinwire.ops.options import integer, number
+from thinwire.ops.policy import Policy, setting
 from thinwire.ops.types import ConfigurationError
 
 #: Groups of worker ids. Each id is in exactly one group.
@@ -31,7 +33,7 @@ _LEAST_GAIN = 0.10
 
 
 @dataclasses.dataclass(frozen=True)
-class AutoGroups:
+class AutoGroups(Policy):
     """Settings of worker groups that are formed from measured worker speeds.
 
     Attributes:
@@ -41,20 +43,29 @@ class AutoGroups:
             0: groups are formed only once.
     """
 
-    groups_warmup_updates: int
-    regroup_interval_seconds: float = 60.0
-
-    def __post_init__(self) -> None:
-        """Raise an error if the warm-up has no updates, or an interval is negative or infinite."""
-        if self.groups_warmup_updates < 1:
-            raise ConfigurationError(
-                f"--groups_warmup_updates={self.groups_warmup_updates}: expected 1 or more updates."
-            )
-        if not 0 <= self.regroup_interval_seconds < math.inf:
-            raise ConfigurationError(
-                f"--regroup_interval_seconds={self.regroup_interval_seconds:g}: expected a finite "
-                "number of seconds, or 0 to form groups only once."
-            )
+    groups_warmup_updates: int = setting(
+        integer(
+            "groups_warmup_updates",
+            None,
+            "Number of updates after which --groups=auto first groups the workers by speed.",
+            "updates",
+            low=1,
+            unset="10 per worker",
+        ),
+        dataclasses.MISSING,
+    )
+    regroup_interval_seconds: float = setting(
+        number(
+            "regroup_interval_seconds",
+            None,
+            "Shortest time between two changes of the groups by --groups=auto; 0: form groups "
+            "once.",
+            "seconds",
+            low=0.0,
+            unset="60",
+        ),
+        60.0,
+    )
 
 
 def one_group(nb_workers: int) -> Groups:

@@ -46,6 +46,9 @@ class RoundRecords:
         # The keys of `_held` are live workers that wait for permission to proceed, oldest first. A
         # dict keeps the order of its keys and removes a key without a search.
         self._held: dict[int, None] = {}
+        # Held workers whose permission to proceed must be examined at the next `advance`, because
+        # they were held, or lost a waiting push, after the last `advance`.
+        self._unexamined: set[int] = set()
         self._dirty: list[int] = []  # worker groups changed since the last `advance`, ascending
         self._set_groups(rule.groups)
         self._count()
@@ -143,11 +146,13 @@ class RoundRecords:
         number = self._numbers[worker]
         self._num_live[number] = self._num_live.get(number, 0) + 1
         self._move_clock(None, clock)
-        self._held[worker] = None
+        self.hold([worker])
 
     def hold(self, workers: Iterable[int]) -> None:
         """Hold live workers (send no reply) until the workers may proceed."""
-        self._held.update(dict.fromkeys(workers))
+        for worker in workers:
+            self._held[worker] = None
+            self._unexamined.add(worker)
 
     def reply_in_order_of_id(self) -> None:
         """Let the held workers proceed in ascending order of their ids."""
@@ -183,6 +188,8 @@ class RoundRecords:
             return False
         for arrival in arrivals:
             del self._arrived_at[arrival]
+        if worker in self._held:
+            self._unexamined.add(worker)
         self._num_submitted[self._numbers[worker]] -= 1
         return True
 

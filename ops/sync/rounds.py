@@ -11,7 +11,7 @@ repeats all rounds.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from thinwire.ops.sync.agreements import agreement_of
 from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, SyncRule
@@ -34,6 +34,9 @@ class Rounds(RoundRecords):
         super().__init__(rule, follows)
         self._paused = False  # True if no worker may proceed until the groups change
         self._deadline: float | None = None  # time of the next `advance` without a new push
+        # Lowest clock of live workers when all held workers were examined; None: examine them all.
+        self._examined_at: int | None = None
+        self._permits_by_bound = type(rule).may_proceed is SyncRule.may_proceed
         self._agreement = agreement_of(self, generation)
 
     # -- what a rule reads ------------------------------------------------------------------
@@ -73,6 +76,7 @@ class Rounds(RoundRecords):
             if worker in workers:
                 workers.remove(worker)
         self._held.pop(worker, None)
+        self._unexamined.discard(worker)
         self._agreement.left(worker)
         self.mark_changed(worker)
 
@@ -118,6 +122,7 @@ class Rounds(RoundRecords):
         released = self._release(now)
         # All pushes of the next round may wait already, for example after a restart of the shard.
         while agreement.begin_next():
+            self._examined_at = None
             released += self._release(now)
         return Advance(
             released,
@@ -158,7 +163,7 @@ class Rounds(RoundRecords):
             clock = self._clocks[worker]
             self._clocks[worker] = clock + 1
             self._move_clock(clock, clock + 1)
-            self._held[worker] = None
+        self.hold(token.worker for token in tokens)
         self._agreement.took(tokens)
         return tuple(tokens)
 
@@ -166,10 +171,25 @@ class Rounds(RoundRecords):
         """Return the held workers that may proceed, and remove these workers from `_held`."""
         if self._paused:
             return []
-        proceeding = [worker for worker in self._held if self._proceeds(worker)]
+        proceeding = [worker for worker in self._to_examine() if self._proceeds(worker)]
+        self._unexamined.clear()
         for worker in proceeding:
             del self._held[worker]
         return proceeding
+
+    def _to_examine(self) -> Collection[int]:
+        """Return the held workers whose permission may have changed since the last `advance`.
+
+        Hundreds of workers may be held, so a push must not cost a loop over all of them. The
+        permission by a staleness bound changes only with the lowest clock of live workers. A rule
+        with its own `may_proceed` may read anything, so all held workers are examined.
+        """
+        lowest = self.min_clock()
+        has_changed = self._examined_at != lowest or not self._permits_by_bound
+        self._examined_at = lowest
+        if has_changed or len(self._unexamined) > 1:  # the workers proceed in the order of `_held`
+            return [w for w in self._held if has_changed or w in self._unexamined]
+        return self._unexamined
 
     def _proceeds(self, worker: int) -> bool:
         """Return True if a held worker may proceed; the rule decides on shard 0 only."""
@@ -248,7 +268,7 @@ class Rounds(RoundRecords):
             clock = min((self._clocks[worker] for worker in live), default=0)
             self._clocks |= dict.fromkeys(live, clock)
         self._count()
-        self._paused = False
+        self._paused, self._examined_at = False, None
         self._dirty = list(range(len(groups)))
 
     # -- state ------------------------------------------------------------------------------
@@ -320,3 +340,4 @@ class Rounds(RoundRecords):
         self._held = dict.fromkeys(state.get("held", outside))
         self._dirty = list(state.get("dirty", range(len(self.groups))))
         self._deadline, self._paused = state.get("deadline"), state.get("paused", False)
+        self._examined_at = None

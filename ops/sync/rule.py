@@ -7,16 +7,17 @@ docs/methods/grouping_sgd.md.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
+from thinwire.ops.options import integer, words
+from thinwire.ops.policy import configured, setting
 from thinwire.ops.sync.base import Agreement, Ready, RoundsView, SyncRule, complete_rounds
 from thinwire.ops.sync.groups import (
     AutoGroups,
     Groups,
     format_groups,
     groups_of_one,
-    one_group,
 )
 from thinwire.ops.types import ConfigurationError
 
@@ -41,6 +42,7 @@ class GroupSync(SyncRule):
 
     def __post_init__(self) -> None:
         """Raise an error if `groups` is no partition of the ids 1..n, or `bound` is negative."""
+        super().__post_init__()
         ids = sorted(worker for group in self.groups for worker in group)
         if any(not group for group in self.groups):
             raise ConfigurationError(
@@ -60,10 +62,6 @@ class GroupSync(SyncRule):
         """Return the members' oldest pushes of each worker group whose live members all pushed."""
         return complete_rounds(rounds, rounds.changed)
 
-    def may_proceed(self, rounds: RoundsView, worker: int) -> bool:
-        """Return True if a worker's lead over the slowest live worker is at most `bound`."""
-        return self.bound is None or rounds.lead(worker) <= self.bound
-
 
 @dataclasses.dataclass(frozen=True)
 class ClosedGroupSync(GroupSync):
@@ -75,53 +73,80 @@ class ClosedGroupSync(GroupSync):
     admits_in_round: ClassVar[bool] = False
 
 
+_BOUND = integer(
+    "staleness_bound",
+    None,
+    "Largest number of iterations by which a worker may be ahead of the slowest worker.",
+    "iterations",
+    low=0,
+    unset="3 for ssp, none for gsp",
+)
+
+
 @dataclasses.dataclass(frozen=True)
-class SyncChoice:
-    """What a value of the flag --sync means: its worker groups, and the other flags it accepts."""
+class Asp(GroupSync):
+    """ASP: every worker is a group of its own, and no worker waits for another worker."""
 
-    groups: Callable[[int], Groups]
-    takes_groups: bool
-    takes_bound: bool
-    needs_bound: bool = False
+    @classmethod
+    def form(cls, nb_workers: int) -> Groups:
+        """Return groups of one worker each."""
+        return groups_of_one(nb_workers)
 
 
-#: Value of the flag --sync (bsp, asp, ssp, gsp) -> how `make_rule` makes a GroupSync for the value.
-SYNC_RULES: dict[str, SyncChoice] = {
-    "bsp": SyncChoice(one_group, takes_groups=False, takes_bound=False),
-    "asp": SyncChoice(groups_of_one, takes_groups=False, takes_bound=False),
-    "ssp": SyncChoice(groups_of_one, takes_groups=False, takes_bound=True, needs_bound=True),
-    "gsp": SyncChoice(one_group, takes_groups=True, takes_bound=True),
-}
+@dataclasses.dataclass(frozen=True)
+class Ssp(Asp):
+    """SSP: like ASP, but no worker is more than `bound` iterations ahead of the slowest worker."""
+
+    bound: int | None = setting(_BOUND, 3, shown=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gsp(GroupSync):
+    """GSP: worker groups of the user, with or without a staleness bound."""
+
+    groups: Groups = setting(
+        words(
+            "groups",
+            None,
+            "Worker groups of --sync=gsp, such as '1,2|3,4'; auto: group workers by measured "
+            "speed.",
+            "groups of workers",
+            unset="none",
+        ),
+        dataclasses.MISSING,
+        shown=True,
+    )
+    bound: int | None = setting(_BOUND, shown=True)
+
+
+#: Value of the flag --sync -> class of the synchronization rule.
+SYNC_RULES: dict[str, type[SyncRule]] = {"bsp": GroupSync, "asp": Asp, "ssp": Ssp, "gsp": Gsp}
 
 
 def make_rule(
     name: str,
     nb_workers: int,
-    groups: Groups | None = None,
-    bound: int | None = None,
+    values: Mapping[str, Any] | None = None,
     auto: AutoGroups | None = None,
-) -> GroupSync:
-    """Make the synchronization rule that --sync, --groups and --staleness_bound describe.
+) -> SyncRule:
+    """Make a synchronization rule from the values of flags.
+
+    Args:
+        name: Value of --sync, a key of SYNC_RULES.
+        nb_workers: Number of workers of the run; worker ids are 1..nb_workers.
+        values: Flag -> its value; the value of "groups" is a tuple of worker groups.
+        auto: Settings for forming worker groups from measured speeds; None if the worker groups do
+            not change.
 
     Raises:
-        ConfigurationError: Worker groups or a staleness bound are given for a --sync value that
-            accepts none, a required staleness bound is missing, or the worker groups are not a
-            partition of the ids 1..nb_workers.
+        ConfigurationError: A flag's value is illegal, or the worker groups are not a partition of
+            the ids 1..nb_workers.
     """
-    choice = SYNC_RULES[name]
-    if (groups is not None or auto is not None) and not choice.takes_groups:
-        raise ConfigurationError(
-            f"--groups was given, but --sync={name} has no groups; use --sync=gsp."
-        )
-    if bound is not None and not choice.takes_bound:
-        raise ConfigurationError(
-            f"--staleness_bound={bound} was given, but --sync={name} has no staleness bound; use "
-            "--sync=ssp or --sync=gsp."
-        )
-    if choice.needs_bound and bound is None:
-        raise ConfigurationError(f"--sync={name} needs --staleness_bound (iterations, 0 or more).")
-    form = choice.groups if auto is None else groups_of_one
-    rule = GroupSync(groups or form(nb_workers), bound, auto)
+    policy, values = SYNC_RULES[name], values or {}
+    others = {"groups": values.get("groups") or policy.form(nb_workers)}
+    if auto is not None:
+        others = {"groups": groups_of_one(nb_workers), "auto": auto}
+    rule = configured(policy, values, **others)
     members = sum(len(group) for group in rule.groups)
     if members != nb_workers:
         raise ConfigurationError(

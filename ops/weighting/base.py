@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.types import Block, Policy, State, Update
+from thinwire.ops.policy import Policy
+from thinwire.ops.types import Block, State, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32

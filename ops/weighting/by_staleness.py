@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
+from thinwire.ops.policy import Policy
 from thinwire.ops.types import State, Update
 from thinwire.ops.weighting.base import Arrival, ReleaseContext, staleness
 
 
-class StatelessWeighting:
+class StatelessWeighting(Policy):
     """Base class of weighting policies that have no state."""
 
     needs_copies: ClassVar[bool] = False

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from thinwire.ops.options import choice, number
+from thinwire.ops.policy import Policy, setting
 from thinwire.ops.types import ConfigurationError, State, Update, where_of
 from thinwire.ops.weighting.base import Arrival, ReleaseContext
 
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 #: not given.
 DEFAULT_LAMBDAS = {"constant": 0.04, "adaptive": 2.0}
 DEFAULT_DECAY = 0.95
-BACKUPS = ("per_worker", "global_prev")
 
 #: Key of the running means of squared gradients that all workers share with
 #: --dcasgd_backup=global_prev.
@@ -24,7 +25,7 @@ _EVERYBODY = "all"
 
 
 @dataclasses.dataclass(frozen=True)
-class DcAsgd:
+class DcAsgd(Policy):
     """Delay compensation: add L g g (theta - base) to a gradient g computed at weights `base`.
 
     Delay compensation is a first-order step from weights `base` to theta that approximates the
@@ -49,25 +50,51 @@ class DcAsgd:
     Source: Zheng et al. (ICML 2017), equations 10 and 14; docs/methods/grouping_sgd.md.
     """
 
-    dcasgd_lambda: float | None = None
-    dcasgd_variant: str = "constant"
-    dcasgd_decay: float | None = None
-    dcasgd_backup: str = "per_worker"
+    dcasgd_lambda: float | None = setting(
+        number(
+            "dcasgd_lambda",
+            None,
+            "Strength (lambda) of the delay compensation of --weighting=dc_asgd.",
+            "factor",
+            low=0.0,
+            unset="0.04, or 2 if adaptive",
+        )
+    )
+    dcasgd_variant: str = setting(
+        choice(
+            "dcasgd_variant",
+            "constant",
+            "Strength of --weighting=dc_asgd: the same for every entry, or scaled by the running "
+            "mean square of the entry's gradient.",
+            DEFAULT_LAMBDAS,
+        )
+    )
+    dcasgd_decay: float | None = setting(
+        number(
+            "dcasgd_decay",
+            None,
+            "Decay of the running mean square of --dcasgd_variant=adaptive.",
+            "factor",
+            low=0.0,
+            high=0.9999,
+            unset="0.95",
+        )
+    )
+    dcasgd_backup: str = setting(
+        choice(
+            "dcasgd_backup",
+            "per_worker",
+            "Weights with which --weighting=dc_asgd compares the current weights: those at which "
+            "the worker computed its gradient, or the weights before the shard's latest update.",
+            ("per_worker", "global_prev"),
+        )
+    )
 
     def __post_init__(self) -> None:
         """Raise an error for an unknown variant or backup, or a number out of range."""
-        _check_word("dcasgd_variant", self.dcasgd_variant, tuple(DEFAULT_LAMBDAS))
-        _check_word("dcasgd_backup", self.dcasgd_backup, BACKUPS)
-        if self.dcasgd_lambda is not None and not 0 <= self.dcasgd_lambda < float("inf"):
-            raise ConfigurationError(
-                f"--dcasgd_lambda={self.dcasgd_lambda}: expected a finite number from 0 on."
-            )
+        super().__post_init__()
         if self.dcasgd_decay is None:
             return
-        if not 0 <= self.dcasgd_decay < 1:
-            raise ConfigurationError(
-                f"--dcasgd_decay={self.dcasgd_decay}: expected a number from 0 to below 1."
-            )
         if self.dcasgd_variant != "adaptive":
             raise ConfigurationError(
                 f"--dcasgd_decay={self.dcasgd_decay} is for --dcasgd_variant=adaptive, but this "

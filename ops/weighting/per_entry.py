@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from thinwire.ops.types import ConfigurationError, State, Update
+from thinwire.ops.options import choice, integer
+from thinwire.ops.policy import Policy, setting
+from thinwire.ops.types import State, Update
 from thinwire.ops.weighting.base import Arrival, ReleaseContext
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ _MOST_FORGOTTEN = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
-class PerEntry:
+class PerEntry(Policy):
     """Divides each update entry by the number of updates that changed its weight since the pull.
 
     AdaComp's learning rate is ``rate(i) = eta / max(1, sigma_i)``, where sigma_i is the number of
@@ -38,20 +40,26 @@ class PerEntry:
     Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/methods/adacomp.md.
     """
 
-    window: int = 1024
-    beyond_window: str = "count"
+    window: int = setting(
+        integer(
+            "staleness_window",
+            1024,
+            "Largest number of past updates that --weighting=per_entry remembers to count changes.",
+            "updates",
+            low=1,
+        )
+    )
+    beyond_window: str = setting(
+        choice(
+            "beyond_window",
+            "count",
+            "Treatment by --weighting=per_entry of an update that is older than "
+            "--staleness_window: count every forgotten update as a change of each weight, or "
+            "reject the old update.",
+            ("count", "reject"),
+        )
+    )
     needs_copies: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        """Raise an error if `window` is below 1, or `beyond_window` is unknown."""
-        if self.window < 1:
-            raise ConfigurationError(
-                f"--staleness_window={self.window}: expected 1 or more remembered updates."
-            )
-        if self.beyond_window not in ("count", "reject"):
-            raise ConfigurationError(
-                f"--beyond_window={self.beyond_window!r}: expected 'count' or 'reject'."
-            )
 
     def init(self, size: int, version: int = 0) -> State:
         """Return a state with an empty history of updates; `size` is the number of weights."""

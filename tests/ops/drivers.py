@@ -67,15 +67,15 @@ def composed(interface, name):
     name, _, variant = name.partition("+")
     choices = dict(VARIANTS.get(variant, {}))
     overrides = {key: choices.pop(key) for key in INTERFACES if key in choices}
-    groups = ((1, 3), (2,)) if (interface, name) == ("sync", "gsp") else None
+    pacer = overrides.get("pacer", name)
+    own = {"gsp": {"groups": ((1, 3), (2,))}, "fixed": {"local_steps": 3}}
+    own["per_entry"] = {"staleness_window": 4}
     return method(
         "asgd",
         nb_workers=WORKERS,
         compression_rate=0.3,
-        local_steps=3,
-        window=4,
-        groups=groups,
         overrides=overrides | {interface: name},
+        **own.get(name, {}) | own.get(pacer, {}),
         **choices,
     )
 

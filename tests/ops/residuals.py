@@ -4,7 +4,7 @@ import numpy as np
 
 from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.codecs.packets import decoded
-from thinwire.ops.codecs.registry import CODECS, CodecChoices, build_codec
+from thinwire.ops.codecs.registry import CODECS, build_codec
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.types import ModelSpec, TensorSpec
 
@@ -29,7 +29,7 @@ def build(name, **choices):
     """A codec that sends a tenth, without a warm-up, unless the choices differ."""
     warms_up = CODECS[name].base.sends_fraction
     choices = {"compression_rate": 0.1, "warmup_epochs": 0 if warms_up else None} | choices
-    return build_codec(name, CodecChoices(**choices), nb_workers=4)
+    return build_codec(name, dict(**choices), nb_workers=4)
 
 
 def dense(packet, spec=SPEC):

@@ -137,7 +137,9 @@ BAD_VALUES = {
 def test_bad_hyper_parameters_are_refused(interface, name):
     for policy in layers(policy_of(interface, name)):
         types = typing.get_type_hints(type(policy))
-        for field in (field for field in dataclasses.fields(policy) if field.init):
+        for field in dataclasses.fields(policy):
+            if not field.init or field.name == "pass_steps":  # the run sets it, not a flag
+                continue
             for bad in BAD_VALUES[types[field.name]]:
                 with pytest.raises(ConfigurationError) as caught:
                     dataclasses.replace(policy, **{field.name: bad})

@@ -43,4 +43,4 @@ class Softmax:
 
 def method(name: str = "asgd", nb_workers: int = 2, **choices) -> Method:
     overrides = choices.pop("overrides", {})
-    return compose(Choices(method=name, nb_workers=nb_workers, overrides=overrides, **choices))
+    return compose(Choices.of(method=name, nb_workers=nb_workers, overrides=overrides, **choices))

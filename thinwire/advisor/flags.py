@@ -8,8 +8,8 @@ from absl import flags
 
 from thinwire.flags import launch
 from thinwire.ops.collectives import THROUGH_PS
+from thinwire.ops.options import Topic, integer, number
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.run.flags import Topic, integer, number
 from thinwire.runtime.run.settings import Run
 from thinwire.worker import flags as worker_flags
 

@@ -29,11 +29,10 @@ from absl import flags, logging
 
 from thinwire.advisor import flags as advisor_flags
 from thinwire.advisor import predict
-from thinwire.flags.method import CODEC
-from thinwire.flags.run import TOPICS
+from thinwire.flags.method import OF_METHODS
+from thinwire.flags.run import STOP
 from thinwire.launcher.program import NODE
 from thinwire.launcher.role import environment, given_flags
-from thinwire.ops.methods.method import INTERFACES
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.settings import EXIT_INTERRUPTED, Run
 from thinwire.runtime.run.signals import handle_signals
@@ -47,9 +46,8 @@ _POLL_SECONDS = 0.2
 _WHOLE = 0.5
 _BITS = 8e-6  # megabits per byte
 _FASTEST_MBPS = 1e6  # a higher link rate is an artifact of the clock's resolution
-#: Titles of the topics of flags (training method, end of the run) that a probe (short measuring
-#: run) sets itself.
-_OWN_TOPICS = ("Method", CODEC.title, "When to stop")
+#: Topics of flags (training method, end of the run) that a probe (short measuring run) sets itself.
+_OWN_TOPICS = (*OF_METHODS, STOP)
 #: Names of flags of `_OWN_TOPICS` that a probe (short measuring run) nevertheless takes from the
 #: planned run.
 _KEPT = ("batch_size", "learning_rate", "bn_sync")
@@ -149,10 +147,8 @@ def composition(probe: Probe, folder: pathlib.Path) -> Run:
 
 def _of_method() -> set[str]:
     """Return the names of the flags that choose a run's training method and when it stops."""
-    topics = [topic for topic in TOPICS if topic.title in _OWN_TOPICS]
-    return {option.name for topic in topics for option in topic.options}.difference(_KEPT).union(
-        INTERFACES
-    )
+    names = {option.name for topic in _OWN_TOPICS for option in topic.options}
+    return names.difference(_KEPT)
 
 
 def _wait_for(arguments: list[str]) -> int:

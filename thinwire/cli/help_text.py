@@ -16,8 +16,8 @@ from thinwire.advisor import flags as advisor_flags
 from thinwire.flags import launch, observability, security
 from thinwire.flags import run as run_flags
 from thinwire.flags import script as script_flags
+from thinwire.ops.options import Option, Topic, choice
 from thinwire.ps import flags as ps_flags
-from thinwire.runtime.run.flags import Option, Topic, choice
 from thinwire.simulator import flags as simulator_flags
 from thinwire.supervisor import flags as supervisor_flags
 from thinwire.worker import flags as worker_flags

@@ -1,6 +1,6 @@
 """Command-line flags of Thinwire, with one module per subject.
 
-The modules of `flags` define Thinwire's flags in tables (`thinwire.runtime.run.flags`). The module
+The modules of `flags` define Thinwire's flags in tables (`thinwire.ops.options`). The module
 `registration` registers the tables of flags with absl, and `run.read_run` builds the `Run` that
 every role receives from the values of the flags. Flags that only one role reads are in the role's
 package, for example `thinwire.ps.flags`. `thinwire.cli.help_text` lists the flags of all roles.

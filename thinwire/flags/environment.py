@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 from thinwire.flags.registration import define
+from thinwire.ops.options import Topic
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.run.flags import Topic
 
 #: Name of the environment variable that holds flags.
 VARIABLE = "THINWIRE_FLAGS"

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from thinwire.flags.slurm import SlurmStep, step_of
-from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.run.flags import (
+from thinwire.ops.options import (
     FlagRule,
     Topic,
     advanced,
@@ -22,6 +21,7 @@ from thinwire.runtime.run.flags import (
     switch,
     words,
 )
+from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.settings import Run
 
 FLAGS = flags.FLAGS

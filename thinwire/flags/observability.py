@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from absl import flags
 
+from thinwire.ops.options import FlagRule, Topic, advanced, comma_list, integer, words
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.run.flags import FlagRule, Topic, advanced, comma_list, integer, words
 from thinwire.runtime.run.settings import Run
 
 LEVELS = ("debug", "info", "warning", "error")

@@ -6,7 +6,7 @@ import math
 
 from absl import flags
 
-from thinwire.runtime.run.flags import FlagRule, Option, Topic
+from thinwire.ops.options import FlagRule, Option, Topic
 
 #: The lower and upper bounds of absl's number flags accept NaN, which this rule rejects.
 _IS_FINITE = FlagRule(math.isfinite, "must be a finite number")

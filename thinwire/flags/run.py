@@ -26,27 +26,20 @@ from thinwire.data.choices import (
 from thinwire.data.defaults import MODELS, check_augmentation, reports_top5
 from thinwire.data.fractions import read_fractions
 from thinwire.flags import dgt, security
-from thinwire.flags.method import CODEC, GUARDS, METHOD, POLICIES
+from thinwire.flags.method import GUARDS, OF_METHODS, placement
 from thinwire.flags.privacy import PRIVACY
 from thinwire.models.registry import NETWORKS
 from thinwire.models.tasks import CLASSIFICATION, TASKS, check_choice
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.collectives import THROUGH_PS
-from thinwire.ops.methods.builder import Choices, compose
+from thinwire.ops.methods.builder import Choices, compose, flags_of_policies
 from thinwire.ops.methods.method import INTERFACES, METHODS, Method
+from thinwire.ops.methods.settings import named
 from thinwire.ops.methods.validation import check_guards, check_shards, why_no_overlap
 from thinwire.ops.offer import FROM_FLAGS, FROM_WORKER
 from thinwire.ops.optimizers.schedule import MOST_UPDATES, parse_schedule
 from thinwire.ops.optimizers.server import SCRIPT
-from thinwire.ops.privacy import accountant
-from thinwire.ops.sharding import placement
-from thinwire.ops.sharding.placement import BySpeed
-from thinwire.ops.sync.groups import AutoGroups, Groups, parse_groups, parse_groups_file
-from thinwire.ops.types import ConfigurationError, Kind
-from thinwire.runtime.run.draws_file import read_draws
-from thinwire.runtime.run.files import read_bounded
-from thinwire.runtime.run.flags import (
-    ARE_NUMBERS_OR_NONE,
+from thinwire.ops.options import (
     FlagRule,
     Topic,
     above_zero,
@@ -58,6 +51,12 @@ from thinwire.runtime.run.flags import (
     switch,
     words,
 )
+from thinwire.ops.privacy import accountant
+from thinwire.ops.sharding.placement import BySpeed
+from thinwire.ops.sync.groups import AutoGroups, Groups, parse_groups, parse_groups_file
+from thinwire.ops.types import ConfigurationError, Kind
+from thinwire.runtime.run.draws_file import read_draws
+from thinwire.runtime.run.files import read_bounded
 from thinwire.runtime.run.settings import DataChoice, ModelChoice, Run
 from thinwire.runtime.run.target import Target, is_target
 from thinwire.runtime.telemetry import predictions
@@ -193,21 +192,7 @@ _RUN = Topic(
                 "seconds",
                 low=0.5,
             ),
-            choice(
-                "placement",
-                "hash",
-                "Placement of the model on PS shards: hash, large tensors in equal slices, others "
-                "on the least loaded shard; speed, blocks of layers by the shards' speed.",
-                placement.REGISTRY,
-            ),
-            comma_list(
-                "ps_speeds",
-                "",
-                "Relative speeds of the PS shards for --placement=speed, such as 4,2,1.",
-                "numbers, one per shard",
-                ARE_NUMBERS_OR_NONE,
-                unset="equal",
-            ),
+            *placement(),
             choice(
                 "kernels",
                 "auto",
@@ -335,7 +320,7 @@ _MODEL_AND_DATA = Topic(
     ),
 )
 
-_STOP = Topic(
+STOP = Topic(
     "When to stop",
     (
         integer(
@@ -386,17 +371,14 @@ _STOP = Topic(
 
 TOPICS = (
     _RUN,
-    METHOD,
-    CODEC,
-    POLICIES,
-    dgt.TOPIC,
+    *OF_METHODS,
     GUARDS,
     PRIVACY,
     _MODEL_AND_DATA,
-    _STOP,
+    STOP,
 )
 #: Topics of flags that have an effect only on nodes that exchange gradients.
-OF_EXCHANGES = (CODEC, dgt.TOPIC, GUARDS, PRIVACY)
+OF_EXCHANGES = (*OF_METHODS[1:], GUARDS, PRIVACY)
 
 
 def read_run(given: flags.FlagValues = FLAGS) -> Run:
@@ -599,21 +581,17 @@ def _check_model_from(given: flags.FlagValues) -> None:
 
 
 def _method(given: flags.FlagValues, nb_ps: int) -> Method:
-    choices = _named_like_fields(given, Choices) | {
-        "overrides": {name: given[name].value for name in INTERFACES},
-        "overlap": bool(given.overlap),
-        **_groups(given),
+    values = {name: given[name].value for name in (*flags_of_policies(), *named(Choices))}
+    values |= _groups(given) | {
         "draws": _draws(given),
-        "bound": given.staleness_bound,
-        "window": given.staleness_window,
-        "eps": given.esync_eps,
-        "query": given.esync_query,
-        "smoothing": given.esync_smoothing,
-        "ps_speeds": tuple(float(speed) for speed in given.ps_speeds),
+        "ps_speeds": tuple(float(speed) for speed in given.ps_speeds) or None,
+        "seed": given.seed,
     }
-    method = compose(Choices(**choices))
+    overrides = {name: given[name].value for name in INTERFACES}
+    choices = Choices.of(given.method, given.nb_workers, overrides, **values)
+    method = compose(choices)
     if given.model_from == FROM_WORKER:
-        method = compose(_with_script_optimizer(Choices(**choices), method.kind, given))
+        method = compose(_with_script_optimizer(choices, method.kind, given))
         is_free = method.steps_on_workers and why_no_overlap(method) is None
         if given.overlap is None and is_free:
             method = dataclasses.replace(method, overlap=True)
@@ -636,7 +614,7 @@ def _with_script_optimizer(choices: Choices, kind: Kind, given: flags.FlagValues
             choices, overrides={**choices.overrides, "server_optimizer": SCRIPT}
         )
     if kind is Kind.DELTA and not given["local_optimizer"].present:
-        return dataclasses.replace(choices, local_optimizer=SCRIPT)
+        return dataclasses.replace(choices, values={**choices.values, "local_optimizer": SCRIPT})
     return choices
 
 
@@ -675,7 +653,7 @@ def _groups(given: flags.FlagValues) -> dict[str, Any]:
     if given.groups is not None and given.groups_file is not None:
         raise ConfigurationError("--groups and --groups_file were both given; leave one flag out.")
     if given.groups == "auto":
-        return {"groups": None, "auto_groups": _auto_groups(given)}
+        return {"auto_groups": _auto_groups(given)}
     for name in ("groups_warmup_updates", "regroup_interval_seconds"):
         if given[name].value is not None:
             raise ConfigurationError(

@@ -6,9 +6,9 @@ import os
 
 from absl import flags
 
+from thinwire.ops.options import FlagRule, Topic, words
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials, Protection
-from thinwire.runtime.run.flags import FlagRule, Topic, words
 
 _IS_PATH = FlagRule(lambda path: bool(path.strip()), "must not be empty")
 

@@ -30,10 +30,10 @@ from thinwire.launcher.tf_config import ClusterPosition
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.methods.method import METHODS
 from thinwire.ops.offer import FROM_WORKER
+from thinwire.ops.options import Option, Topic
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.flags import PsFlags
-from thinwire.runtime.run.flags import Option, Topic
 from thinwire.runtime.run.script_settings import LaunchedScript, read_settings_file
 from thinwire.runtime.run.settings import Run
 from thinwire.simulator import flags as simulator_flags

@@ -7,9 +7,9 @@ import dataclasses
 from absl import flags
 
 from thinwire.ops.collectives import THROUGH_PS
+from thinwire.ops.options import Topic, advanced, comma_list, words
 from thinwire.ops.types import ConfigurationError, Link
 from thinwire.ps import flags as ps_flags
-from thinwire.runtime.run.flags import Topic, advanced, comma_list, words
 from thinwire.runtime.run.settings import Run
 from thinwire.simulator import devices as simulator_devices
 from thinwire.simulator import faulty_gradients

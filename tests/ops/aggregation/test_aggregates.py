@@ -128,7 +128,7 @@ def test_settings_of_another_rule_are_refused():
     with pytest.raises(ConfigurationError, match="below 0.5"):
         method("bsp", 4, aggregate="trimmed_mean", trim_fraction=0.5)
     with pytest.raises(ConfigurationError, match="expected one of mean"):
-        compose(Choices(method="bsp", nb_workers=4, aggregate="mode"))
+        compose(Choices.of(method="bsp", nb_workers=4, aggregate="mode"))
 
 
 def test_nodes_must_agree_on_the_rule():

@@ -15,7 +15,7 @@ from tests.ops.residuals import (
     gradients,
     top,
 )
-from thinwire.ops.codecs.registry import CodecChoices, build_codec
+from thinwire.ops.codecs.registry import build_codec
 from thinwire.ops.types import VALUE_DTYPES, Kind
 
 
@@ -91,7 +91,7 @@ def test_dgc_warms_up():
     expected = [0.001 ** (exponent / 5) for exponent in (1, 2, 3, 4)]
     np.testing.assert_allclose(fractions[:4], expected, atol=1 / 400)
     assert fractions[4:] == [1 / 400, 1 / 400], "one entry at least"
-    assert build_codec("dgc", CodecChoices()).epochs == 4
+    assert build_codec("dgc", dict()).epochs == 4
 
 
 @pytest.mark.parametrize("dtype", VALUE_DTYPES)

@@ -158,7 +158,7 @@ def test_clipping_by_tensor():
 
 
 def test_policies_say_what_they_are_made_of():
-    from thinwire.ops.types import describe
+    from thinwire.ops.policy import describe
 
     told = describe(build("dgs", dense_below=5))
     assert told["inner"] == "ErrorFeedback" and told["ErrorFeedback.inner"] == "DenseBelow"

@@ -13,7 +13,7 @@ from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate
 from thinwire.ops.codecs.dense import Dense, RandomK
 from thinwire.ops.codecs.error_feedback import ErrorFeedback, MomentumCorrection, residuals_of
 from thinwire.ops.codecs.power_sgd import PowerSgd
-from thinwire.ops.codecs.registry import CodecChoices, build_codec
+from thinwire.ops.codecs.registry import build_codec
 from thinwire.ops.codecs.top_k import TopK
 from thinwire.ops.codecs.wrappers import Clip, DenseBelow, Descend, RateAtSend, WarmUp
 from thinwire.ops.kernels import load_kernels
@@ -138,7 +138,7 @@ def test_of_two_limits_the_higher_counts():
 
 
 def test_small_matrices_of_powersgd_travel_whole():
-    codec = build_codec("powersgd", CodecChoices(dense_below=115))
+    codec = build_codec("powersgd", dict(dense_below=115))
     packet, _ = codec.encode(gradients(1), codec.init(SPEC, BODIES), context(1))
     assert [type(block).__name__ for block in packet.blocks] == [
         "LowRankBlock",

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.ops.test_conformance import bits
 from tests.virtual.toy import method
 from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate
-from thinwire.ops.codecs.registry import CodecChoices, build_codec
+from thinwire.ops.codecs.registry import build_codec
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.kernels.device import DeviceArray
 from thinwire.ops.types import ModelSpec, TensorSpec
@@ -58,7 +58,7 @@ FACTORED = {"powersgd": {}, "powersgd rounded": {"value_dtype": "bfloat16", "pow
 
 
 def build(name):
-    choices = CodecChoices(compression_rate=RATE, **(BOTH | FACTORED)[name])
+    choices = dict(compression_rate=RATE, **(BOTH | FACTORED)[name])
     return build_codec(name.split()[0], choices, nb_workers=4)
 
 
@@ -113,7 +113,7 @@ def test_a_device_sends_what_numpy_sends(name, wrap):
 def test_clipping_differs_in_the_last_bits_alone(scope):
     """The norm is summed in another order, and in double precision."""
     choices = {"dgc_clip_norm": 1.0, "dgc_clip_scope": scope, "warmup_epochs": 0}
-    codec = build_codec("dgc", CodecChoices(compression_rate=RATE, **choices))
+    codec = build_codec("dgc", dict(compression_rate=RATE, **choices))
     (plain, kept) = (codec.init(SPEC, bodies) for bodies in (NUMPY, DEVICE))
     for number in range(1, STEPS + 1):
         given = gradients(number)

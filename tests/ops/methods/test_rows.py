@@ -3,8 +3,9 @@
 import pytest
 
 from tests.virtual.toy import method
-from thinwire.ops.methods import method as methods
-from thinwire.ops.methods.method import BELONGS_TO, INTERFACES, METHODS, of_methods, row_with
+from thinwire.ops.methods import settings
+from thinwire.ops.methods.method import INTERFACES, METHODS
+from thinwire.ops.methods.settings import of_methods, owner_of, row_with
 
 ROW = {
     "pacer": "fixed",
@@ -61,7 +62,7 @@ def test_without_a_row_s_word_a_policy_has_its_own_default():
 
 
 def test_what_one_belongs_to_may_be_a_hyper_parameter(monkeypatch):
-    monkeypatch.setitem(methods.BELONGS_TO, "decay", "local_optimizer")
+    monkeypatch.setitem(settings._OWNED, "decay", "local_optimizer")
     monkeypatch.setitem(METHODS, "local", METHODS["local"] | {"decay": 0.1})
     assert row_with("local", {})["decay"] == 0.1
     assert "decay" not in row_with("local", {"local_optimizer": "sgd"})
@@ -79,4 +80,4 @@ def test_rows_are_in_order_and_of_known_names(name):
     row = list(METHODS[name])
     assert set(row[: len(INTERFACES)]) == set(INTERFACES)
     for key in row[len(INTERFACES) :]:
-        assert row.index(BELONGS_TO[key]) < row.index(key)
+        assert row.index(owner_of(key)) < row.index(key)

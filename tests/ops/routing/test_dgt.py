@@ -212,7 +212,7 @@ def test_nothing_late_is_sent_where_it_would_be_dropped():
 
 
 def method(**choices):
-    return compose(Choices(method="dgt", nb_workers=2, **choices))
+    return compose(Choices.of(method="dgt", nb_workers=2, **choices))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_values_are_coded_in_few_bits_once(choices, words):
 
 def test_settings_of_another_router_are_refused():
     with pytest.raises(ConfigurationError, match="--dgt_k=0.5 is for --router=dgt"):
-        compose(Choices(method="bsp", nb_workers=2, dgt_k=0.5))
+        compose(Choices.of(method="bsp", nb_workers=2, dgt_k=0.5))
     assert method(dgt_k=0.5).router == Dgt(dgt_k=0.5)
 
 

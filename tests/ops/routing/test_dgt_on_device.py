@@ -37,7 +37,7 @@ COMPOSITIONS = {
 
 def packer_of(name, nb_ps, groups=()):
     chosen = {"dgt_block_size": 64, "dgt_k": 0.3, "dgt_reception": "drop"} | COMPOSITIONS[name]
-    method = compose(Choices(method="dgt", nb_workers=2, **chosen))
+    method = compose(Choices.of(method="dgt", nb_workers=2, **chosen))
     return UpdatePacker(SPEC, method.place(SPEC, nb_ps), method, BODIES, [0, 1], groups)
 
 
@@ -109,7 +109,7 @@ def test_what_is_owed_travels_with_pushes_of_nothing_and_of_other_optimizers(nam
 
 def test_a_packet_of_a_codec_s_device_can_be_added_on_the_host():
     chosen = {"overrides": {"router": "dgt"}, "compression_rate": 1.0}
-    method = compose(Choices(method="gd", nb_workers=2, dgt_block_size=64, **chosen))
+    method = compose(Choices.of(method="gd", nb_workers=2, dgt_block_size=64, **chosen))
     core = WorkerCore(SPEC, method.place(SPEC, 1), method, BODIES, [0, 1])
     core.learning_rate = 1.0
     core.begin(gradient(1), 8, 1.0)

@@ -155,7 +155,7 @@ def test_nodes_of_another_placement_are_told_apart():
 
 
 def test_speeds_without_placement_by_speed_are_refused():
-    with pytest.raises(ConfigurationError, match="--ps_speeds=2,1 is for --placement=speed"):
+    with pytest.raises(ConfigurationError, match="--ps_speeds is for --placement=speed"):
         method(ps_speeds=(2.0, 1.0))
 
 

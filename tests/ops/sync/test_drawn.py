@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.ops.methods.builder import Choices, compose
+from thinwire.ops.policy import describe
 from thinwire.ops.sync.base import ArrivalToken, Draw
 from thinwire.ops.sync.drawn import DrawnSync, draw, parse_draws
 from thinwire.ops.sync.rounds import Rounds
-from thinwire.ops.types import ConfigurationError, describe
+from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.draws_file import DrawsFile, read_draws
 
 
@@ -295,7 +296,7 @@ def test_a_push_of_a_draw_that_a_following_shard_missed_is_an_update_of_its_own(
 
 def test_settings_that_make_no_sense_are_refused_by_what_helps():
     def made(method="bsp", **choices):
-        return compose(Choices(method, 4, **choices))
+        return compose(Choices.of(method, 4, **choices))
 
     for method in ("asgd", "ssp", "gsp"):
         with pytest.raises(ConfigurationError, match=r"--fraction=0.5 .*Use --sync=bsp"):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.virtual.toy import method
 from thinwire.ops.sync.base import Advance, ArrivalToken, Joiners
 from thinwire.ops.sync.groups import format_groups, parse_groups, parse_groups_file
 from thinwire.ops.sync.rounds import Rounds
@@ -51,7 +52,7 @@ def test_asp_releases_every_push_alone():
 
 @pytest.mark.parametrize("bound", [0, 1, 4])
 def test_ssp_lets_a_worker_run_exactly_bound_ahead(bound):
-    rule = joined(make_rule("ssp", 2, bound=bound), [1, 2])
+    rule = joined(make_rule("ssp", 2, {"staleness_bound": bound}), [1, 2])
     started = 1  # both may start their first iteration
     while 1 in submit(rule, 1)[1]:
         started += 1
@@ -60,7 +61,7 @@ def test_ssp_lets_a_worker_run_exactly_bound_ahead(bound):
 
 
 def test_gsp_groups_step_by_themselves():
-    rule = joined(make_rule("gsp", 3, groups=((1, 2), (3,))), [1, 2, 3])
+    rule = joined(make_rule("gsp", 3, {"groups": ((1, 2), (3,))}), [1, 2, 3])
     assert submit(rule, 3)[0] == [(3,)]
     assert submit(rule, 1)[0] == []
     assert submit(rule, 2)[0] == [(1, 2)]
@@ -75,7 +76,7 @@ def test_a_dead_worker_leaves_the_barrier_and_the_minimum():
     assert released == [(1, 2)]
     assert sorted(free) == [1, 2]
 
-    rule = joined(make_rule("ssp", 2, bound=0), [1, 2])
+    rule = joined(make_rule("ssp", 2, {"staleness_bound": 0}), [1, 2])
     assert submit(rule, 1)[1] == []
     rule.leave(2)
     assert advance(rule)[1] == [1]
@@ -109,7 +110,7 @@ def test_a_worker_may_have_several_arrivals_of_which_a_round_takes_the_oldest():
 
 
 def test_arrivals_outlive_a_break_and_clocks_a_restart():
-    policy = make_rule("gsp", 4, groups=((1, 2), (3, 4)), bound=1)
+    policy = make_rule("gsp", 4, {"groups": ((1, 2), (3, 4)), "staleness_bound": 1})
     rule = joined(policy, [1, 2, 3, 4])
     for worker in (1, 3, 4):
         submit(rule, worker)
@@ -177,16 +178,17 @@ def test_bad_groups_are_refused(groups, complaint):
 
 def test_groups_must_name_every_worker():
     with pytest.raises(ConfigurationError, match="--nb_workers=4"):
-        make_rule("gsp", 4, groups=((1, 2), (3,)))
+        make_rule("gsp", 4, {"groups": ((1, 2), (3,))})
 
 
 def test_parameters_of_another_rule_are_refused():
-    with pytest.raises(ConfigurationError, match="--sync=gsp"):
-        make_rule("bsp", 2, groups=((1,), (2,)))
-    with pytest.raises(ConfigurationError, match="no staleness bound"):
-        make_rule("asp", 2, bound=1)
-    with pytest.raises(ConfigurationError, match="0 \\(lockstep\\)"):
+    with pytest.raises(ConfigurationError, match="--groups.*--sync=gsp.*--sync=bsp"):
+        method("bsp", groups=((1,), (2,)))
+    with pytest.raises(ConfigurationError, match="--staleness_bound=1.*=ssp, gsp.*--sync=asp"):
+        method("asgd", staleness_bound=1)
+    with pytest.raises(ConfigurationError, match="--staleness_bound=-1"):
         GroupSync(((1,),), -1)
+    assert make_rule("ssp", 2).bound == 3
 
 
 def test_groups_file_has_comments_and_blank_lines():
@@ -277,7 +279,7 @@ def test_a_withdrawn_push_is_waited_for_again():
 
 
 def test_a_worker_that_returns_holds_nobody_back():
-    rule = joined(make_rule("ssp", 3, bound=1), [1, 2, 3])
+    rule = joined(make_rule("ssp", 3, {"staleness_bound": 1}), [1, 2, 3])
     rule.leave(3)
     for _ in range(5):
         assert submit(rule, 1)[1] == [1]
@@ -289,7 +291,7 @@ def test_a_worker_that_returns_holds_nobody_back():
 
 
 def test_a_worker_that_joins_a_group_takes_over_its_clock():
-    rule = joined(make_rule("gsp", 3, groups=((1, 2), (3,)), bound=2), [1, 3])
+    rule = joined(make_rule("gsp", 3, {"groups": ((1, 2), (3,)), "staleness_bound": 2}), [1, 3])
     for _ in range(2):
         submit(rule, 1)
     rule.join(2)
@@ -298,7 +300,7 @@ def test_a_worker_that_joins_a_group_takes_over_its_clock():
 
 
 def test_after_a_change_of_groups_nobody_runs_further_ahead_of_who_computes():
-    rule = joined(make_rule("ssp", 3, bound=2), [1, 2, 3])
+    rule = joined(make_rule("ssp", 3, {"staleness_bound": 2}), [1, 2, 3])
     for worker in (1, 3, 1, 3):
         submit(rule, worker)
     rule.pause()
@@ -309,7 +311,7 @@ def test_after_a_change_of_groups_nobody_runs_further_ahead_of_who_computes():
 
 def test_a_change_of_groups_lets_those_go_on_that_the_bound_blocks_no_longer():
     """Otherwise the group would wait for a worker that waits for the group."""
-    rule = joined(make_rule("ssp", 2, bound=2), [1, 2])
+    rule = joined(make_rule("ssp", 2, {"staleness_bound": 2}), [1, 2])
     for _ in range(3):
         submit(rule, 1)
     assert not rule.may_proceed(1)

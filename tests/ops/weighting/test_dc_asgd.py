@@ -238,8 +238,8 @@ def test_defaults_follow_the_variant():
     [
         ({"dcasgd_lambda": -1.0}, "--dcasgd_lambda=-1.0: expected"),
         ({"dcasgd_lambda": float("inf")}, "--dcasgd_lambda=inf: expected"),
-        ({"dcasgd_variant": "a"}, "--dcasgd_variant='a': expected one of constant, adaptive"),
-        ({"dcasgd_backup": "one"}, "--dcasgd_backup='one': expected one of per_worker"),
+        ({"dcasgd_variant": "a"}, "--dcasgd_variant=a: expected one of constant, adaptive"),
+        ({"dcasgd_backup": "one"}, "--dcasgd_backup=one: expected one of per_worker"),
         ({"dcasgd_variant": "adaptive", "dcasgd_decay": 1.0}, "--dcasgd_decay=1.0: expected"),
         ({"dcasgd_decay": 0.9}, "--dcasgd_decay=0.9 is for --dcasgd_variant=adaptive"),
     ],

@@ -128,7 +128,7 @@ def test_delta_replies_set_exactly_what_changed():
 
 def test_staleness_window_beyond_is_counted_or_rejected():
     for policy, applied in (("count", 4), ("reject", 3)):
-        chosen = method("adacomp", nb_workers=2, window=1, beyond_window=policy)
+        chosen = method("adacomp", nb_workers=2, staleness_window=1, beyond_window=policy)
         core = core_of(chosen)
         join(core, 1)
         join(core, 2)

@@ -52,7 +52,7 @@ def test_histograms_of_the_grouping_vector():
 
 @pytest.mark.parametrize(
     ("name", "choices"),
-    [("asgd", {}), ("ssp", {"bound": 9}), ("gsp", {"groups": ((1,), (2,), (3,))})],
+    [("asgd", {}), ("ssp", {"staleness_bound": 9}), ("gsp", {"groups": ((1,), (2,), (3,))})],
 )
 @pytest.mark.parametrize("weighting", ["none", "inverse"])
 def test_the_weight_is_a_switch_and_the_same_in_asp_ssp_and_groups_of_one(name, choices, weighting):

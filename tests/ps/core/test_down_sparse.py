@@ -76,9 +76,9 @@ def test_with_everything_sent_a_worker_has_the_shard_bit_for_bit(happenings):
     [
         ("asgd", "float32", {}),
         ("bsp", "bfloat16", {}),
-        ("ssp", "int8", {"bound": 1}),
+        ("ssp", "int8", {"staleness_bound": 1}),
         ("gsp", "float16", {"groups": ((1, 2), (3,))}),
-        ("gsp", "float32", {"groups": ((1, 2), (3,)), "bound": 1}),
+        ("gsp", "float32", {"groups": ((1, 2), (3,)), "staleness_bound": 1}),
         ("esync", "int8", {}),
     ],
 )

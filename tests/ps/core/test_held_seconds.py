@@ -37,7 +37,7 @@ def test_without_a_barrier_nobody_is_held_and_staleness_is_counted():
 
 
 def test_a_bound_holds_and_does_not_change_the_staleness():
-    core = core_of(method("ssp", nb_workers=2, bound=1))
+    core = core_of(method("ssp", nb_workers=2, staleness_bound=1))
     join(core, 1)
     join(core, 2)
     push(core, 1, 1, 0, now=1.0)

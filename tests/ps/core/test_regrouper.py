@@ -111,7 +111,7 @@ def test_small_changes_of_speed_change_nothing():
 
 @pytest.mark.parametrize(("bound", "nb_ps"), [(0, 1), (0, 2), (1, 2), (3, 1)])
 def test_groups_by_speed_with_a_bound(bound, nb_ps):
-    run = TimedRun(auto(bound=bound), SPEEDS, nb_ps=nb_ps, iter_max=160).play()
+    run = TimedRun(auto(staleness_bound=bound), SPEEDS, nb_ps=nb_ps, iter_max=160).play()
     assert groups_of(run) == {"1,2|3,4"}
     assert_ended(run, 160)
 
@@ -243,7 +243,7 @@ def test_the_proposal_is_left_behind_as_files(tmp_path):
 
 
 def test_groups_by_speed_are_for_groups():
-    with pytest.raises(ConfigurationError, match="--sync=bsp has no groups"):
+    with pytest.raises(ConfigurationError, match="--sync=bsp"):
         method("bsp", auto_groups=AutoGroups(5))
     rule = auto().sync
     assert rule.groups == ((1,), (2,), (3,), (4,))

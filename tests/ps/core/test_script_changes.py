@@ -31,7 +31,7 @@ def push(run, worker, change, gradient=NOTHING, samples=4, **figures):
 @pytest.mark.parametrize("name", ["bsp", "asgd", "ssp", "adacomp", "dgs", "gsp"])
 @pytest.mark.parametrize("nb_ps", [1, 2])
 def test_what_all_workers_change_is_added_once(name, nb_ps):
-    choices = {"bound": 3} if name == "ssp" else {}
+    choices = {"staleness_bound": 3} if name == "ssp" else {}
     choices |= {"groups": ((1, 2), (3,))} if name == "gsp" else {}
     choices |= {"overrides": {"server_optimizer": "sgd"}} if name == "dgs" else {}
     run = run_of(name, nb_ps, 3, **choices)

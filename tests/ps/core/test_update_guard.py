@@ -72,7 +72,7 @@ def test_a_round_of_outliers_alone_is_over_without_an_update():
 
 
 def test_a_bound_does_not_wait_for_one_who_only_sends_outliers():
-    core = joined(guarded(method("ssp", bound=1), max_update_norm=3.0))
+    core = joined(guarded(method("ssp", staleness_bound=1), max_update_norm=3.0))
     for step in range(1, 6):
         push(core, 1, step, core.version, values=HUGE)
         pull(core, 1)

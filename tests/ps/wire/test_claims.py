@@ -27,7 +27,7 @@ METHODS = {
     "adacomp": {"compression_rate": 0.25},
     "bsp": {},
     "esync": {},
-    "ssp": {"bound": 3},
+    "ssp": {"staleness_bound": 3},
     "dgs": {"compression_rate": 0.25},
     "asgd": {"overlap": True},
 }

@@ -14,8 +14,8 @@ from tests.light_starts import ends
 from thinwire import __version__
 from thinwire.cli import commands as cli
 from thinwire.cli import help_text, node
+from thinwire.ops.options import Option
 from thinwire.proto.messages import PROTOCOL_VERSION
-from thinwire.runtime.run.flags import Option
 
 ROOT = Path(__file__).resolve().parents[3]
 MAIN = str(ROOT / "main.py")

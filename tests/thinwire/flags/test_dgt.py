@@ -10,6 +10,7 @@ from absl import flags
 
 from tests.command_line import given
 from thinwire.flags import dgt
+from thinwire.flags.method import ROUTER
 from thinwire.flags.run import read_run
 from thinwire.ops.routing.base import Transport
 from thinwire.ops.routing.dgt import Dgt
@@ -36,7 +37,7 @@ def test_every_flag_has_its_field_and_the_field_s_default():
         for settings in (DgtChoices, Transport)
         for field in dataclasses.fields(settings)
     }
-    assert {option.name: option.default for option in dgt.TOPIC.options} == fields
+    assert {option.name: option.default for option in ROUTER.options} == fields
     run = run_of()
     assert (run.method.router, run.transport) == (Dgt(), Transport())
 

@@ -39,13 +39,13 @@ def test_groups_by_speed_are_part_of_the_fingerprint():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--method=bsp", "--groups=auto"], "--sync=bsp has no groups"),
+        (["--method=bsp", "--groups=auto"], "--groups=auto is for --sync=gsp"),
         (["--method=gsp", "--groups_warmup_updates=5"], "--groups_warmup_updates=5 is for"),
         (
             ["--method=gsp", "--groups=1,2|3,4", "--regroup_interval_seconds=5"],
             "is for --groups=auto, but this run has --groups=1,2|3,4",
         ),
-        (["--ps_speeds=2,1", "--nb_ps=2"], "--ps_speeds=2,1 is for --placement=speed"),
+        (["--ps_speeds=2,1", "--nb_ps=2"], "--ps_speeds is for --placement=speed"),
         (["--placement=speed", "--ps_speeds=2,1"], "--ps_speeds has 2 values for 1 PS shards"),
         (["--placement=speed", "--ps_speeds=1,2", "--nb_ps=2"], "--ps_speeds=1,2: expected"),
         (["--placement=speed", "--ps_speeds=0", "--nb_ps=1"], "finite numbers above 0"),

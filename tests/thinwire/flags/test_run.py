@@ -16,7 +16,7 @@ from thinwire.ops.optimizers.outer import SERVER_OPTIMIZERS
 from thinwire.ops.optimizers.server import SCRIPT
 from thinwire.ops.pacing import PACERS
 from thinwire.ops.routing.registry import ROUTERS
-from thinwire.ops.sync.rule import SYNC_RULES, GroupSync
+from thinwire.ops.sync.rule import SYNC_RULES, Gsp
 from thinwire.ops.types import ConfigurationError
 from thinwire.ops.weighting import WEIGHTINGS
 from thinwire.ops.weighting.per_entry import PerEntry
@@ -107,12 +107,12 @@ def test_hyper_parameters_reach_the_policy_that_has_them():
     assert (method.server.momentum, method.server.weight_decay) == (0.5, 0.125)
     assert method.server.global_lr == 2.0
     assert method.pacer.local_steps == 3
-    assert method.sync == GroupSync(((1, 4), (2, 3)), 5)
+    assert method.sync == Gsp(((1, 4), (2, 3)), 5)
 
 
 def test_defaults_that_depend_on_the_choice():
     assert run_of("--method=ssp").method.sync.bound == 3
-    assert run_of("--method=gsp").method.sync == GroupSync(((1, 2, 3, 4),))
+    assert run_of("--method=gsp").method.sync == Gsp(((1, 2, 3, 4),))
     assert run_of("--server_optimizer=momentum").method.server.momentum == 0.9
     assert run_of("--server_optimizer=momentum", "--momentum=0").method.server.momentum == 0
 
@@ -144,9 +144,9 @@ def test_no_number_may_be_nan_or_infinite():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--method=asgd", "--groups=1|2|3|4"], "--sync=asp has no groups"),
+        (["--method=asgd", "--groups=1|2|3|4"], "--groups is for --sync=gsp"),
         (["--method=gsp", "--groups=1,2|3"], "name 3 workers, but --nb_workers=4"),
-        (["--method=asgd", "--staleness_bound=1"], "no staleness bound"),
+        (["--method=asgd", "--staleness_bound=1"], "--sync=ssp, gsp, but this run has --sync=asp"),
         (["--partition=file"], "--partition=file"),
         (["--data_sharding_file=f.txt"], "--data_sharding_file"),
         (["--lr_schedule=0.5:x"], "lr_schedule"),

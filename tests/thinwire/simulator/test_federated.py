@@ -21,7 +21,9 @@ def federated(folder, sizes, failures="", nb_ps=1, **choices):
     write_positions(folder / "parts.txt", np.split(np.arange(ends[-1]), ends[:-1]))
     settings = {"fraction": 0.5, "seed": 3, "local_epochs": 1} | choices
     method = compose(
-        Choices("bsp", len(sizes), overrides={"pacer": "fixed", "weighting": "samples"}, **settings)
+        Choices.of(
+            "bsp", len(sizes), overrides={"pacer": "fixed", "weighting": "samples"}, **settings
+        )
     )
     data = DataChoice(
         "toy",
@@ -107,9 +109,9 @@ def test_positions_are_read_as_they_were_written(tmp_path):
 
 def test_local_epochs_and_local_steps_exclude_each_other():
     with pytest.raises(ConfigurationError, match="both given.* leave one of the two flags out"):
-        compose(Choices("bsp", 2, overrides={"pacer": "fixed"}, local_epochs=1, local_steps=2))
+        compose(Choices.of("bsp", 2, overrides={"pacer": "fixed"}, local_epochs=1, local_steps=2))
     with pytest.raises(ConfigurationError, match="is for --pacer=fixed"):
-        compose(Choices("bsp", 2, local_epochs=1))
-    pacer = compose(Choices("bsp", 2, overrides={"pacer": "fixed"}, local_epochs=2)).pacer
+        compose(Choices.of("bsp", 2, local_epochs=1))
+    pacer = compose(Choices.of("bsp", 2, overrides={"pacer": "fixed"}, local_epochs=2)).pacer
     mine = pacer.of_part(17, 8)
     assert [mine.push_now(steps) for steps in (1, 5, 6)] == [False, False, True]

@@ -21,7 +21,7 @@ def ordinarily(names, *kept):
 
 
 def is_sparse(name):
-    return compose(Choices(name, 4, local_steps=2)).codec.sends_fraction
+    return compose(Choices.of(name, 4, local_steps=2)).codec.sends_fraction
 
 
 DENSE = [name for name in ROWS if not is_sparse(name)]

@@ -106,7 +106,7 @@ def test_a_barrier_waits_for_the_slowest():
 
 def test_a_bound_lets_nobody_run_further_ahead():
     leads = []
-    simulation = simulated("ssp", 3, steps="0.1,0.1,1", choices={"bound": 2}, iter_max=60)
+    simulation = simulated("ssp", 3, steps="0.1,0.1,1", choices={"staleness_bound": 2}, iter_max=60)
     shard = simulation.shards[0]
 
     def keep(now):

@@ -10,8 +10,9 @@ from absl import logging
 
 from thinwire.ops.methods.method import Method
 from thinwire.ops.methods.validation import refuse_script_steps
+from thinwire.ops.policy import describe
 from thinwire.ops.sharding.w_global import W_global
-from thinwire.ops.types import ConfigurationError, describe
+from thinwire.ops.types import ConfigurationError
 from thinwire.script.gradient_sgd import RATE_TOLERANCE, warn_of_other_rate
 from thinwire.script.keras.checks import (
     check_offered_step,

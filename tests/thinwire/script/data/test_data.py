@@ -84,4 +84,4 @@ def test_what_has_no_rows_is_refused_by_name():
     ),
 )
 def test_whose_the_batch_size_is_by_method(method, together):
-    assert compose(Choices(method, 3)).steps_together is together
+    assert compose(Choices.of(method, 3)).steps_together is together

@@ -51,9 +51,9 @@ def test_a_worker_is_a_plain_loop(optimizer, tmp_path):
 
 
 def test_it_pulls_by_what_is_given_and_the_method_has_its_own():
-    assert compose(Choices("fedprox", 2, local_optimizer="script")).local.prox_mu == 0.01
+    assert compose(Choices.of("fedprox", 2, local_optimizer="script")).local.prox_mu == 0.01
     script.refuse(["prox_mu"])
     with pytest.raises(ConfigurationError, match="--prox_mu=0.5 .* every step is a round"):
-        compose(Choices("dgs", 2, local_optimizer="script", prox_mu=0.5))
+        compose(Choices.of("dgs", 2, local_optimizer="script", prox_mu=0.5))
     with pytest.raises(ConfigurationError, match="--prox_mu=-1"):
-        compose(Choices("fedavg", 2, local_optimizer="script", prox_mu=-1.0))
+        compose(Choices.of("fedavg", 2, local_optimizer="script", prox_mu=-1.0))

@@ -1,14 +1,15 @@
-"""Defines command-line flags as data, in tables that each package has for its flags.
+"""Options: command-line flags as data, with help text, unit, default and legal values.
 
-The module `flags.py` of a package lists the package's flags by topics. Only
-`thinwire.flags.registration`, which registers the flags, uses a flag library. A table of flags is
-readable as documentation and does not import a flag library. Flags that few users set are marked
-with `advanced`: only `--helpfull` lists these flags.
+The field of a policy's dataclass declares the flag that sets the field (`thinwire.ops.policy`). The
+other flags are in tables: the module `flags.py` of a package lists the package's flags by topics.
+Only `thinwire.flags.registration`, which registers the flags, uses a flag library. Flags that few
+users set are marked with `advanced`: only `--helpfull` lists these flags.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -51,13 +52,50 @@ class Option:
         default = self.unset if self.default in (None, "") else f"{self.default}".removesuffix(".0")
         return f"{'|'.join(self.values) or self.unit}; default {default}"
 
+    def is_given(self, value: Any) -> bool:
+        """Return True if a value is set and differs from the default, which may be off or empty."""
+        is_off = value == () or (value is False and self.default is None)
+        return value is not None and value != self.default and not is_off
+
+    def refusal(self, value: Any) -> str | None:
+        """Return why a value of the option is illegal, as a sentence; None if the value is legal.
+
+        >>> number("pause", 10.0, "Time between two looks.", "seconds", low=1.0).refusal(0.5)
+        '--pause=0.5: expected 1 or more.'
+        """
+        if self.rule is not None and not self.rule.holds(value):
+            return f"--{self.name}={value} {self.rule.sentence}."
+        if self.kind in ("integer", "number"):
+            low = -math.inf if self.low is None else self.low
+            high = math.inf if self.high is None else self.high
+            if math.isfinite(value) and low <= value <= high:
+                return None
+            bounds = "a finite number" if low == -math.inf else f"{low:g} or more"
+            expected = bounds if high == math.inf else f"{low:g} to {high:g}"
+        elif not self.values or value in self.values:
+            return None
+        else:
+            expected = f"one of {', '.join(self.values)}"
+        return f"--{self.name}={value}: expected {expected}."
+
 
 @dataclasses.dataclass(frozen=True)
 class Topic:
-    """Topic: a group of flags that --help lists under one heading."""
+    """Topic: a group of flags that --help lists under one heading.
+
+    Attributes:
+        title: Heading of the flags in the help text.
+        listed: The topic's flags; or a function that returns the flags, because the flags of
+            policies change when a user adds a policy (--policy).
+    """
 
     title: str
-    options: tuple[Option, ...]
+    listed: tuple[Option, ...] | Callable[[], tuple[Option, ...]]
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Flags of the topic, in the order of the help text."""
+        return self.listed() if callable(self.listed) else self.listed
 
 
 def advanced(*options: Option) -> tuple[Option, ...]:
