@@ -151,11 +151,14 @@ def refuse_idle(
     """
     heeded = {*_FREE, *named(*used), *CODECS[chosen["codec"]].options}
     for interface in INTERFACES:
-        for name, option in options(interface).items():
+        known = options_by_value(interface)
+        for name, option in {
+            k: o for options in known.values() for k, o in options.items()
+        }.items():
             value = given.get(name)
             if name in heeded or not option.is_given(value):
                 continue
-            users = [user for user, known in options_by_value(interface).items() if name in known]
+            users = [user for user, options in known.items() if name in options]
             shown = f"={value}" if isinstance(value, str | int | float) else ""
             raise ConfigurationError(
                 f"--{name}{shown} is for --{interface}={', '.join(users)}, but this run has "

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from thinwire.ops.options import integer, words
-from thinwire.ops.policy import configured, setting
+from thinwire.ops.policy import configured, options_of, setting
 from thinwire.ops.sync.base import Agreement, Ready, RoundsView, SyncRule, complete_rounds
 from thinwire.ops.sync.groups import (
     AutoGroups,
@@ -145,6 +145,11 @@ def make_rule(
     policy, values = SYNC_RULES[name], values or {}
     others = {"groups": values.get("groups") or policy.form(nb_workers)}
     if auto is not None:
+        if "groups" not in options_of(policy):
+            raise ConfigurationError(
+                f"--groups=auto is for a rule with --groups, such as --sync=gsp, but this run has "
+                f"--sync={name}; change one of the two flags."
+            )
         others = {"groups": groups_of_one(nb_workers), "auto": auto}
     rule = configured(policy, values, **others)
     members = sum(len(group) for group in rule.groups)

@@ -212,7 +212,8 @@ class StatusReporter:
     def _composition(self) -> dict[str, str]:
         """Return kind of policy (for example "codec") -> chosen policy, as in the run's summary."""
         method = self._run.method
-        return {**method.choices, "collective": method.collective}
+        own = {} if self._run.policy is None else {"policy": self._run.policy.label}
+        return {**method.choices, "collective": method.collective, **own}
 
     def _workers(self) -> list[run_status.WorkerMetrics]:
         down, states = self._bytes_down(), self.states()

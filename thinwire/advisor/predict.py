@@ -28,6 +28,7 @@ from thinwire.data.loading import take_shards
 from thinwire.flags.run import read_run
 from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.ops.types import ConfigurationError, Kind, Link, State
+from thinwire.runtime.run import own_policies
 from thinwire.runtime.run.settings import Run
 from thinwire.runtime.telemetry.predictions import (
     Excluded,
@@ -378,7 +379,7 @@ class RunnableCandidate:
 
 def trials(
     folder: pathlib.Path,
-    candidates: tuple[Candidate, ...] = CANDIDATES,
+    candidates: tuple[Candidate, ...] | None = None,
     given: flags.FlagValues = FLAGS,
     server_optimizer: str | None = None,
 ) -> tuple[list[RunnableCandidate], list[Excluded]]:
@@ -386,7 +387,8 @@ def trials(
 
     Args:
         folder: Run directory in the settings of the returned candidate compositions.
-        candidates: Compositions of policies to consider, from exact to lossy.
+        candidates: Compositions of policies to consider, from exact to lossy; None: `CANDIDATES`,
+            then the training methods of --policy.
         given: Flags of the command line. A candidate composition never changes a flag that the user
             gave.
         server_optimizer: Value of --server_optimizer for methods whose workers push a script's
@@ -409,6 +411,10 @@ def trials(
         with_steps = (*candidate.flags, f"--local_steps={steps}")
         return made(dataclasses.replace(candidate, flags=with_steps))
 
+    own = own_policies.loaded()
+    if candidates is None:
+        names = () if own is None else own.methods
+        candidates = (*CANDIDATES, *(Candidate((f"--method={name}",)) for name in names))
     runnable, left_out = [], []
     for candidate in candidates:
         try:

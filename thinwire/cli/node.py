@@ -23,7 +23,7 @@ from absl import flags, logging
 
 from thinwire.advisor import flags as advisor_flags
 from thinwire.cli import help_text
-from thinwire.flags import environment, launch, observability
+from thinwire.flags import environment, launch, observability, policy_file
 from thinwire.flags import run as run_flags
 from thinwire.flags.registration import define
 from thinwire.launcher import tf_config
@@ -339,6 +339,7 @@ def run(
             --type_node.
         runs_script: True if the workers run a user's script.
     """
+    _load_policy(arguments)
     define_flags()
     defaults = [] if role is None else [f"--type_node={role}"]
     if runs_script or role == "Advisor":
@@ -357,6 +358,23 @@ def run(
         signal.signal(end_signal, signal.SIG_IGN)
     gc.freeze()  # the final garbage collection skips TensorFlow's objects (1 s)
     sys.exit(code)
+
+
+def _load_policy(arguments: list[str]) -> None:
+    """Load the file of --policy, which may bring flags; exit if it cannot be loaded.
+
+    A repeated run (--like) has the --policy of the earlier run.
+    """
+    topics = help_text.TOPICS
+    try:
+        like = policy_file.value_of("like", arguments, policy_file.kinds_of(topics))
+        if policy_file.load_named(arguments, os.environ, topics) is None and like:
+            from thinwire.launcher.launch_document import recorded
+
+            policy_file.load_named(recorded(like).flags, {}, topics)
+    except ConfigurationError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(EXIT_CONFIGURATION)
 
 
 def _repeated_flags() -> list[str]:

@@ -46,6 +46,14 @@ def _in_earlier_topics(interface: str) -> set[str]:
 def _method() -> tuple[Option, ...]:
     return (
         choice("method", "adacomp", "Training method: a named combination of policies.", METHODS),
+        words(
+            "policy",
+            None,
+            "Python file with policies and training methods of your own, which may bring flags; "
+            "all nodes need equal files.",
+            "file",
+            unset="none",
+        ),
         integer(
             "batch_size",
             10,

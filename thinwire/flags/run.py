@@ -55,8 +55,10 @@ from thinwire.ops.privacy import accountant
 from thinwire.ops.sharding.placement import BySpeed
 from thinwire.ops.sync.groups import AutoGroups, Groups, parse_groups, parse_groups_file
 from thinwire.ops.types import ConfigurationError, Kind
+from thinwire.runtime.run import own_policies
 from thinwire.runtime.run.draws_file import read_draws
 from thinwire.runtime.run.files import read_bounded
+from thinwire.runtime.run.own_policies import OwnPolicies
 from thinwire.runtime.run.settings import DataChoice, ModelChoice, Run
 from thinwire.runtime.run.target import Target, is_target
 from thinwire.runtime.telemetry import predictions
@@ -427,10 +429,16 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         "top5": _reports_top5(given),
         "transport": dgt.transport(given, router),
         "guards": _guards(given, method),
+        "policy": _policy(given),
         "schedule": parse_schedule(given.learning_rate, given.lr_schedule),
         "credentials": security.credentials(given),
     }
     return Run(**settings)
+
+
+def _policy(given: flags.FlagValues) -> OwnPolicies | None:
+    """Return the loaded file of policies; it was loaded before the flags were registered."""
+    return None if given.policy is None else own_policies.load(given.policy)
 
 
 def _fill_task(given: flags.FlagValues) -> None:

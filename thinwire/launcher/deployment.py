@@ -4,6 +4,7 @@ Every host of a run unpacks the same .tar.gz archive into a folder. The archive 
 
     thinwire/         the package; symbolic links of a checkout are replaced by their folders
     sent/FLAG/FILE    each file that a flag names and every node reads, for example --model
+    sent/policy/FILE  also the modules beside the file of --policy that the file imports
     sent/script/      the folder of the script
 
 The archive has only the top-level entries `thinwire` and `sent`: a folder named `data` or `ops`
@@ -27,6 +28,7 @@ from absl import flags, logging
 from thinwire.launcher import program
 from thinwire.launcher.role import Node
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run import own_policies
 from thinwire.runtime.run.script_settings import IN_SCRIPT_FOLDER, SENT_SCRIPT
 from thinwire.runtime.run.script_target import MODULE_OPTION
 
@@ -144,6 +146,10 @@ def pack(files: dict[str, pathlib.Path], script_folder: pathlib.Path | None = No
             add(path, f"{program.PACKAGE.name}/{path.name}", _is_visible)
         for name, path in files.items():
             add(path, _place(name, path), lambda _: True)
+        # A file of policies may import modules beside it, which every host needs too.
+        own = own_policies.loaded() if "policy" in files else None
+        for name, path in own.beside.items() if own is not None else ():
+            add(path, f"{_SENT}/policy/{name}", lambda _: True)
         if script_folder is not None:
             add(script_folder, SENT_SCRIPT, _rule_of_script(script_folder.resolve()))
     return buffer.getvalue()
@@ -173,7 +179,7 @@ def _named_files() -> dict[str, pathlib.Path]:
     named = {
         name: pathlib.Path(str(FLAGS[name].value))
         for name in FLAGS
-        if (name == "model" or name.endswith("_file"))
+        if (name in ("model", "policy") or name.endswith("_file"))
         and name not in _NOT_SENT
         and FLAGS[name].present
         and FLAGS[name].value is not None

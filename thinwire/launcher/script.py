@@ -136,7 +136,9 @@ def _name_of(script: Sequence[str]) -> str:
 def _absolute(word: str) -> str:
     """Return a flag with its path made absolute, because a script may change the current folder."""
     name, equals, value = word.partition("=")
-    is_path = name == "--run_dir" or name.endswith("_file") or name.startswith("--tls_")
+    is_path = (
+        name in ("--run_dir", "--policy") or name.endswith("_file") or name.startswith("--tls_")
+    )
     return f"{name}={os.path.abspath(value)}" if is_path and equals else word
 
 

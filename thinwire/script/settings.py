@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags, logging
 
 from thinwire.advisor import flags as advisor_flags
-from thinwire.flags import environment, launch, observability, security
+from thinwire.flags import environment, launch, observability, policy_file, security
 from thinwire.flags import run as run_flags
 from thinwire.flags import script as script_flags
 from thinwire.flags.registration import define
@@ -55,7 +55,6 @@ _TOPICS = (
     *ps_flags.TOPICS,
     *worker_flags.TOPICS,
 )
-_OPTIONS: dict[str, Option] = {option.name: option for topic in _TOPICS for option in topic.options}
 #: Topics (groups of flags) in a settings file of `thinwire run`, which also holds flags that only
 #: processes without a script use.
 _LAUNCHED_TOPICS = (*_TOPICS, *observability.TOPICS, *supervisor_flags.TOPICS)
@@ -98,9 +97,14 @@ _OF_SCRIPTS = script_flags.NEVER | dict.fromkeys(
 )
 #: Names that are often a script's own arguments, and therefore do not set Thinwire's flags in a
 #: namespace.
-_OFTEN_OF_SCRIPTS = dict.fromkeys(("epochs", "seed", "iter_max", "max_seconds"), "")
+_OFTEN_OF_SCRIPTS = dict.fromkeys(("epochs", "seed", "iter_max", "max_seconds", "policy"), "")
 #: Similarity of a name to a flag's name, by difflib, above which the name counts as a misspelling.
 _SIMILAR = 0.8
+
+
+def _options() -> dict[str, Option]:
+    """Return the flags by name, including those of the policies of --policy."""
+    return {option.name: option for topic in _TOPICS for option in topic.options}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +217,9 @@ def read_settings(
     elsewhere = _ELSEWHERE if builds_model else _ELSEWHERE | _OWN_MODEL_AND_DATA
     if launched is not None:
         elsewhere |= _OF_SCRIPTS
-    own_names = elsewhere if launched is None else elsewhere | _OFTEN_OF_SCRIPTS
+    # A namespace's attribute named policy is usually the script's own argument.
+    own_names = elsewhere | ({"policy": ""} if launched is None else _OFTEN_OF_SCRIPTS)
+    _load_policy(args, keywords, launched)
     named, words = _as_names(args, own_names)
     named = named | {name: value for name, value in keywords.items() if value is not None}
     for name in named:
@@ -225,11 +231,11 @@ def read_settings(
     for name, value in (defaults or {}).items():
         values.set_default(name, value)
     _parse(values, _environment_words(elsewhere))
-    before = {name: values[name].present for name in _OPTIONS}
+    before = {name: values[name].present for name in _options()}
     _parse(values, [*words, *(_word(name, value) for name, value in named.items())])
     if momentum is not None and not local:
         _give_momentum(values, momentum)
-    given_names = frozenset(name for name in _OPTIONS if values[name].present > before[name])
+    given_names = frozenset(name for name in _options() if values[name].present > before[name])
     for name in given_names:
         _check_name(name, elsewhere)
     environment_source = _fill_place(values, type_node)
@@ -256,6 +262,19 @@ def read_settings(
         logging.warning("%s", warning)
     source = ARGUMENTS if is_placed or environment_source is None else environment_source
     return ScriptSettings(run, values, given_names, local, source)
+
+
+def _load_policy(args: Any, keywords: Mapping[str, Any], launched: LaunchedScript | None) -> None:
+    """Load the file of --policy, which may bring settings, before the settings are read."""
+    named: Any = keywords.get("policy")
+    if isinstance(args, Mapping):
+        named = named or args.get("policy")
+    elif not isinstance(args, Sequence):
+        named = named or getattr(args, "policy", None)
+    words = [str(word) for word in args] if isinstance(args, list | tuple) else []
+    words += [] if named is None else [_word("policy", named)]
+    words = [*(launched.flags if launched is not None else ()), *words]
+    policy_file.load_named(words, os.environ, ALL_TOPICS)
 
 
 def _fill_place(values: flags.FlagValues, type_node: str) -> str | None:
@@ -291,7 +310,7 @@ def _environment_words(elsewhere: Mapping[str, str]) -> list[str]:
     return [
         word
         for name, words in words_by_flag.items()
-        if name in _OPTIONS and name not in elsewhere
+        if name in _options() and name not in elsewhere
         for word in words
     ]
 
@@ -307,7 +326,7 @@ def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> Script
     script_values = _new_values("Worker")
     _parse(values, launched.flags)
     _parse(script_values, words)
-    given_names = frozenset(name for name in _OPTIONS if script_values[name].present)
+    given_names = frozenset(name for name in _options() if script_values[name].present)
     for name in given_names:
         launcher_flag, script_flag = values[name], script_values[name]
         if launcher_flag.value == script_flag.value:
@@ -356,7 +375,7 @@ def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str
             f"args has type {type(args).__name__}; expected a namespace, mapping or list of words."
         )
     for name, value in everything.items():
-        if name in _OPTIONS or name == "mode":
+        if name in _options() or name == "mode":
             if value is not None and name not in elsewhere:
                 yield name, value
         elif (near := _nearest(name)) is not None:
@@ -367,15 +386,15 @@ def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str
 
 
 def _nearest(name: str) -> str | None:
-    matches = difflib.get_close_matches(name, [*_OPTIONS, "mode"], 1, _SIMILAR)
+    matches = difflib.get_close_matches(name, [*_options(), "mode"], 1, _SIMILAR)
     return matches[0] if matches else None
 
 
 def _check_name(name: str, elsewhere: Mapping[str, str]) -> None:
     if name in elsewhere:
         raise ConfigurationError(f"setting {name} is not for scripts: {elsewhere[name]}. Omit it.")
-    if name not in _OPTIONS and name != "mode":
-        near = difflib.get_close_matches(name, [*_OPTIONS, "mode"], 1, 0.0)
+    if name not in _options() and name != "mode":
+        near = difflib.get_close_matches(name, [*_options(), "mode"], 1, 0.0)
         raise ConfigurationError(
             f"the argument {name} is no setting of Thinwire; did you mean {near[0]}? Expected the "
             "name of a flag of main.py (python main.py --help)."

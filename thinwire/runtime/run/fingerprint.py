@@ -19,6 +19,7 @@ def fingerprint(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
     offered = [("model_from", FROM_WORKER)] if run.model_is_offered else []
     return [
         *run.method.fingerprint(),
+        *([("policy", run.policy.digest)] if run.policy is not None else []),
         ("seed", str(run.seed)),
         ("partition", data.partition),
         ("dirichlet_alpha", str(data.dirichlet_alpha)),

@@ -14,6 +14,7 @@ from thinwire.ops.routing.base import Transport
 from thinwire.ops.types import ConfigurationError, Link
 from thinwire.runtime.run import signals
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.runtime.run.own_policies import OwnPolicies
 from thinwire.runtime.run.target import ACCURACY_REACHED, REACHED, Target
 
 #: Exit codes of a node's process in every role (docs/reference/operations.md).
@@ -127,6 +128,7 @@ class Run:
     top5: bool = False  # True: evaluations also compute the top-5 accuracy
     advice: str | None = None  # file of predictions to compare; None: advice.json in run_dir
     on_metrics: str | None = None  # module:function called with every record; None: no function
+    policy: OwnPolicies | None = None  # the user's file of policies, --policy
     credentials: Credentials = NO_CREDENTIALS  # TLS certificate and token of this node
     checkpoint_dir: str | None = None  # folder or address of a PS's checkpoints; None: run_dir
     report_dir: str | None = None  # address for copies of the Supervisor's records; None: no copy
