@@ -16,6 +16,7 @@ from thinwire.ops.methods.builder import adopt
 from thinwire.ops.offer import Offer, read_offer
 from thinwire.ops.optimizers.described import describe, describe_constraints
 from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.optimizers.script import server_update
 from thinwire.ops.optimizers.slots import (
     OwnSlots,
     cut,
@@ -193,7 +194,8 @@ class ScriptRun:
             for slots, numbers, each in zip(self.slots, self.offer.groups(), places, strict=True):
                 part, (held, _) = part_of_spec(spec, numbers), part_of_layout(layout, numbers)
                 initial.append(divide(join(cut(slots, part, held), each), each))
-            chosen = dataclasses.replace(chosen, server=chosen.server.starting_at(initial))
+            update = server_update(self.offer, initial)
+            chosen = dataclasses.replace(chosen, server=update)
         return PsCore(config, chosen, own, BODIES, member)
 
     def pull(self):

@@ -61,7 +61,7 @@ def adopted(name, make):
 
 def where(name, make):
     try:
-        if not method_of(name).server.awaits_offer:
+        if not method_of(name).awaits_offer:
             return "workers"
         adopted(name, make)
     except ConfigurationError:
@@ -80,7 +80,7 @@ def shards(make):
     except ConfigurationError:
         return "Keras", "one shard"
     steps = "Thinwire's own, without TensorFlow" if server._is_flat else "Keras"
-    return steps, "whole" if server.needs_whole_variables else "any part"
+    return steps, "whole" if server.traits.whole_variables else "any part"
 
 
 def tables():

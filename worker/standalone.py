@@ -38,7 +38,7 @@ class LocalTrainer:
         """
         self._shared = shared
         self._step = TrainStep(shared)
-        self.optimizer = keras_optimizer(method.server)
+        self.optimizer = keras_optimizer(method.server, method.choices["server_optimizer"])
         self._variables = [*shared.variables, *self._step.personal]
         self.optimizer.build(self._variables)
         self._clip_norm, self._weight_decay = clip_norm, weight_decay

@@ -167,7 +167,7 @@ class LightWorker:
         """Prepare the client; `join` opens its connection."""
         self._kind, self._update = run.method.kind, tuple(update)
         sgd = OptimizerOffer(Described("SGD", {"learning_rate": 1e-6, "momentum": _MOMENTUM}))
-        steps_here = run.method.server.awaits_offer
+        steps_here = run.method.awaits_offer
         offer = Offer(spec, optimizers=(sgd,) if steps_here else (), num_examples=1000)
         nothing = np.empty(0, np.float32)
         offering = Offering(

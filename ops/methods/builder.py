@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from thinwire.ops import collectives
@@ -21,6 +21,7 @@ from thinwire.ops.optimizers.local import LOCAL_OPTIMIZERS
 from thinwire.ops.optimizers.outer import OUTER_OPTIMIZERS
 from thinwire.ops.optimizers.script import AwaitedUpdate, server_update
 from thinwire.ops.optimizers.server import OPTIMIZERS, SCRIPT, OptimizerUpdate
+from thinwire.ops.optimizers.slots import Slot
 from thinwire.ops.options import above_zero, choice, number, switch
 from thinwire.ops.pacing.registry import PACERS
 from thinwire.ops.policy import Policy, configured, setting
@@ -313,20 +314,25 @@ def _usual_rates(name: str, kind: Kind) -> dict[str, float]:
     return {"momentum": 0.9 if name == "momentum" else 0.0, "global_lr": rate}
 
 
-def adopt(method: Method, offer: Offer) -> Method:
+def adopt(method: Method, offer: Offer, initial: Sequence[Sequence[Slot]] = ()) -> Method:
     """Return the training method with the script's optimizers, if the PS steps with them.
 
     Workers and parameter server divide the model with the training method that `adopt` returns:
     `adopt(method, offer).place(spec, num_shards)`. Workers and servers compare the fingerprints of
     the training method before `adopt`, not of the method that `adopt` returns.
 
+    Args:
+        method: Training method from the flags.
+        offer: A worker's description of its script.
+        initial: Optimizer slots with which a shard server's optimizers start, for `server_update`.
+
     Raises:
         ConfigurationError: The offer (a worker's description of its script) names a class that is
             not on the allow-list, has no optimizer, or has an optimizer that cannot step with the
             codec's updates.
     """
-    if not method.server.awaits_offer:
+    if not method.awaits_offer:
         return method
-    adopted = dataclasses.replace(method, server=server_update(offer))
+    adopted = dataclasses.replace(method, server=server_update(offer, initial))
     check_dense(adopted)
     return adopted

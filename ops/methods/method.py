@@ -230,16 +230,10 @@ class Method:
         """
         return dataclasses.replace(self, codec=with_momentum(self.codec, momentum))
 
-    def step_rate(self, learning_rate: float, fraction: float) -> float:
-        """Return the learning rate of one step of the server's optimizer.
-
-        Args:
-            learning_rate: Learning rate from the run's schedule. With local steps, it is the
-                learning rate of the workers' local steps.
-            fraction: Fraction of the training run's budget that is consumed, 0 to 1.
-        """
-        changes = self.kind is Kind.DELTA
-        return self.server.outer_rate(fraction) if changes else learning_rate
+    @property
+    def awaits_offer(self) -> bool:
+        """True if the PS steps with a script's optimizers, which no worker has sent yet."""
+        return not self.server.traits.num_optimizers
 
     def place(self, spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
         """Return the slices of variables of each shard server (its layout), equal on all nodes.
@@ -248,13 +242,13 @@ class Method:
             ConfigurationError: A shard server would get no weights, or the parameter server's
                 optimizer works with one shard server only.
         """
-        if num_shards > 1 and self.server.needs_one_shard:
+        if num_shards > 1 and self.server.traits.one_shard:
             raise ConfigurationError(
                 f"--nb_ps={num_shards}: the optimizer clips by the norm of all gradients together "
                 "(global_clipnorm), but each PS shard knows only a part of the gradients. Take "
                 "--nb_ps=1, or compile the model with clipnorm or clipvalue instead."
             )
-        return self.placement.place(spec, num_shards, not self.server.needs_whole_variables)
+        return self.placement.place(spec, num_shards, not self.server.traits.whole_variables)
 
     def num_averaged(self, num_parameters: int) -> int:
         """Return how many values of the workers' optimizer states shard server 0 averages."""

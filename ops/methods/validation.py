@@ -15,7 +15,7 @@ from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.exact import DownDelta, DownDense
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.local import LocalUpdate
-from thinwire.ops.policy import options_of
+from thinwire.ops.policy import describe, options_of
 from thinwire.ops.routing.reliable import Reliable
 from thinwire.ops.sync.base import Agreement, SyncRule
 from thinwire.ops.sync.groups import uneven
@@ -110,11 +110,11 @@ def _check_collective(method: Method) -> None:
                 f"--{interface}={method.choices[interface]}; leave --{interface} out, or take "
                 "--collective=ps."
             )
-    if method.server.awaits_offer or method.server.needs_whole_variables:
+    if method.awaits_offer or method.server.traits.whole_variables:
         raise ConfigurationError(
             f"with {flag}, each worker updates the weights as one flat vector, but "
-            f"--server_optimizer={method.server.optimizer} needs variables with their names and "
-            "shapes. Take --collective=ps, or another --server_optimizer."
+            f"--server_optimizer={method.choices['server_optimizer']} needs variables with their "
+            "names and shapes. Take --collective=ps, or another --server_optimizer."
         )
     if getattr(method.server, "global_lr_schedule", ""):
         raise ConfigurationError(
@@ -166,9 +166,10 @@ def check_dense(method: Method) -> None:
         ConfigurationError: The optimizer needs dense gradients, and the codec sends only a part of
             a gradient.
     """
-    if method.server.needs_dense and method.codec.sends_fraction:
+    optimizer = method.server.traits.dense_only
+    if optimizer and method.codec.sends_fraction:
         raise ConfigurationError(
-            f"the optimizer {method.server.described.name} divides by means over rows and columns "
+            f"the optimizer {optimizer} divides by means over rows and columns "
             f"of the gradient. Such a mean is 0 if --codec={method.choices['codec']} sends no "
             "entry of its row or column. Take --method=asgd or --method=bsp, or another optimizer."
         )
@@ -178,18 +179,19 @@ def _check_server(method: Method) -> None:
     """Raise an error if the codec sends weight changes that the PS optimizer cannot apply."""
     if method.kind is Kind.GRADIENT:
         return
-    if method.server.awaits_offer:
+    if method.awaits_offer:
         raise ConfigurationError(
             "--server_optimizer=script applies gradients on the PS, but "
             f"--pacer={method.choices['pacer']} with --codec={method.choices['codec']} sends "
             "changes of weights. Leave it out: the workers step with the script's optimizer."
         )
-    if method.server.keeps_sparse or method.takes_local_steps:
+    if method.server.traits.keeps_sparse or method.takes_local_steps:
         return
+    settings = {"momentum": 0.0, "weight_decay": 0.0, **describe(method.server)}
     raise ConfigurationError(
-        f"--server_optimizer={method.server.optimizer} with --momentum={method.server.momentum:g} "
-        f"and --weight_decay={method.server.weight_decay:g}: with "
-        f"--pacer={method.choices['pacer']} and --codec={method.choices['codec']} the PS adds "
+        f"--server_optimizer={method.choices['server_optimizer']} with "
+        f"--momentum={settings['momentum']:g} and --weight_decay={settings['weight_decay']:g}: "
+        f"with --pacer={method.choices['pacer']} and --codec={method.choices['codec']} the PS adds "
         "changes of weights, which already include the learning rate. Leave the first three flags "
         "out. The codec has its own momentum. For weight decay give --worker_weight_decay, or "
         "give a script's compiled optimizer a decay."
@@ -334,7 +336,7 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
         (
             delta_down
             and not dense_up
-            and not (method.server.keeps_sparse or method.server.awaits_offer),
+            and not (method.server.traits.keeps_sparse or method.awaits_offer),
             f"{down} saves no bytes with momentum, adam or weight decay on the PS: every entry "
             "changes, so replies are dense.",
         ),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+import dataclasses
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.slots import Slot
 from thinwire.ops.policy import Policy
 from thinwire.ops.types import Kind, State, Update
@@ -16,76 +15,86 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64, ModelSpec
 
 
-class ServerUpdate(Policy, Protocol):
-    """Optimizer policy of the parameter server: applies merged updates to a shard's weights."""
+@dataclasses.dataclass(frozen=True)
+class OptimizerTraits:
+    """Properties of a server optimizer that its callers need, and that no step changes.
 
-    @property
-    def optimizer(self) -> str:
-        """Value of the flag --server_optimizer that selects the optimizer policy."""
+    Attributes:
+        keeps_sparse: True if a sparse update changes only weights for which the update has a value.
+        whole_variables: True if no variable may be divided among several shard servers.
+        one_shard: True if an optimizer step depends on all variables of the model together.
+        dense_only: Name of the Keras optimizer that would divide by zero if workers sent sparse
+            gradients; empty if workers may send sparse gradients.
+        num_optimizers: Number of optimizers in the policy, each for different variables; 0 for the
+            placeholder policy in use until a worker sends the script's optimizers.
+        gradient_scale: c if a step only computes ``theta -= rate * c * update`` for a gradient, and
+            ``theta += rate * update`` for a change of weights; None if a step does more.
+    """
 
-    @property
-    def described(self) -> Described:
-        """Class and arguments of the Keras optimizer that does the steps of the optimizer policy.
-
-        Raises:
-            ConfigurationError: No worker has sent the script's optimizer yet, or no Keras optimizer
-                does the policy's steps.
-        """
-
-    @property
-    def momentum(self) -> float:
-        """Momentum coefficient of the optimizer; 0 means no momentum."""
-        return 0.0
-
-    @property
-    def weight_decay(self) -> float:
-        """Decoupled weight decay of the optimizer; 0 means no decay."""
-        return 0.0
-
-    @property
-    def keeps_sparse(self) -> bool:
-        """True if a sparse update changes only weights for which the update has a value."""
-        return False
-
-    @property
-    def awaits_offer(self) -> bool:
-        """True for the placeholder policy in use until a worker sends the script's optimizer."""
-        return False
-
-    @property
-    def needs_whole_variables(self) -> bool:
-        """True if no variable may be divided among several shard servers."""
-        return False
-
-    @property
-    def needs_one_shard(self) -> bool:
-        """True if an optimizer step depends on all variables of the model together."""
-        return False
-
-    @property
-    def needs_dense(self) -> bool:
-        """True if the optimizer would divide by zero when workers send sparse gradients."""
-        return False
-
-    @property
-    def num_optimizers(self) -> int:
-        """Number of a script's optimizers in the policy, each for different variables."""
-        return 1
-
-    def adds(self, kind: Kind) -> bool:
-        """Return True if the optimizer only adds updates of a kind, times a rate, to weights."""
+    keeps_sparse: bool = False
+    whole_variables: bool = False
+    one_shard: bool = False
+    dense_only: str = ""
+    num_optimizers: int = 1
+    gradient_scale: float | None = None
 
     def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return the factor f if `apply` only computes ``theta -= f * update``, else None.
+        """Return the factor f if a step only computes ``theta -= f * update``, else None.
 
         Args:
             kind: Kind of the workers' update: a gradient, or a change of weights by local steps.
-            rate: Learning rate of the optimizer step, as passed to `apply`.
-
-        Returns:
-            The factor f, the same for every weight. None if the step does more than subtract the
-            scaled update.
+            rate: Learning rate of the optimizer step, as passed to `ServerUpdate.step`.
         """
+        if self.gradient_scale is None:
+            return None
+        return -rate if kind is Kind.DELTA else rate * self.gradient_scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """The point of a run at which a server optimizer computes the learning rate of its next step.
+
+    Attributes:
+        scheduled: Learning rate of the run's schedule (--lr_schedule).
+        kind: Kind of the workers' update: a gradient, or a change of weights by local steps.
+        batches: Number of the script's mini-batches that the optimizer's schedule has counted.
+        fraction: Consumed fraction of the run's budget of updates or examples, from 0 to 1.
+        set_rate: Learning rate that a script sets for this step and all later steps of its
+            optimizer; None if the script sets no rate.
+    """
+
+    scheduled: float
+    kind: Kind = Kind.GRADIENT
+    batches: int = 0
+    fraction: float = 0.0
+    set_rate: float | None = None
+
+
+class StepRate(NamedTuple):
+    """The learning rate of an optimizer step.
+
+    Attributes:
+        value: Factor of the step: the learning rate for a gradient, the outer rate for a change of
+            weights. NaN if a script's schedule has no rate for the step.
+        schedule_count: Argument (number of batches or steps) of the script's learning rate
+            schedule.
+    """
+
+    value: float
+    schedule_count: int
+
+
+class ServerUpdate(Policy, Protocol):
+    """Optimizer policy of the parameter server: applies merged updates to a shard's weights.
+
+    A policy defines `init` and `step`. The other verbs have defaults for a policy whose state is a
+    dict of arrays and numbers.
+    """
+
+    @property
+    def traits(self) -> OptimizerTraits:
+        """Properties of the optimizer that the rest of the system needs to know."""
+        return OptimizerTraits()
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
         """Return the optimizer's initial state for the shard server's flat weights.
@@ -96,42 +105,7 @@ class ServerUpdate(Policy, Protocol):
                 of a variable is flat. None means that all weights are one flat slice.
         """
 
-    def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Return a copy of the policy whose optimizers start with the given optimizer slots.
-
-        `starting_at` is for a script's optimizers that did steps before the run started.
-
-        Args:
-            slots: Optimizer slots of each optimizer. The slice number of an optimizer slot counts
-                the shard server's slices of that optimizer's variables.
-        """
-
-    def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
-        """Return the learning rate of the server optimizer's next step.
-
-        Args:
-            scheduled: Learning rate of the run's schedule (--lr_schedule).
-            batches: Number of the script's mini-batches that the optimizer's schedule has counted.
-            state: The server optimizer's state from `init`.
-            number: Index of the optimizer among the script's optimizers.
-        """
-
-    def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return the argument (batches or steps) of the script's learning rate schedule.
-
-        Args:
-            batches: Number of the script's mini-batches that the optimizer's schedule has counted.
-            state: The server optimizer's state from `init`.
-            number: Index of the optimizer among the script's optimizers.
-        """
-
-    def outer_rate(self, fraction: float) -> float:
-        """Return the factor on changes of weights at `fraction` (0..1) of the run's budget."""
-
-    def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Use a learning rate that a script has set for all later steps of the optimizer."""
-
-    def apply(
+    def step(
         self,
         theta: Float32,
         update: Update,
@@ -147,8 +121,7 @@ class ServerUpdate(Policy, Protocol):
             theta: [n] float32, the shard server's weights.
             update: The merged update: a weighted mean of the workers' updates.
             kind: Kind of the workers' update: a gradient, or a change of weights by local steps.
-            rate: Factor on the update: the result of the method `rate` for a gradient, of
-                `outer_rate` for a change of weights.
+            rate: Factor on the update, from the method `rate`.
             kernels: Kernels (array functions) that apply an update to the weights.
             state: The server optimizer's state from `init`.
             number: Index of the optimizer among the script's optimizers.
@@ -158,8 +131,23 @@ class ServerUpdate(Policy, Protocol):
             new state.
         """
 
+    def rate(self, moment: Moment, state: State, number: int = 0) -> StepRate:
+        """Return the learning rate of the server optimizer's next step.
+
+        The default is the rate of the run's schedule for gradients, and 1 for changes of weights.
+        A policy of a script's optimizers stores `moment.set_rate` in `state`; other policies ignore
+        `moment.set_rate`.
+
+        Args:
+            moment: The point of the run at which the step is taken.
+            state: The server optimizer's state from `init`.
+            number: Index of the optimizer among the script's optimizers.
+        """
+        return StepRate(1.0 if moment.kind is Kind.DELTA else moment.scheduled, moment.batches)
+
     def slots(self, state: State) -> list[list[Slot]]:
         """Return copies of the slots of a script's optimizers; [] if flags set the optimizer."""
+        return []
 
     def save(self, state: State, keep: Keep = copied) -> State:
         """Return the server optimizer's state as plain data.
@@ -167,17 +155,28 @@ class ServerUpdate(Policy, Protocol):
         Args:
             state: The server optimizer's state from `init`.
             keep: Function that copies a large array of optimizer slots, or returns a snapshot of
-                the array.
+                the array. `save` passes to `keep` each array that `step` changes in place.
         """
+        return {name: keep(v) if getattr(v, "ndim", 0) else v for name, v in state.items()}
 
-    def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the state arrays that a step changes, and that `save` passes to `keep`."""
+    def restore(self, saved: State | None, theta: Float32, state: State) -> State:
+        """Continue from the weights `theta` [n], and from the optimizer state that `save` returned.
 
-    def set_weights(self, theta: Float32, state: State) -> None:
-        """Step from weights `theta` [n] that other code has set; do not change optimizer slots."""
+        Args:
+            saved: Optimizer state from `save`. None if other code has changed only the weights, so
+                that the optimizer slots stay as they are.
+            theta: [n] float32, the shard server's weights.
+            state: The server optimizer's state from `init`.
+        """
+        import numpy as np
 
-    def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load an optimizer state that `save` returned, and the weights `theta` [n]."""
+        if saved is not None:
+            for name, value in state.items():
+                if getattr(value, "ndim", 0):
+                    np.copyto(value, saved[name])
+                else:
+                    state[name] = type(value)(saved[name])
+        return state
 
 
 class LocalStep(Policy, Protocol):

@@ -8,8 +8,7 @@ Source: Keras's SGD: v = momentum v - rate g, theta = theta + v, each operation 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -62,13 +61,6 @@ class MomentumSGD:
             velocity -= change
             theta[piece] += velocity
 
-    def set_weights(self, theta: Float32) -> None:
-        """Do nothing: the caller gives the weights to every call of `step`."""
-
-    def changing(self) -> Sequence[Any]:
-        """Return the velocity (momentum slot), which an optimizer step changes in place."""
-        return (self.velocity,)
-
     def save(self, keep: Keep = copied) -> State:
         """Return the slots of SGD with momentum, numbered in the order of Keras's SGD."""
         return {
@@ -77,7 +69,13 @@ class MomentumSGD:
             "2": keep(self.velocity),
         }
 
-    def restore(self, slots: State, theta: Float32) -> None:
-        """Load the optimizer slots that `save`, or a Keras SGD with momentum, returned."""
-        self.num_steps, self._rate = int(slots["0"]), np.float32(slots["1"])
-        self.velocity[:] = slots["2"]
+    def restore(self, slots: State | None, theta: Float32) -> None:
+        """Load the optimizer slots that `save`, or a Keras SGD with momentum, returned.
+
+        Args:
+            slots: The optimizer slots; None leaves the slots unchanged.
+            theta: [n] float32 weights; not used, because the caller gives them to every step.
+        """
+        if slots is not None:
+            self.num_steps, self._rate = int(slots["0"]), np.float32(slots["1"])
+            self.velocity[:] = slots["2"]

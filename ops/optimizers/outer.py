@@ -21,12 +21,10 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.offer import Described
-from thinwire.ops.optimizers.base import ServerUpdate
+from thinwire.ops.optimizers.base import OptimizerTraits, ServerUpdate
 from thinwire.ops.optimizers.server import (
     GLOBAL_LR,
     GLOBAL_LR_SCHEDULE,
@@ -36,7 +34,7 @@ from thinwire.ops.optimizers.server import (
 )
 from thinwire.ops.options import above_zero, choice, number, switch
 from thinwire.ops.policy import setting
-from thinwire.ops.types import ConfigurationError, Kind, State, Update
+from thinwire.ops.types import Kind, State, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64, ModelSpec
@@ -73,7 +71,6 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
     Each slot array of an outer optimizer has the size of the weights.
 
     Attributes:
-        optimizer: Value of the flag --server_optimizer that selects the outer optimizer.
         slot_names: Names of the outer optimizer's slot arrays (state); empty for an optimizer
             without slots.
         global_lr: g, the outer rate (factor on workers' changes of weights).
@@ -81,7 +78,6 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
             text for `parse_schedule`. Empty means that the outer rate is constant.
     """
 
-    optimizer: ClassVar[str]
     slot_names: ClassVar[Sequence[str]]
 
     global_lr: float = setting(GLOBAL_LR, 1.0)
@@ -95,40 +91,22 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         self.outer_rate(0.0)
 
     @property
-    def described(self) -> Described:
-        """Raise ConfigurationError, because no Keras optimizer does an outer optimizer's steps.
-
-        Raises:
-            ConfigurationError: Raised at every call, because no Keras optimizer does the steps of
-                an outer optimizer.
-        """
-        raise ConfigurationError(
-            f"--server_optimizer={self.optimizer} applies changes of weights from local steps, but "
-            "the workers of this run take no local steps; expected an optimizer for gradients. Set "
-            "--method=asgd, and --server_optimizer=sgd, momentum, adam or another Keras optimizer."
-        )
-
-    @property
-    def keeps_sparse(self) -> bool:
-        """True for an optimizer without slots: a sparse update changes only its own weights."""
-        return not self.slot_names
-
-    def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return the factor f if an optimizer step is ``theta -= f * update``, else None."""
-        if not self.keeps_sparse:
-            return None
-        return -rate if kind is Kind.DELTA else rate * self.global_lr
+    def traits(self) -> OptimizerTraits:
+        """Properties of the outer optimizer; a sparse update stays sparse if there are no slots."""
+        if self.slot_names:
+            return OptimizerTraits()
+        return OptimizerTraits(keeps_sparse=True, gradient_scale=self.global_lr)
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
         """Return the optimizer state for weights `theta` [n]: slot arrays [n] and step count."""
         import numpy as np
 
-        if self.keeps_sparse:
+        if not self.slot_names:
             return {}
         slots = {name: np.full_like(theta, self._start_of(name)) for name in self.slot_names}
         return {"steps": np.int64(0), **slots}
 
-    def apply(
+    def step(
         self,
         theta: Float32,
         update: Update,
@@ -143,7 +121,7 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
 
         sign = -1.0 if kind is Kind.DELTA else rate  # `factor` of `_pseudo_gradient`
         outer = rate if kind is Kind.DELTA else self.global_lr
-        factor = self.factor(kind, rate)
+        factor = self.traits.factor(kind, rate)
         if factor is not None:
             kernels.apply(theta, update.indices, update.values, factor)
             return update.indices, state
@@ -182,25 +160,6 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         """Return the factor on the outer rate (bias correction) after `steps` steps."""
         return 1.0
 
-    def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the outer optimizer's slot arrays, which an optimizer step changes in place."""
-        return [value for value in state.values() if value.ndim]
-
-    def save(self, state: State, keep: Keep = copied) -> State:
-        """Return the optimizer slots and step count as plain data; `keep` copies the arrays."""
-        return {name: keep(value) if value.ndim else value.copy() for name, value in state.items()}
-
-    def set_weights(self, theta: Float32, state: State) -> None:
-        """Do nothing: the caller gives the weights to every call of `apply`."""
-
-    def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load the optimizer slots and the step count that `save` returned."""
-        import numpy as np
-
-        for name in self.slot_names:
-            np.copyto(state[name], saved[name])
-        return {**state, **({"steps": np.int64(saved["steps"])} if state else {})}
-
 
 @dataclasses.dataclass(frozen=True)
 class Nesterov(OuterUpdate):
@@ -215,8 +174,6 @@ class Nesterov(OuterUpdate):
 
     Source: Douillard et al., arXiv 2311.08105; the form is PyTorch's SGD(nesterov=True).
     """
-
-    optimizer: ClassVar[str] = "nesterov"
 
     global_lr: float = setting(GLOBAL_LR, 0.7)
     momentum: float = setting(MOMENTUM, 0.9, shown=True)
@@ -313,8 +270,6 @@ class _Adaptive(OuterUpdate):
 class FedAdagrad(_Adaptive):
     """FedOpt's Adagrad: v <- v + d^2; by default without momentum (b1 = 0, so m is d)."""
 
-    optimizer: ClassVar[str] = "adagrad"
-
     server_beta_1: float = setting(_BETA_1, 0.0)
 
     def _accumulate(self, square: Float32, squared: Float32) -> None:
@@ -330,8 +285,6 @@ class FedAdam(_Adaptive):
         bias_correction: True to multiply the outer rate g by sqrt(1 - b2^(t+1)) / (1 - b1^(t+1)) at
             step t = 0, 1, ..., as Flower's FedAdam does. The FedOpt paper has no bias correction.
     """
-
-    optimizer: ClassVar[str] = "adam"
 
     server_beta_2: float = setting(_BETA_2, 0.99)
     bias_correction: bool = setting(
@@ -367,8 +320,6 @@ class FedYogi(_Adaptive):
         server_beta_2: b2, the decay rate of the second moment v. A step changes v by at most (1 -
             b2) d^2.
     """
-
-    optimizer: ClassVar[str] = "yogi"
 
     server_beta_2: float = setting(_BETA_2, 0.99)
 

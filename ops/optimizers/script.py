@@ -16,16 +16,16 @@ import dataclasses
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
 from thinwire.ops.optimizers import allow_list
-from thinwire.ops.optimizers.base import ServerUpdate
+from thinwire.ops.optimizers.base import Moment, OptimizerTraits, ServerUpdate, StepRate
 from thinwire.ops.optimizers.described import WAYS_OUT, build_schedule
 from thinwire.ops.optimizers.rates import check_rates, rate_at
-from thinwire.ops.optimizers.server import SCRIPT, OptimizerUpdate, RunsOwnRate
+from thinwire.ops.optimizers.server import OptimizerUpdate
 from thinwire.ops.optimizers.slots import ITERATION, Slot, velocity_slots
 from thinwire.ops.optimizers.variables import VariableRules, VariablesOptimizer, is_elementwise
 from thinwire.ops.sharding.split import part_of_spec
@@ -44,79 +44,30 @@ _ONLY_KERAS = (
 )
 
 
-class GradientsOnly(ServerUpdate):
-    """Base class of policies for a script's optimizers, for which workers push only gradients."""
-
-    optimizer = SCRIPT
-
-    def adds(self, kind: Kind) -> bool:
-        """Return False, because a script's optimizer never just adds an update to the weights."""
-        return False
-
-    def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return None, because the step of a script's optimizer is not ``theta -= f * update``."""
-        return None
-
-    def outer_rate(self, fraction: float) -> float:
-        """Return the outer rate 1, which is never used, because workers push only gradients."""
-        return 1.0
-
-
 @dataclasses.dataclass(frozen=True)
-class AwaitedUpdate(GradientsOnly, RunsOwnRate):
-    """Placeholder for a script's optimizer until a worker describes the optimizer to the PS."""
-
-    awaits_offer = True
+class AwaitedUpdate(ServerUpdate):
+    """Placeholder for a script's optimizers until a worker describes the optimizers to the PS."""
 
     @property
-    def described(self) -> Described:
-        """Raise ConfigurationError, because no worker has described its script's optimizer.
+    def traits(self) -> OptimizerTraits:
+        """Properties of a placeholder, which has no optimizers."""
+        return OptimizerTraits(num_optimizers=0)
 
-        Raises:
-            ConfigurationError: Raised at every call, because no worker has described its script's
-                optimizer.
-        """
+    def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
+        """Raise ConfigurationError, because no worker has described its script's optimizer."""
         raise ConfigurationError(
             "--server_optimizer=script: no worker has sent a script's optimizer to the PS; "
             "expected an optimizer from the first worker. Start the PS with --model_from=worker, "
             "or set --server_optimizer to the name of an optimizer."
         )
 
-    def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Raise ConfigurationError, because no worker has described its script's optimizer."""
-        return {"described": self.described}
-
-    def apply(
-        self,
-        theta: Float32,
-        update: Update,
-        kind: Kind,
-        rate: float,
-        kernels: Kernels,
-        state: State,
-        number: int = 0,
-    ) -> tuple[Int64 | None, State]:
-        """Raise ConfigurationError, because no worker has described its script's optimizer."""
-        return None, self.init(theta)
-
-    def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return no arrays, because the placeholder for an optimizer has no state."""
-        return ()
-
-    def save(self, state: State, keep: Keep = copied) -> State:
-        """Return an empty state, because the placeholder for an optimizer has no slots."""
-        return {}
-
-    def set_weights(self, theta: Float32, state: State) -> None:
-        """Do nothing, because the placeholder for an optimizer has no slots."""
-
-    def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Return the state unchanged, because the placeholder for an optimizer has no slots."""
-        return state
+    def step(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise NotImplementedError, because `init` returns no state for a step."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class ScriptUpdate(GradientsOnly):
+class ScriptUpdate(ServerUpdate):
     """Policy for a script with one compiled optimizer, with which the PS steps for all workers.
 
     Attributes:
@@ -137,24 +88,16 @@ class ScriptUpdate(GradientsOnly):
         return self.offer.optimizer
 
     @property
-    def keeps_sparse(self) -> bool:
-        """True for SGD without momentum: a sparse update changes only weights that it contains."""
-        return self._is_flat and not self.described.config.get("momentum")
-
-    @property
-    def needs_whole_variables(self) -> bool:
-        """True if no variable may be divided among several shard servers."""
-        return not is_elementwise(self.described) or bool(self.rules.constraints)
-
-    @property
-    def needs_one_shard(self) -> bool:
-        """True if the optimizer clips gradients by the norm over all variables of the model."""
-        return bool(self.described.config.get("global_clipnorm"))
-
-    @property
-    def needs_dense(self) -> bool:
-        """True if the script's optimizer would divide by zero with sparse gradients."""
-        return self.described.name in allow_list.DENSE_ONLY
+    def traits(self) -> OptimizerTraits:
+        """Properties of the script's optimizer that its callers need."""
+        name, config = self.described.name, self.described.config
+        return OptimizerTraits(
+            keeps_sparse=self._is_flat and not config.get("momentum"),
+            whole_variables=not is_elementwise(self.described) or bool(self.rules.constraints),
+            # the argument global_clipnorm is the largest norm over all variables of the model
+            one_shard=bool(config.get("global_clipnorm")),
+            dense_only=name if name in allow_list.DENSE_ONLY else "",
+        )
 
     @property
     def _is_flat(self) -> bool:
@@ -222,29 +165,20 @@ class ScriptUpdate(GradientsOnly):
         most = most_updates if is_at_steps else most_batches
         check_rates(build_schedule(described), described, start, most)
 
-    def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Return a copy of the policy whose optimizer starts with the given optimizer slots."""
-        (initial,) = slots
-        return dataclasses.replace(self, initial=tuple(initial))
-
-    def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
+    def rate(self, moment: Moment, state: State, number: int = 0) -> StepRate:
         """Return the learning rate that the script set, or else the rate of its optimizer."""
+        if moment.set_rate is not None:
+            state["set_rate"] = moment.set_rate
+        count = int(state["steps"]) if self.offer.clock == "steps" else moment.batches
         if state["set_rate"] is not None:
-            return float(state["set_rate"])
-        if "schedule" in state:
-            return float(state["schedule"](self.schedule_count(batches, state)))
-        return float(self.described.config["learning_rate"])
+            rate = state["set_rate"]
+        elif "schedule" in state:
+            rate = state["schedule"](count)
+        else:
+            rate = self.described.config["learning_rate"]
+        return StepRate(float(rate), count)
 
-    def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return the optimizer's step count if the offer's clock is "steps", else `batches`."""
-        return int(state["steps"]) if self.offer.clock == "steps" else batches
-
-    def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Set the learning rate of all later steps, in place of the script's schedule."""
-        state["set_rate"] = rate
-        return state
-
-    def apply(
+    def step(
         self,
         theta: Float32,
         update: Update,
@@ -254,13 +188,13 @@ class ScriptUpdate(GradientsOnly):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Apply an update to the weights `theta` in place; `ServerUpdate.apply` has the details."""
+        """Apply an update to the weights `theta` in place; `ServerUpdate.step` has the details."""
         state["steps"] += 1
         touched = None
         if not len(theta):
             return None, state
         if self._is_flat:
-            touched, state["inner"] = self._flat.apply(
+            touched, state["inner"] = self._flat.step(
                 theta, update, kind, rate, kernels, state["inner"]
             )
         else:
@@ -279,11 +213,6 @@ class ScriptUpdate(GradientsOnly):
             slots += velocity_slots(inner.save(), state["tensors"])
         return [slots]
 
-    def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the optimizer slot arrays that a step changes, and `save` passes to `keep`."""
-        inner = state["inner"].get("optimizer")
-        return () if inner is None else inner.changing()
-
     def save(self, state: State, keep: Keep = copied) -> State:
         """Return copies of the optimizer's slots, step count, and rate that the script set."""
         inner = state["inner"].get("optimizer")
@@ -293,16 +222,12 @@ class ScriptUpdate(GradientsOnly):
             "slots": {} if inner is None else inner.save(keep),
         }
 
-    def set_weights(self, theta: Float32, state: State) -> None:
-        """Step from weights `theta` [n] that other code has set; do not change optimizer slots."""
-        if "optimizer" in state["inner"]:
-            state["inner"]["optimizer"].set_weights(theta)
-
-    def restore(self, saved: State, theta: Float32, state: State) -> State:
+    def restore(self, saved: State | None, theta: Float32, state: State) -> State:
         """Load an optimizer state that `save` returned, and the weights `theta` [n]."""
-        state["steps"], state["set_rate"] = saved["steps"], saved["set_rate"]
+        if saved is not None:
+            state["steps"], state["set_rate"] = saved["steps"], saved["set_rate"]
         if "optimizer" in state["inner"]:
-            state["inner"]["optimizer"].restore(saved["slots"], theta)
+            state["inner"]["optimizer"].restore(None if saved is None else saved["slots"], theta)
         return state
 
 
@@ -351,7 +276,7 @@ class _SteppedEntries:
 
 
 @dataclasses.dataclass(frozen=True)
-class ScriptUpdates(GradientsOnly):
+class ScriptUpdates(ServerUpdate):
     """Policy for a script with several compiled optimizers that step different variables.
 
     Attributes:
@@ -362,29 +287,15 @@ class ScriptUpdates(GradientsOnly):
     updates: tuple[ScriptUpdate, ...]
 
     @property
-    def num_optimizers(self) -> int:
-        """Number of optimizers that the script has compiled."""
-        return len(self.updates)
-
-    @property
-    def described(self) -> Described:
-        """Class and arguments of the first optimizer that needs dense gradients, or the first."""
-        return next((u for u in self.updates if u.needs_dense), self.updates[0]).described
-
-    @property
-    def needs_whole_variables(self) -> bool:
-        """True if no variable may be divided among several shard servers."""
-        return any(update.needs_whole_variables for update in self.updates)
-
-    @property
-    def needs_one_shard(self) -> bool:
-        """True if one of a script's optimizers clips gradients by the norm over its variables."""
-        return any(update.needs_one_shard for update in self.updates)
-
-    @property
-    def needs_dense(self) -> bool:
-        """True if one of a script's optimizers would divide by zero with sparse gradients."""
-        return any(update.needs_dense for update in self.updates)
+    def traits(self) -> OptimizerTraits:
+        """Properties that one or more of the script's optimizers have."""
+        every = [update.traits for update in self.updates]
+        return OptimizerTraits(
+            whole_variables=any(traits.whole_variables for traits in every),
+            one_shard=any(traits.one_shard for traits in every),
+            dense_only=next(filter(None, (traits.dense_only for traits in every)), ""),
+            num_optimizers=len(every),
+        )
 
     def check_rates(
         self, firsts: Sequence[int], most_updates: int | None, most_batches: int | None
@@ -392,12 +303,6 @@ class ScriptUpdates(GradientsOnly):
         """Check each optimizer's learning rate schedule from its number in `firsts` on."""
         for update, first in zip(self.updates, firsts, strict=True):
             update.check_rates([first], most_updates, most_batches)
-
-    def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Return a copy of the policy whose optimizers start with the given optimizer slots."""
-        pairs = zip(self.updates, slots, strict=True)
-        moved = tuple(update.starting_at([initial]) for update, initial in pairs)
-        return dataclasses.replace(self, updates=moved)
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
         """Return the optimizers' state for the shard server's flat weights `theta` [n].
@@ -408,23 +313,12 @@ class ScriptUpdates(GradientsOnly):
         known = spec or ModelSpec((TensorSpec("shard", (len(theta),)),))
         return {"parts": [_SteppedEntries(update, theta, known) for update in self.updates]}
 
-    def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
+    def rate(self, moment: Moment, state: State, number: int = 0) -> StepRate:
         """Return the learning rate of the next step of optimizer `number`."""
-        part = state["parts"][number]
-        return float(part.update.rate(scheduled, batches, part.state))
+        part: _SteppedEntries = state["parts"][number]
+        return part.update.rate(moment, part.state)
 
-    def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return the argument (batches or steps) of the schedule of optimizer `number`."""
-        part = state["parts"][number]
-        return int(part.update.schedule_count(batches, part.state))
-
-    def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Set the learning rate of all later steps of optimizer `number`."""
-        part = state["parts"][number]
-        part.state = part.update.set_rate(rate, part.state)
-        return state
-
-    def apply(
+    def step(
         self,
         theta: Float32,
         update: Update,
@@ -437,7 +331,7 @@ class ScriptUpdates(GradientsOnly):
         """Apply an update to the weights of optimizer `number` in `theta` [n], in place."""
         part = state["parts"][number]
         part.read(theta)
-        touched, part.state = part.update.apply(
+        touched, part.state = part.update.step(
             part.theta, part.own(update), kind, rate, kernels, part.state
         )
         theta[part.positions] = part.theta
@@ -447,27 +341,17 @@ class ScriptUpdates(GradientsOnly):
         """Return copies of the optimizer slots of each optimizer, numbered by variable slice."""
         return [part.update.slots(part.state)[0] for part in state["parts"]]
 
-    def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the slot arrays of optimizer `number` that an optimizer step changes in place."""
-        part: _SteppedEntries = state["parts"][number]
-        return part.update.changing(part.state)
-
     def save(self, state: State, keep: Keep = copied) -> State:
         """Return copies of each optimizer's slots, step count and rate set by the script."""
         parts = enumerate(state["parts"])
         return {str(number): part.update.save(part.state, keep) for number, part in parts}
 
-    def set_weights(self, theta: Float32, state: State) -> None:
-        """Step from weights `theta` [n] that other code has set; do not change optimizer slots."""
-        for part in state["parts"]:
-            part.read(theta)
-            part.update.set_weights(part.theta, part.state)
-
-    def restore(self, saved: State, theta: Float32, state: State) -> State:
+    def restore(self, saved: State | None, theta: Float32, state: State) -> State:
         """Load an optimizer state that `save` returned, and the weights `theta` [n]."""
         for number, part in enumerate(state["parts"]):
             part.read(theta)
-            part.state = part.update.restore(saved[str(number)], part.theta, part.state)
+            of_part = None if saved is None else saved[str(number)]
+            part.state = part.update.restore(of_part, part.theta, part.state)
         return state
 
 
@@ -499,8 +383,16 @@ class _RateAtStep:
         return rate
 
 
-def server_update(offer: Offer) -> ScriptUpdate | ScriptUpdates:
+def server_update(
+    offer: Offer, initial: Sequence[Sequence[Slot]] = ()
+) -> ScriptUpdate | ScriptUpdates:
     """Return the parameter server's optimizer policy for the optimizers in a worker's offer.
+
+    Args:
+        offer: The worker's description of its script's model and optimizers.
+        initial: For each optimizer, its slots on the shard server from steps that the script did
+            before the run, numbered by the shard's slices of the optimizer's variables. Empty for
+            new optimizers.
 
     Raises:
         ConfigurationError: The worker's offer has no optimizer, or has a class or an argument that
@@ -513,11 +405,13 @@ def server_update(offer: Offer) -> ScriptUpdate | ScriptUpdates:
         )
     for constraint in offer.constraints.values():
         allow_list.check_constraint(constraint)
-    updates = [_update_of(optimizer, offer) for optimizer in offer.optimizers]
+    slots = initial or [()] * len(offer.optimizers)
+    pairs = zip(offer.optimizers, slots, strict=True)
+    updates = [_update_of(optimizer, offer, tuple(own)) for optimizer, own in pairs]
     return updates[0] if len(updates) == 1 else ScriptUpdates(tuple(updates))
 
 
-def _update_of(optimizer: OptimizerOffer, offer: Offer) -> ScriptUpdate:
+def _update_of(optimizer: OptimizerOffer, offer: Offer, initial: Sequence[Slot]) -> ScriptUpdate:
     allow_list.check_optimizer(optimizer.optimizer)
     rules = VariableRules(
         optimizer.without_decay,
@@ -525,4 +419,4 @@ def _update_of(optimizer: OptimizerOffer, offer: Offer) -> ScriptUpdate:
         offer.constraints,
         offer.unused,
     )
-    return ScriptUpdate(optimizer, rules)
+    return ScriptUpdate(optimizer, rules, initial)

@@ -9,16 +9,14 @@ run as Keras code (`ops/optimizers/variables`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import allow_list
-from thinwire.ops.optimizers.base import ServerUpdate
+from thinwire.ops.optimizers.base import Moment, OptimizerTraits, ServerUpdate, StepRate
 from thinwire.ops.optimizers.schedule import parse_schedule
-from thinwire.ops.optimizers.slots import Slot
 from thinwire.ops.options import number, words
 from thinwire.ops.policy import setting
 from thinwire.ops.types import ConfigurationError, Kind, State, Update
@@ -68,35 +66,7 @@ MOMENTUM = number(
 )
 
 
-class RunsOwnRate(ServerUpdate):
-    """Base class of optimizers set by flags, whose learning rate follows the run's schedule.
-
-    A script can neither set the learning rate of an optimizer that flags select, nor get the
-    optimizer's slots.
-    """
-
-    def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Raise ValueError: an optimizer set by flags cannot start with a script's slots."""
-        raise ValueError(f"the PS received slots of {len(slots)} optimizers; expected none")
-
-    def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
-        """Return `scheduled`, the learning rate of the run's schedule."""
-        return scheduled
-
-    def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return `batches`, because a script's learning rate schedule is evaluated on workers."""
-        return batches
-
-    def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Return the state unchanged, because the run's schedule gives the learning rate."""
-        return state
-
-    def slots(self, state: State) -> list[list[Slot]]:
-        """Return an empty list, because an optimizer set by flags is not a script's optimizer."""
-        return []
-
-
-class FollowsOuterSchedule(RunsOwnRate):
+class FollowsOuterSchedule(ServerUpdate):
     """Base class of optimizers that apply workers' changes of weights at an outer rate.
 
     Attributes:
@@ -113,9 +83,11 @@ class FollowsOuterSchedule(RunsOwnRate):
         text = self.global_lr_schedule
         return parse_schedule(self.global_lr, text, "global_lr_schedule").rate(fraction)
 
-    def adds(self, kind: Kind) -> bool:
-        """Return True if the optimizer only adds updates, times the outer rate, to the weights."""
-        return kind is Kind.DELTA and self.keeps_sparse
+    def rate(self, moment: Moment, state: State, number: int = 0) -> StepRate:
+        """Return the run's learning rate for gradients, or the outer rate for weight changes."""
+        is_change = moment.kind is Kind.DELTA
+        rate = self.outer_rate(moment.fraction) if is_change else moment.scheduled
+        return StepRate(rate, moment.batches)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,23 +148,24 @@ class OptimizerUpdate(FollowsOuterSchedule):
         return Described(OPTIMIZERS[self.optimizer], options)
 
     @property
-    def keeps_sparse(self) -> bool:
-        """True for SGD without momentum: a sparse update changes only weights that it contains."""
+    def _is_plain(self) -> bool:
+        """True for SGD without momentum and without weight decay, which has no slots."""
         return self._is_sgd and not self.momentum and not self.weight_decay
 
     @property
-    def needs_whole_variables(self) -> bool:
-        """True if no variable may be divided among several shard servers."""
-        return OPTIMIZERS[self.optimizer] not in allow_list.ELEMENTWISE
-
-    @property
-    def needs_dense(self) -> bool:
-        """True if the server's optimizer would divide by zero with sparse gradients."""
-        return OPTIMIZERS[self.optimizer] in allow_list.DENSE_ONLY
+    def traits(self) -> OptimizerTraits:
+        """Properties of the Keras optimizer that its callers need."""
+        name = OPTIMIZERS[self.optimizer]
+        return OptimizerTraits(
+            keeps_sparse=self._is_plain,
+            whole_variables=name not in allow_list.ELEMENTWISE,
+            dense_only=name if name in allow_list.DENSE_ONLY else "",
+            gradient_scale=1.0 if self._is_plain else None,
+        )
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
         """Return the optimizer's state for the shard server's flat weights `theta` [n]."""
-        if self.keeps_sparse:
+        if self._is_plain:
             return {}
         if self._is_sgd and not self.weight_decay:
             from thinwire.ops.optimizers.momentum_sgd import MomentumSGD
@@ -202,13 +175,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
 
         return {"optimizer": VariablesOptimizer(self.described, theta, spec)}
 
-    def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return the factor f if an optimizer step is ``theta -= f * update``, else None."""
-        if not self.keeps_sparse:
-            return None
-        return -rate if kind is Kind.DELTA else rate
-
-    def apply(
+    def step(
         self,
         theta: Float32,
         update: Update,
@@ -218,7 +185,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Apply an update to the weights `theta` in place; `ServerUpdate.apply` has the details."""
+        """Apply an update to the weights `theta` in place; `ServerUpdate.step` has the details."""
         if "optimizer" in state:
             state["optimizer"].step(theta, update, rate, negate=kind is Kind.DELTA)
             return None, state
@@ -226,30 +193,35 @@ class OptimizerUpdate(FollowsOuterSchedule):
         kernels.apply(theta, update.indices, update.values, factor)
         return update.indices, state
 
-    def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the optimizer slot arrays that a step changes, and `save` passes to `keep`."""
-        arrays: Sequence[Any] = state["optimizer"].changing() if "optimizer" in state else ()
-        return arrays
-
     def save(self, state: State, keep: Keep = copied) -> State:
         """Return the optimizer's slots as plain data; `keep` copies large arrays."""
         saved: State = state["optimizer"].save(keep) if "optimizer" in state else {}
         return saved
 
-    def set_weights(self, theta: Float32, state: State) -> None:
-        """Step from weights `theta` [n] that other code has set; do not change optimizer slots."""
-        if "optimizer" in state:
-            state["optimizer"].set_weights(theta)
-
-    def restore(self, saved: State, theta: Float32, state: State) -> State:
+    def restore(self, saved: State | None, theta: Float32, state: State) -> State:
         """Load the optimizer slots that `save` returned, and the weights `theta` [n]."""
         if "optimizer" in state:
             state["optimizer"].restore(saved, theta)
         return state
 
 
-def keras_optimizer(choice: ServerUpdate) -> Any:
-    """Build the Keras optimizer that a server policy describes, with learning rate 0."""
+def keras_optimizer(choice: ServerUpdate, name: str) -> Any:
+    """Build the Keras optimizer that does the steps of a server policy, with learning rate 0.
+
+    Args:
+        choice: Optimizer policy of the parameter server.
+        name: Value of the flag --server_optimizer that selects the policy.
+
+    Raises:
+        ConfigurationError: No Keras optimizer does the steps of the policy.
+    """
     from thinwire.ops.optimizers.described import build_optimizer
 
+    if not isinstance(choice, OptimizerUpdate):
+        raise ConfigurationError(
+            f"--server_optimizer={name} is an optimizer for changes of weights from local steps or "
+            "for a script's model, but this run has gradients and a model from flags; expected an "
+            "optimizer for gradients. Set --method=asgd, and --server_optimizer=sgd, momentum, "
+            "adam or another Keras optimizer."
+        )
     return build_optimizer(choice.described)

@@ -283,20 +283,17 @@ class VariablesOptimizer:
             elif role not in (LEARNING_RATE, ITERATION):
                 variable.assign(values_by_key[None, role])
 
-    def changing(self) -> Sequence[Any]:
-        """Return no arrays, because `save` copies Keras' variables without calling `keep`."""
-        return ()
-
     def save(self, keep: Keep = copied) -> State:
         """Return copies of the optimizer's slots, step count and learning rate."""
         return {str(i): v.numpy() for i, v in enumerate(self.optimizer.variables)}
 
-    def restore(self, slots: State, theta: Float32) -> None:
-        """Load optimizer slots that `save` returned; the shard server's weights are `theta` [n]."""
+    def restore(self, slots: State | None, theta: Float32) -> None:
+        """Step from the weights `theta` [n], with slots that `save` returned; None: same slots."""
         self._rate = None
         self.set_weights(theta)
-        for number, variable in enumerate(self.optimizer.variables):
-            variable.assign(slots[str(number)])
+        if slots is not None:
+            for number, variable in enumerate(self.optimizer.variables):
+                variable.assign(slots[str(number)])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ from thinwire.ops.kernels import Kernels
 from thinwire.ops.kernels.numpy_ops import union
 from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import LossScale
+from thinwire.ops.optimizers.base import Moment, StepRate
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.optimizers.server import OptimizerUpdate
 from thinwire.ops.optimizers.slots import OptimizerState, Slot
@@ -96,10 +97,13 @@ class ShardModel:
         self.budget, self.schedule = budget, schedule
         self.version = 0
         self.samples = 0
-        self.clock = clock or BatchClock(1, method.server.num_optimizers)
+        self.clock = clock or BatchClock(1, method.server.traits.num_optimizers)
         self._weighting = method.weighting.init(len(theta))
         self._down = method.down_codec.init(len(theta))
         self._server = method.server.init(theta, spec)
+        # Arrays of optimizer slots in the last snapshot, which a reader in another thread may still
+        # be reading when the next step changes the arrays.
+        self._saved_slots: list[NDArray[Any]] = []
         self._scaler = LossScaler(loss_scale)
         self.draw_noise_with(secrets.token_bytes(32))
         self._backups = BackupWeights()
@@ -148,7 +152,7 @@ class ShardModel:
             self._server = self.method.server.restore(before, self.theta, self._server)
             self.clock.load_state_dict(saved["clock"])
         else:
-            self.method.server.set_weights(self.theta, self._server)
+            self._server = self.method.server.restore(None, self.theta, self._server)
             begin_again.append("the optimizer's state")
         if have_one_form(self._scaler.state_dict(), saved["loss_scale"]):
             self._scaler.load_state_dict(saved["loss_scale"])
@@ -179,7 +183,7 @@ class ShardModel:
         If workers take local optimizer steps, only the workers use this learning rate. If a
         training script has several optimizers, the learning rate is that of the first optimizer.
         """
-        rate = self._rate_of(0)
+        rate = self._rate_of(0, Kind.GRADIENT).value
         # Replies and status documents accept finite numbers only. No optimizer uses the learning
         # rate 0 of this line, because `has_rate` rejects the round first.
         return rate if math.isfinite(rate) else 0.0
@@ -192,26 +196,34 @@ class ShardModel:
                 script.
         """
         is_set = any(arrival.learning_rate is not None for arrival in arrivals)
-        return is_set or math.isfinite(self._step_rate(arrivals[0].optimizer))
+        return is_set or math.isfinite(self._rate_of(arrivals[0].optimizer).value)
 
     @property
     def _fraction(self) -> float:
         """Share of the run's budget of updates or examples that is consumed, from 0 to 1."""
         return self.budget.fraction(self.version, self.samples)
 
-    def _rate_of(self, optimizer: int) -> float:
-        scheduled, batches = self.schedule.rate(self._fraction), self.clock.batches(optimizer)
-        return self.method.server.rate(scheduled, batches, self._server, optimizer)
+    def _rate_of(
+        self, optimizer: int, kind: Kind | None = None, set_rate: float | None = None
+    ) -> StepRate:
+        """Return the learning rate of the next step of one of the script's optimizers.
 
-    def _step_rate(self, optimizer: int) -> float:
-        return self.method.step_rate(self._rate_of(optimizer), self._fraction)
+        Args:
+            optimizer: Index of the optimizer among the script's optimizers.
+            kind: Kind of the update; None: the kind of the method's updates.
+            set_rate: Learning rate that the script sets for this step and all later steps.
+        """
+        kind, fraction = kind or self.method.kind, self._fraction
+        scheduled, batches = self.schedule.rate(fraction), self.clock.batches(optimizer)
+        moment = Moment(scheduled, kind, batches, fraction, set_rate)
+        return self.method.server.rate(moment, self._server, optimizer)
 
     @property
     def schedule_counts(self) -> tuple[int, ...]:
         """Batch count at which to read the learning rate schedule of each optimizer of a script."""
-        server, clock, state = self.method.server, self.clock, self._server
-        numbers = range(clock.num_schedules)
-        return tuple(server.schedule_count(clock.batches(n), state, n) for n in numbers)
+        return tuple(
+            self._rate_of(number).schedule_count for number in range(self.clock.num_schedules)
+        )
 
     def count(self, samples: int, repeats: bool = False) -> None:
         """Count the examples of an update that the shard has applied.
@@ -253,8 +265,8 @@ class ShardModel:
         """
         rates = [arrival.learning_rate for arrival in arrivals if arrival.learning_rate is not None]
         number = arrivals[0].optimizer
-        if rates:
-            self._server = self.method.server.set_rate(rates[0], self._server, number)
+        # A rate that the script sets also counts if the overflow check skips this step.
+        rate = self._rate_of(number, set_rate=rates[0] if rates else None).value
         # After an overflow of the gradient no optimizer steps. The merged round is still a new
         # version of the weights, with the scripts' own changes of weights. As in Keras, no learning
         # rate schedule counts the batch.
@@ -281,14 +293,14 @@ class ShardModel:
         changed = self._take_changes(weighed, share)
         lone = self._lone(arrivals)
         # If privacy noise was added (`merged` is not `mean`), workers cannot repeat the update.
-        relayed = self._relayed(arrivals, weighed, number) if merged is mean else None
+        relayed = self._relayed(arrivals, weighed, rate) if merged is mean else None
         before = own_entries.values_at(lone, self.theta)
-        self._before_step(merged, number)
-        touched, self._server = self.method.server.apply(
+        self._before_step(merged)
+        touched, self._server = self.method.server.step(
             self.theta,
             merged,
             self.method.kind,
-            self._step_rate(number),
+            rate,
             self.kernels,
             self._server,
             number,
@@ -309,13 +321,13 @@ class ShardModel:
         )
         return weighed
 
-    def _before_step(self, merged: Update, optimizer: int) -> None:
+    def _before_step(self, merged: Update) -> None:
         """Announce an optimizer step to the copy-on-write protection, so that readers in other
         threads get the values before the step.
         """
-        server = self.method.server
-        self.freezer.before_change(self.theta, merged.indices if server.keeps_sparse else None)
-        for array in server.changing(self._server, optimizer):
+        keeps_sparse = self.method.server.traits.keeps_sparse
+        self.freezer.before_change(self.theta, merged.indices if keeps_sparse else None)
+        for array in self._saved_slots:
             self.freezer.before_change(array)
 
     def _take_changes(self, arrivals: Sequence[Arrival], share: float) -> Int64 | None:
@@ -336,7 +348,7 @@ class ShardModel:
         merged = self.method.aggregate.merge(changes, len(self.theta))
         self.freezer.before_change(self.theta, merged.indices)
         self.kernels.apply(self.theta, merged.indices, merged.values, -share)
-        self.method.server.set_weights(self.theta, self._server)
+        self._server = self.method.server.restore(None, self.theta, self._server)
         return merged.indices
 
     def _lone(self, arrivals: Sequence[Arrival]) -> Arrival | None:
@@ -347,13 +359,14 @@ class ShardModel:
         """
         method = self.method
         can_add = method.down_codec.omits_own_entries and method.router.delivers_all
-        if not can_add or not method.server.adds(method.kind):
+        adds = method.kind is Kind.DELTA and method.server.traits.keeps_sparse
+        if not can_add or not adds:
             return None
         alone = len(arrivals) == 1 and arrivals[0].update.indices is not None
         return arrivals[0] if alone and arrivals[0].change is None else None
 
     def _relayed(
-        self, arrivals: Sequence[Arrival], kept: Sequence[Arrival], optimizer: int
+        self, arrivals: Sequence[Arrival], kept: Sequence[Arrival], rate: float
     ) -> RelayedRound | None:
         """Return a round's updates in a form that workers can apply; None if no such form
         exists.
@@ -371,7 +384,7 @@ class ShardModel:
             if weighed or arrival.blocks is None or arrival.change is not None:
                 return None
             updates.append(RelayedUpdate(arrival.worker, arrival.step, arrival.blocks))
-        factor = method.server.factor(method.kind, self._step_rate(optimizer))
+        factor = method.server.traits.factor(method.kind, rate)
         return None if factor is None else RelayedRound(tuple(updates), float(np.float32(factor)))
 
     def take(self, update: Update) -> None:
@@ -479,7 +492,7 @@ class ShardModel:
         optimizer.
         """
         states = enumerate(self.method.server.slots(self._server))
-        return [OptimizerState(slots, self._rate_of(number)) for number, slots in states]
+        return [OptimizerState(slots, self._rate_of(number).value) for number, slots in states]
 
     def scale_slots(self) -> list[Slot]:
         """Return the variables of the script's LossScaleOptimizer, except its loss scale."""
@@ -515,12 +528,20 @@ class ShardModel:
         return self._durable_state(self.freezer.freeze)
 
     def _durable_state(self, keep: Keep) -> State:
+        saved_slots = []
+
+        def keep_slots(array: NDArray[Any]) -> Any:
+            saved_slots.append(array)
+            return keep(array)
+
+        optimizer = self.method.server.save(self._server, keep_slots)
+        self._saved_slots = saved_slots
         return {
             "version": self.version,
             "samples": self.samples,
             "clock": self.clock.state_dict(),
             "theta": keep(self.theta),
-            "optimizer": self.method.server.save(self._server, keep),
+            "optimizer": optimizer,
             "loss_scale": self._scaler.state_dict(),
             "privacy": copy.deepcopy(self._privacy),
             "weighting": _durable(self._weighting, keep),
@@ -729,5 +750,5 @@ def model_for(method: Method, theta: Float32, kernels: Kernels, config: CoreConf
         config.schedule,
         config.spec,
         config.loss_scale,
-        BatchClock(config.nb_workers, method.server.num_optimizers, config.first_batches),
+        BatchClock(config.nb_workers, method.server.traits.num_optimizers, config.first_batches),
     )

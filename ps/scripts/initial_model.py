@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ from thinwire.ops.methods.builder import adopt
 from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.script import ScriptUpdate, ScriptUpdates
-from thinwire.ops.optimizers.slots import divide, num_values, slot_places
+from thinwire.ops.optimizers.slots import Slot, divide, num_values, slot_places
 from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout
 from thinwire.runtime.run.settings import Run
 
@@ -98,17 +99,16 @@ def offered_layouts(run: Run, offer: Offer) -> tuple[ShardLayout, ...]:
     return _method_of(run, offer).place(offer.spec, run.nb_ps)
 
 
-def _method_of(run: Run, offer: Offer) -> Method:
+def _method_of(run: Run, offer: Offer, initial: Sequence[Sequence[Slot]] = ()) -> Method:
     """Return the run's training method with the optimizer of the model that a worker offers."""
-    server = run.method.server
-    if offer.optimizers and not server.awaits_offer:
+    if offer.optimizers and not run.method.awaits_offer:
         name = offer.optimizers[0].optimizer.name
         raise ConfigurationError(
             f"the script's optimizer is {name}, but the PS of this run has "
-            f"--server_optimizer={server.optimizer}; give all nodes the same --method and "
-            "--server_optimizer."
+            f"--server_optimizer={run.method.choices['server_optimizer']}; give all nodes the same "
+            "--method and --server_optimizer."
         )
-    return adopt(run.method, offer)
+    return adopt(run.method, offer, initial)
 
 
 def offered_bytes(run: Run, id_ps: int, offer: Offer) -> int:
@@ -146,19 +146,19 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
     layouts = offered_layouts(run, offer)
     size = layouts[id_ps].size
     num_statistics = offer.statistics if id_ps == 0 else 0
-    method, start = _method_of(run, offer), size + num_statistics
+    start = size + num_statistics
     if payload is None:
         values = np.zeros(start, np.float32)
     else:
         values = np.frombuffer(payload, np.dtype("<f4"))
         _check_finite(values)
+    initial, first = [], start
     if len(values) > start:
-        initial, first = [], start
         for places in slot_places(offer, layouts[id_ps]):
             last = first + num_values(places)
             initial.append(divide(values[first:last], places))
             first = last
-        method = dataclasses.replace(method, server=method.server.starting_at(initial))
+    method = _method_of(run, offer, initial)
     if bool(offer.statistics) and not run.method.bn_sync:
         raise ConfigurationError(
             f"the script's model has {offer.statistics} values of moving statistics (BatchNorm), "

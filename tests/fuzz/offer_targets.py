@@ -16,6 +16,7 @@ from tests.fuzz.target import FOLDER, Reader, Target, joined
 from tests.ps.streams import Stream
 from tests.threads.offered import OFFER, OfferedRun
 from thinwire.ops.offer import Described, LossScale, OptimizerOffer
+from thinwire.ops.optimizers.base import Moment
 from thinwire.ops.optimizers.script import ScriptUpdate
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
@@ -112,7 +113,10 @@ def _check_rates(model: InitialModel) -> None:
     updates = getattr(server, "updates", (server,))
     for update in (each for each in updates if isinstance(each, ScriptUpdate)):
         state = update.init(np.empty(0, np.float32))  # a shard without variables of the model
-        assert all(math.isfinite(update.rate(0.0, batches, state)) for batches in (0, 1))
+        assert all(
+            math.isfinite(update.rate(Moment(0.0, batches=batches), state).value)
+            for batches in (0, 1)
+        )
 
 
 def offer(data: bytes) -> None:

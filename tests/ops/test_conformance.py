@@ -99,7 +99,7 @@ def test_what_init_makes_is_plain(interface, name, tmp_path):
     policy = policy_of(interface, name)
     if interface in ("down_codec", "weighting"):
         state = policy.init(24)
-    elif interface == "server_optimizer" and not policy.keeps_sparse:
+    elif interface == "server_optimizer" and not policy.traits.keeps_sparse:
         return  # Keras's slots are plain once the ShardModel has saved them
     else:
         driver = DRIVERS[interface](interface, name)

@@ -15,6 +15,7 @@ import numpy as np
 from absl import logging
 
 from thinwire.ops.methods.method import Method
+from thinwire.ops.optimizers.base import Moment
 from thinwire.ops.types import ConfigurationError, State, Update
 from thinwire.proto import peers_pb2 as peers
 from thinwire.proto.framing import BytesLike
@@ -81,8 +82,8 @@ class Replica:
             method = self._method
             # In runs in which workers sum, the learning rate of the server's optimizer is constant,
             # so any fraction of the training budget gives the same rate.
-            own_rate = method.step_rate(rate, 0.0)
-            _, self._server = method.server.apply(
+            own_rate = method.server.rate(Moment(rate, method.kind), self._server).value
+            _, self._server = method.server.step(
                 self.theta, Update(None, mean), method.kind, own_rate, self._kernels, self._server
             )
             self.at, self.stepped = at, True

@@ -10,7 +10,7 @@ from thinwire.ops.codecs.error_feedback import ErrorFeedback
 from thinwire.ops.codecs.top_k import TopK
 from thinwire.ops.codecs.wrappers import Clip, DenseBelow, RateAtSend, WarmUp
 from thinwire.ops.methods.method import METHODS
-from thinwire.ops.types import ConfigurationError, Kind
+from thinwire.ops.types import ConfigurationError
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_ps_adds_changes_of_weights(name):
     ):
         with pytest.raises(ConfigurationError, match=f"--codec={name}|momentum"):
             method(name, **refused)
-    assert method(name, overrides={"server_optimizer": "sgd"}).server.adds(Kind.DELTA)
+    assert method(name, overrides={"server_optimizer": "sgd"}).server.traits.keeps_sparse
 
 
 def test_with_local_steps_the_server_s_momentum_is_the_outer_one():

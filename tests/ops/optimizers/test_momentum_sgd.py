@@ -86,7 +86,7 @@ def test_who_steps_with_what():
         assert type(state["optimizer"]) is expected
         before = theta.copy()
         gradient = Update(None, np.ones(100, np.float32))
-        choice.apply(theta, gradient, Kind.GRADIENT, 0.1, kernels, state)
+        choice.step(theta, gradient, Kind.GRADIENT, 0.1, kernels, state)
         assert (theta < before).all()
     assert OptimizerUpdate("sgd").init(theta) == {}
 

@@ -9,6 +9,7 @@ from tests.virtual.run import MiniRun
 from tests.virtual.toy import method
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.optimizers import outer
+from thinwire.ops.optimizers.base import Moment
 from thinwire.ops.optimizers.outer import FedAdagrad, FedAdam, FedYogi, Nesterov
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.optimizers.server import keras_optimizer
@@ -174,7 +175,7 @@ def test_random_traces_are_the_textbook_s(policy, seed, rounds, rate):
     sent *= rng.random((rounds, 9)) < 0.7
     state = policy.init(theta)
     for delta in sent:
-        touched, state = policy.apply(theta, Update(None, delta), Kind.DELTA, rate, KERNELS, state)
+        touched, state = policy.step(theta, Update(None, delta), Kind.DELTA, rate, KERNELS, state)
         assert touched is None
     expected = textbook(policy, started, -sent.astype(np.float64), rate)
     np.testing.assert_allclose(theta, expected, rtol=2e-5, atol=2e-5)
@@ -192,7 +193,7 @@ def test_a_sparse_update_is_the_dense_one_with_zeros(policy, monkeypatch):
         dense[indices] = values
         updates = Update(indices, values), Update(None, dense)
         for place, update in enumerate(updates):
-            touched, states[place] = policy.apply(
+            touched, states[place] = policy.step(
                 weights[place], update, Kind.DELTA, 0.1, KERNELS, states[place]
             )
             assert touched is None  # momentum moves entries that this update does not send
@@ -207,7 +208,7 @@ def test_pieces_make_no_difference(policy, monkeypatch):
         state = policy.init(theta)
         for number in range(4):
             delta = np.sin(np.arange(50, dtype=np.float32) * (number + 1)) * np.float32(0.1)
-            _, state = policy.apply(theta, Update(None, delta), Kind.DELTA, 0.1, KERNELS, state)
+            _, state = policy.step(theta, Update(None, delta), Kind.DELTA, 0.1, KERNELS, state)
     np.testing.assert_array_equal(*weights)
 
 
@@ -217,7 +218,7 @@ def test_an_entry_that_nobody_changes_stays(policy):
     state = policy.init(theta)
     delta = np.array([0, 0.1, 0], np.float32)
     for _ in range(3):
-        _, state = policy.apply(theta, Update(None, delta), Kind.DELTA, 0.1, KERNELS, state)
+        _, state = policy.step(theta, Update(None, delta), Kind.DELTA, 0.1, KERNELS, state)
     assert theta[0] == theta[2] == 1
     assert theta[1] > 1
 
@@ -227,7 +228,7 @@ def test_huge_changes_make_no_warning(policy, recwarn):
     theta = np.ones(3, np.float32)
     state = policy.init(theta)
     delta = np.full(3, 1e30, np.float32)
-    policy.apply(theta, Update(None, delta), Kind.DELTA, 0.1, KERNELS, state)
+    policy.step(theta, Update(None, delta), Kind.DELTA, 0.1, KERNELS, state)
     assert np.isfinite(theta).all()
     assert not recwarn.list
 
@@ -296,7 +297,7 @@ def test_what_cannot_act_is_refused(choices, words):
 
 def test_without_local_steps_there_is_no_optimizer_of_keras_for_it():
     with pytest.raises(ConfigurationError, match="--server_optimizer=nesterov .*--method=asgd"):
-        keras_optimizer(Nesterov())
+        keras_optimizer(Nesterov(), "nesterov")
 
 
 # -- the outer rate -----------------------------------------------------------------------------
@@ -310,8 +311,8 @@ def test_each_rate_has_its_own_schedule(name):
         global_lr=0.5,
         global_lr_schedule="0.5:0.1",
     )
-    assert chosen.server.outer_rate(0.4) == 0.5
-    assert chosen.server.outer_rate(0.5) == 0.05
+    for fraction, rate in ((0.4, 0.5), (0.5, 0.05)):
+        assert chosen.server.rate(Moment(0.3, Kind.DELTA, fraction=fraction), {}).value == rate
     inner = Schedule(0.3, ((0.5, 0.5),))
     shard = shard_of(chosen, schedule=inner, budget=Budget(4))
     constant = shard_of(composed(overrides={"server_optimizer": name}, global_lr=0.5))
@@ -398,10 +399,10 @@ def test_a_restart_changes_no_bit_of_the_next_steps(policy):
     theta, update = np.array(BASE, np.float32), Update(None, np.full(4, 0.1, np.float32))
     state = policy.init(theta)
     for _ in range(3):
-        _, state = policy.apply(theta, update, Kind.DELTA, 0.1, KERNELS, state)
+        _, state = policy.step(theta, update, Kind.DELTA, 0.1, KERNELS, state)
     there = theta.copy()
     again = policy.restore(policy.save(state), there, policy.init(there))
     for _ in range(2):
-        _, state = policy.apply(theta, update, Kind.DELTA, 0.1, KERNELS, state)
-        _, again = policy.apply(there, update, Kind.DELTA, 0.1, KERNELS, again)
+        _, state = policy.step(theta, update, Kind.DELTA, 0.1, KERNELS, state)
+        _, again = policy.step(there, update, Kind.DELTA, 0.1, KERNELS, again)
     np.testing.assert_array_equal(theta, there)

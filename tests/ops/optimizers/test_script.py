@@ -9,6 +9,7 @@ import pytest
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.offer import Described, OptimizerOffer
 from thinwire.ops.optimizers import allow_list, variables
+from thinwire.ops.optimizers.base import Moment
 from thinwire.ops.optimizers.described import describe
 from thinwire.ops.optimizers.script import ScriptUpdate, ScriptUpdates
 from thinwire.ops.optimizers.slots import Slot, cut
@@ -33,7 +34,11 @@ def by_steps(**fields):
 
 def step(update, theta, state, gradient=None, number=0):
     values = np.zeros_like(theta) if gradient is None else gradient
-    return update.apply(theta, Update(None, values), Kind.GRADIENT, 0.1, KERNELS, state, number)[1]
+    return update.step(theta, Update(None, values), Kind.GRADIENT, 0.1, KERNELS, state, number)[1]
+
+
+def rate(update, state, number=0, **moment):
+    return update.rate(Moment(9.0, **moment), state, number).value
 
 
 def numbers(seed=0):
@@ -42,10 +47,11 @@ def numbers(seed=0):
 
 def test_a_rate_that_the_script_has_set_outlives_a_restart():
     update, theta = offered(), numbers()
-    state = update.set_rate(0.01, update.init(theta, SPEC))
+    state = update.init(theta, SPEC)
+    assert rate(update, state, set_rate=0.01) == 0.01
     saved = copy.deepcopy(update.save(state))
     again = update.restore(saved, theta, update.init(theta, SPEC))
-    assert update.rate(9.0, 0, again) == 0.01
+    assert rate(update, again) == 0.01
 
 
 @pytest.mark.parametrize("fewest", [1, variables.FEWEST_FOR_XLA], ids=["by XLA", "traced"])
@@ -89,8 +95,9 @@ def test_a_schedule_of_steps_is_read_at_the_steps_taken(size):
     state = update.init(theta, SPEC if size else None)
     schedule = keras.optimizers.schedules.ExponentialDecay(**DECAY)
     for count in range(3):
-        assert update.schedule_count(99, state) == count
-        assert update.rate(9.0, 99, state) == pytest.approx(float(schedule(count)))
+        found = update.rate(Moment(9.0, batches=99), state)
+        assert found.schedule_count == count
+        assert found.value == pytest.approx(float(schedule(count)))
         state = step(update, theta, state)
 
 
@@ -98,13 +105,13 @@ def test_an_optimizer_that_has_moved_goes_on_with_its_schedule():
     update = by_steps(iterations=40)
     state = update.init(numbers(), SPEC)
     schedule = keras.optimizers.schedules.ExponentialDecay(**DECAY)
-    assert update.rate(9.0, 0, state) == pytest.approx(float(schedule(40)))
+    assert rate(update, state) == pytest.approx(float(schedule(40)))
 
 
 def test_a_variable_with_a_constraint_is_not_cut():
     norm = Described("MaxNorm", {"max_value": 1.0, "axis": 0})
-    assert offered(rules=VariableRules(constraints={"w": norm})).needs_whole_variables
-    assert not offered().needs_whole_variables
+    assert offered(rules=VariableRules(constraints={"w": norm})).traits.whole_variables
+    assert not offered().traits.whole_variables
 
 
 def test_several_optimizers_go_on_from_weights_that_the_script_has_set():
@@ -112,7 +119,7 @@ def test_several_optimizers_go_on_from_weights_that_the_script_has_set():
     update, theta = ScriptUpdates((first, second)), numbers()
     state = update.init(theta, SPEC)
     theta = numbers(1)
-    update.set_weights(theta, state)
+    state = update.restore(None, theta, state)
     expected = theta.copy()
     for number in (0, 1):  # with a gradient of zeros Adam stands still
         part = state["parts"][number]
@@ -170,8 +177,9 @@ def test_steps_without_an_overflow_go_on_being_counted():
 
 def test_a_rate_is_set_for_one_of_several_optimizers():
     update = ScriptUpdates(tuple(offered(paths=(path,)) for path in ("w", "b")))
-    state = update.set_rate(0.01, update.init(numbers(), SPEC), 1)
-    assert [update.rate(9.0, 0, state, number) for number in (0, 1)] == [0.1, 0.01]
+    state = update.init(numbers(), SPEC)
+    rate(update, state, 1, set_rate=0.01)
+    assert [rate(update, state, number) for number in (0, 1)] == [0.1, 0.01]
 
 
 def test_each_shard_gets_its_own_part_of_a_slot():

@@ -128,7 +128,9 @@ def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> Non
     # The server's optimizer is then no counterpart of a compiled optimizer, so only plain SGD is
     # accepted.
     plain = keras.optimizers.SGD()
-    server = plain if method.takes_local_steps else keras_optimizer(method.server)
+    server = plain
+    if not method.takes_local_steps:
+        server = keras_optimizer(method.server, method.choices["server_optimizer"])
     for known in (plain, server):
         if type(known) is type(optimizer) and not _differences(compiled, known.get_config()):
             return
@@ -164,8 +166,8 @@ def check_rate_change(rate: float, method: Method) -> None:
         raise ConfigurationError(f"learning_rate={rate:g}: expected a finite number >= 0.")
     blind = (
         (
-            method.server.optimizer not in _IN_PROPORTION,
-            f"--server_optimizer={method.server.optimizer}",
+            (optimizer := method.choices["server_optimizer"]) not in _IN_PROPORTION,
+            f"--server_optimizer={optimizer}",
         ),
         (isinstance(method.weighting, DcAsgd), "--weighting=dc_asgd"),
         (

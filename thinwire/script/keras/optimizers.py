@@ -10,6 +10,7 @@ from absl import logging
 
 from thinwire.ops.methods.method import Method
 from thinwire.ops.methods.validation import refuse_script_steps
+from thinwire.ops.policy import describe
 from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.gradient_sgd import RATE_TOLERANCE, warn_of_other_rate
@@ -50,7 +51,7 @@ def settings_with_momentum(
     """
     chosen = read_settings(args, keywords, type_node="Worker")
     momentum = momentum_of(optimizer)
-    is_servers = momentum in (None, chosen.run.method.server.momentum)
+    is_servers = momentum in (None, describe(chosen.run.method.server).get("momentum", 0.0))
     if not is_servers:
         chosen = read_settings(args, keywords, type_node="Worker", momentum=momentum)
     refuse_script_steps(chosen.run.method, "a worker whose server has its model from flags")
