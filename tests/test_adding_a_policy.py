@@ -64,7 +64,7 @@ def test_it_is_plain_and_refuses_bad_values_like_all(example):
 
 
 @every_example
-@pytest.mark.parametrize(("name", "nb_ps"), [("asgd", 1), ("bsp", 2), ("dgs", 1)])
+@pytest.mark.parametrize(("name", "nb_ps"), [("asgd", 1), ("bsp", 2), ("adacomp", 1)])
 def test_it_trains_with_other_policies(example, name, nb_ps):
     interface, value = example
     chosen = method(name, 3, overrides={interface: value})
@@ -75,8 +75,8 @@ def test_it_trains_with_other_policies(example, name, nb_ps):
 
 @every_example
 def test_the_table_of_the_page_names_its_methods(interface):
-    rows = documents.rows(PAGE.read_text(), "interface", "base class", "you write")
-    (words,) = [words for name, _, words in rows if name.strip("`") == interface]
+    rows = documents.rows(PAGE.read_text(), "interface", "base class", "you write", "also possible")
+    (words,) = [words for name, _, words, _ in rows if name.strip("`") == interface]
     for name, arguments in re.findall(r"`(\w+)\((.*?)\)`", words):
         policies = own._REGISTRIES[interface].values()
         written = [
@@ -110,3 +110,16 @@ def test_a_row_s_value_goes_with_its_policy(tmp_path):
     with loaded(tmp_path / "mine.py"):
         assert method("dampened").weighting.power_exponent == 0.7
         assert "power_exponent" not in method("dampened", overrides={"weighting": "none"}).choices
+
+
+@pytest.mark.parametrize("choices", [{}, {"local_steps": 2}], ids=["gradients", "changes"])
+def test_the_server_optimizer_is_momentum_sgd(tmp_path, choices):
+    """SGD with Keras's momentum, for gradients and for changes of weights."""
+    (tmp_path / "mine.py").write_text(FILES["server_optimizer"][1])
+    thetas = []
+    with loaded(tmp_path / "mine.py"):
+        for name in ("fedavgm", "momentum"):
+            overrides = {"server_optimizer": name, "pacer": "fixed" if choices else "every"}
+            chosen = method("bsp", 3, overrides=overrides, **choices)
+            thetas.append(MiniRun(chosen, iter_max=12, rate=0.05).run().theta)
+    np.testing.assert_allclose(*thetas, rtol=1e-5, atol=1e-6)

@@ -123,6 +123,7 @@ class DownDelta(DownCodec):
 
     def __post_init__(self) -> None:
         """Raise an error if `dense_fraction` is outside 0 to 1."""
+        super().__post_init__()
         check_fraction("dense_fraction", self.dense_fraction)
 
     def init(self, size: int) -> State:

@@ -107,7 +107,8 @@ def _check(interface: str, name: str, policy: Any, known: dict[str, Option]) -> 
         if written is None or written.__module__.endswith(".base"):
             raise _refusal(f"{place}: the class {policy.__name__} lacks {verb}", "its definition")
     for option in options_of(policy).values():
-        if known.setdefault(option.name, option) != option:
+        listed = dataclasses.replace(known.setdefault(option.name, option), is_advanced=True)
+        if listed != dataclasses.replace(option, is_advanced=True):
             raise _refusal(f"{place}: the flag --{option.name} exists already", "a new flag")
 
 

@@ -97,6 +97,7 @@ class BySpeed(Policy):
 
     def __post_init__(self) -> None:
         """Raise an error if shard speeds are not positive and finite, or not descending."""
+        super().__post_init__()
         written = ",".join(f"{speed:g}" for speed in self.ps_speeds)
         if any(not (0 < speed < math.inf) for speed in self.ps_speeds):
             raise ConfigurationError(

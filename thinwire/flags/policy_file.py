@@ -27,7 +27,7 @@ def load_named(
     Args:
         words: Words of a command line: flags and, after them, a script and its arguments.
         environment: Environment variables of this process; THINWIRE_FLAGS may hold --policy.
-        topics: Topics with all flags, which tell the value of a flag from the script.
+        topics: Topics with all flags, by which the value of a flag differs from the script.
 
     Raises:
         ConfigurationError: The file cannot be loaded.
