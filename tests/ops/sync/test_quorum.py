@@ -40,6 +40,14 @@ def test_the_vector():
     assert rounds.clocks() == {1: 2, 2: 3, 3: 2}
 
 
+def test_fewer_live_workers_than_the_quorum_go_on():
+    rounds = Rounds(Quorum(((1, 2, 3),), 2, 9.0))
+    rounds.join(1)
+    assert rounds.advance(0.0).proceeding == [1]
+    rounds.submit(ArrivalToken(1, 1), 1.0)
+    assert rounds.advance(1.0).released == [(ArrivalToken(1, 1),)]
+
+
 @pytest.mark.parametrize("nb_ps", [1, 2])
 def test_a_quorum_of_all_workers_is_bsp(nb_ps):
     runs = [

@@ -108,6 +108,28 @@ def test_a_held_worker_proceeds_when_the_rule_lets_it():
     assert rounds.advance(1.0).proceeding == [2, 1] or rounds.may_proceed(1)
 
 
+def test_a_permission_may_depend_on_anything():
+    """Worker 1 proceeds when worker 2 has a waiting push, although no clock has changed."""
+
+    @dataclasses.dataclass(frozen=True)
+    class WithCompany(Quorum):
+        def ready(self, rounds, now):
+            first = rounds.oldest([1])
+            return Ready([first] if first else ())
+
+        def may_proceed(self, rounds, worker):
+            return not rounds.clock(1) or bool(rounds.oldest([2]))
+
+    rounds = Rounds(WithCompany(((1, 2),), 1, 0.0))
+    for worker in (1, 2):
+        rounds.join(worker)
+    rounds.advance(0.0)
+    rounds.submit(ArrivalToken(1, 1), 0.0)
+    assert rounds.advance(0.0).proceeding == []
+    rounds.submit(ArrivalToken(2, 1), 1.0)
+    assert rounds.advance(1.0).proceeding == [1]
+
+
 @given(st.integers(2, 6), st.integers(1, 6), st.integers(0, 2**32))
 def test_every_shard_releases_the_rounds_of_shard_0(nb_workers, quorum, seed):
     """Pushes and announcements arrive in any order, and workers leave and return."""

@@ -63,7 +63,6 @@ def test_a_file_s_policy_and_method_are_like_built_in_ones(tmp_path):
         ("import sys; sys.exit(3)", "SystemExit"),
         ("POLICIES = 3", "POLICIES = "),
         ('POLICIES = {"colour": {}, "x": {}}', "'colour'.*pacer, codec"),
-        (HALF.replace('"half"', '"inverse"'), "--weighting=inverse exists already"),
         (HALF.replace('"half"', '"my half"'), "'my half'.*letters"),
         (HALF.replace('"half_life"', '"staleness_window"'), "--staleness_window exists already"),
         (HALF.replace("frozen=True", "frozen=False"), "frozen dataclass"),
@@ -87,6 +86,14 @@ def test_what_cannot_be_added_is_refused_and_nothing_is_added(tmp_path, text, wo
         pass
     assert (dict(WEIGHTINGS), dict(METHODS)) == before
     assert "expected" in str(caught.value) or "Run the file" in str(caught.value)
+
+
+def test_no_file_replaces_a_built_in_policy(tmp_path):
+    with (
+        pytest.raises(ConfigurationError, match="--weighting=inverse exists already"),
+        loaded(file_of(tmp_path, HALF.replace('"half"', '"inverse"'))),
+    ):
+        pass
 
 
 def test_a_missing_file_and_a_second_file_are_refused(tmp_path):
