@@ -54,13 +54,12 @@ _BETA_1 = number(
 )
 _BETA_2 = number(
     "server_beta_2",
-    None,
+    0.99,
     "Decay of the running mean square of --server_optimizer=adam and yogi, in runs whose workers "
     "push changes of weights.",
     "factor",
     low=0.0,
     high=0.999999,
-    unset="0.99",
 )
 
 
@@ -219,25 +218,21 @@ class _Adaptive(OuterUpdate):
     server_tau: float = setting(
         number(
             "server_tau",
-            None,
+            1e-3,
             "Constant that --server_optimizer=adam, adagrad and yogi add to the root of the mean "
             "square, in runs whose workers push changes of weights.",
             "change of weights",
             rule=above_zero(),
-            unset="0.001",
-        ),
-        1e-3,
+        )
     )
     server_v_start: str = setting(
         choice(
             "server_v_start",
-            None,
+            "zero",
             "Initial mean square of --server_optimizer=adam, adagrad and yogi, in runs whose "
             "workers push changes of weights: zero, or the square of --server_tau.",
             ("zero", "tau_squared"),
-            unset="zero",
-        ),
-        "zero",
+        )
     )
 
     def _start_of(self, slot: str) -> float:
@@ -286,16 +281,13 @@ class FedAdam(_Adaptive):
             step t = 0, 1, ..., as Flower's FedAdam does. The FedOpt paper has no bias correction.
     """
 
-    server_beta_2: float = setting(_BETA_2, 0.99)
+    server_beta_2: float = setting(_BETA_2)
     bias_correction: bool = setting(
         switch(
             "bias_correction",
             "Correct the bias of both means of --server_optimizer=adam, as Flower does, in runs "
             "whose workers push changes of weights.",
-            default=None,
-            unset="off",
-        ),
-        False,
+        )
     )
 
     def _accumulate(self, square: Float32, squared: Float32) -> None:
@@ -321,7 +313,7 @@ class FedYogi(_Adaptive):
             b2) d^2.
     """
 
-    server_beta_2: float = setting(_BETA_2, 0.99)
+    server_beta_2: float = setting(_BETA_2)
 
     def _accumulate(self, square: Float32, squared: Float32) -> None:
         import numpy as np

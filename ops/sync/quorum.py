@@ -38,8 +38,7 @@ class Quorum(SyncRule):
             "pushes",
             low=1,
             unset="more than half of the workers",
-        ),
-        shown=True,
+        )
     )
     grace: float = setting(
         number(
