@@ -41,6 +41,10 @@ def setting(
     return dataclasses.field(default=value, metadata=metadata)
 
 
+class PolicyFailed(ConfigurationError):
+    """Error: a policy of the user's own file failed or broke its interface; the run must end."""
+
+
 class Policy(Protocol):
     """Interface of all policies: a frozen dataclass whose fields are hyper-parameters."""
 

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -11,11 +12,8 @@ from tests.ops import test_conformance as conformance
 from tests.own_policies import loaded
 from tests.virtual.run import MiniRun
 from tests.virtual.toy import method
-from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods import own
 from thinwire.ops.methods.method import INTERFACES, METHODS
-from thinwire.ops.types import Update
-from thinwire.ops.weighting import Arrival, ReleaseContext
 
 PAGE = documents.ROOT / "docs" / "guide/adding_a_policy.md"
 CODE = [
@@ -87,14 +85,11 @@ def test_the_table_of_the_page_names_its_methods(interface):
         assert ("self", *arguments.split(", ")) in signatures, name
 
 
-def test_the_numeric_test_of_the_page_passes(tmp_path):
+def test_the_numeric_test_of_the_page_passes(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(FILES["weighting"][1])
     with loaded(tmp_path / "mine.py"):
-        names = {
-            **{"np": np, "Power": own._REGISTRIES["weighting"]["power"]},
-            **{"KERNELS": load_kernels("numpy"), "Update": Update},
-            **{"Arrival": Arrival, "ReleaseContext": ReleaseContext},
-        }
+        monkeypatch.setitem(sys.modules, "mine", sys.modules["thinwire_own_policies"])
+        names = {}
         exec(code_with("def test_power"), names)
         names["test_power_is_the_formula"]()
 

@@ -235,7 +235,7 @@ def _check_epochs(pacer: str, values: Mapping[str, Any]) -> None:
 
 def _sync_rule(name: str, choices: Choices) -> SyncRule:
     values = choices.values
-    plain = make_rule(name, choices.nb_workers, values, choices.auto_groups)
+    plain = make_rule(name, choices.nb_workers, values, choices.auto_groups, choices.seed)
     if values.get("fraction") in (None, 1.0) and values.get("draws") is None:
         return plain
     if name != "bsp":

@@ -149,7 +149,7 @@ def refuse_idle(
     Raises:
         ConfigurationError: A flag has no effect in this run.
     """
-    heeded = {*_FREE, *named(*used), *CODECS[chosen["codec"]].options}
+    heeded = {*_FREE, *chosen, *named(*used), *CODECS[chosen["codec"]].options}
     for interface in INTERFACES:
         known = options_by_value(interface)
         for name, option in {

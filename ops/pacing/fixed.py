@@ -68,8 +68,7 @@ class Fixed(Policy):
             "length is --local_steps.",
             "epochs",
             low=0,
-        ),
-        shown=True,
+        )
     )
     pass_steps: int = dataclasses.field(default=0, metadata=OWN)
 

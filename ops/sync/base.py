@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 
 from thinwire.ops.policy import Policy
 from thinwire.ops.sync.groups import AutoGroups, Groups, format_groups, one_group
-from thinwire.ops.types import ConfigurationError
+from thinwire.ops.types import ConfigurationError, State
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -127,10 +127,14 @@ class RoundsView(Protocol):
         groups: Current worker groups; each worker id is in exactly one group.
         changed: Numbers of the worker groups whose pushes or members have changed since the last
             call of `SyncRule.ready`, ascending. Synchronization rules may skip unchanged groups.
+        state: State of the rule itself: a dict, empty at first, of plain data (numbers, strings,
+            lists, and dicts with strings as keys). Only `SyncRule.ready` may change the state.
+            Checkpoints contain the state.
     """
 
     groups: Groups
     changed: Sequence[int]
+    state: State
 
     def members(self, number: int) -> Sequence[int]:
         """Return the ids of the workers in the current round of a worker group, ascending."""
@@ -201,7 +205,7 @@ class SyncRule(Policy):
         return one_group(nb_workers)
 
     def ready(self, rounds: RoundsView, now: float) -> Ready:
-        """Return the pushes that the shard must release now; `ready` changes no state.
+        """Return the pushes that the shard must release now; only `rounds.state` may change.
 
         Args:
             rounds: Workers, waiting pushes and workers' iteration counts of this shard.

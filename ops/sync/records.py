@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from thinwire.ops.sync.base import ArrivalToken, SyncRule
 from thinwire.ops.sync.groups import Groups, name_of
+from thinwire.ops.types import State
 
 
 class RoundRecords:
@@ -25,6 +26,7 @@ class RoundRecords:
         groups: Current worker groups; each worker id is in exactly one group.
         changed: Numbers of the worker groups whose pushes or members have changed since the last
             call of `SyncRule.ready`, ascending. Synchronization rules may skip unchanged groups.
+        state: State of the rule itself, plain data that only `SyncRule.ready` changes.
     """
 
     def __init__(self, rule: SyncRule, follows: bool = False) -> None:
@@ -36,6 +38,7 @@ class RoundRecords:
         """
         self.rule, self.follows = rule, follows
         self.changed: Sequence[int] = ()
+        self.state: State = {}
         self._live: list[int] = []  # ids of live workers, ascending
         self._joining: list[int] = []  # ids of joined workers that are not live yet, ascending
         # Live worker -> tokens of its waiting pushes, oldest first; no worker has an empty list.

@@ -11,10 +11,20 @@ repeats all rounds.
 from __future__ import annotations
 
 import bisect
+import copy
 from collections.abc import Collection, Mapping, Sequence
 
+from thinwire.ops.policy import PolicyFailed
 from thinwire.ops.sync.agreements import agreement_of
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, SyncRule
+from thinwire.ops.sync.base import (
+    Advance,
+    Agreement,
+    ArrivalToken,
+    Draw,
+    Joiners,
+    Ready,
+    SyncRule,
+)
 from thinwire.ops.sync.groups import Groups
 from thinwire.ops.sync.records import RoundRecords
 from thinwire.ops.types import State
@@ -137,11 +147,9 @@ class Rounds(RoundRecords):
         released = [self.take(late) for late in agreement.late()]
         ready = agreement.ready() or self.rule.ready(self, now)
         self._deadline = ready.look_again_at
+        self._check_progress(ready)
         due: dict[int, list[tuple[ArrivalToken, ...]]] = {}  # worker group -> its released rounds
         for tokens in ready.releases:
-            if not tokens:
-                rule = type(self.rule).__name__
-                raise ValueError(f"{rule}.ready released a round without pushes; expected some")
             due.setdefault(self._numbers[tokens[0].worker], []).append(tokens)
         for number in sorted({*self.changed, *due}):
             for tokens in due.get(number, ()):
@@ -149,6 +157,24 @@ class Rounds(RoundRecords):
                 released.append(self.take(tokens))
             agreement.admit(number, number in due or not self.has_waiting(number))
         return released
+
+    def _check_progress(self, ready: Ready) -> None:
+        """Raise an error if the rule releases a round without pushes, or can never release one.
+
+        If all workers of the run wait, no further push arrives, so a rule that releases nothing and
+        names no time to look again would stop the run.
+        """
+        if all(ready.releases) and (ready.releases or ready.look_again_at is not None):
+            return
+        name = f"{type(self.rule).__name__}.ready"
+        if ready.releases:
+            raise PolicyFailed(f"{name} released a round without pushes; expected some pushes.")
+        decides = self.rule.agreement is Agreement.RELEASES and not self.follows
+        if decides and len(self._submitted) == len(self._numbers):
+            raise PolicyFailed(
+                f"{name} released nothing although all {len(self._numbers)} workers wait; expected "
+                "a release, or a time at which to look again (Ready(look_again_at=...))."
+            )
 
     def take(self, tokens: Sequence[ArrivalToken]) -> tuple[ArrivalToken, ...]:
         """Remove released pushes, add 1 to the clocks of their workers, and hold these workers."""
@@ -285,6 +311,7 @@ class Rounds(RoundRecords):
             return {
                 "clocks": {str(worker): clock for worker, clock in self._clocks.items()},
                 "void": {str(worker): step for worker, step in self._void.items()},
+                **({"rule": copy.deepcopy(self.state)} if self.state else {}),
                 **self._agreement.state_dict(soft),
             }
         return {
@@ -305,6 +332,7 @@ class Rounds(RoundRecords):
             "deadline": self._deadline,
             "paused": self._paused,
             "groups": self.groups,
+            "rule": copy.deepcopy(self.state),
             **self._agreement.state_dict(soft),
         }
 
@@ -312,6 +340,7 @@ class Rounds(RoundRecords):
         """Restore a state from `state_dict`; load a state with soft=False before soft=True."""
         self._clocks = {int(worker): clock for worker, clock in state["clocks"].items()}
         self._void = {int(worker): step for worker, step in state["void"].items()}
+        self.state = copy.deepcopy(state.get("rule", {}))
         if soft:
             self._set_groups(state.get("groups", self.groups))
             self._live, self._joining = list(state["live"]), list(state["joining"])

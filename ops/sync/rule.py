@@ -117,6 +117,7 @@ def make_rule(
     nb_workers: int,
     values: Mapping[str, Any] | None = None,
     auto: AutoGroups | None = None,
+    seed: int = 0,
 ) -> SyncRule:
     """Make a synchronization rule from the values of flags.
 
@@ -126,6 +127,7 @@ def make_rule(
         values: Flag -> its value; the value of "groups" is a tuple of worker groups.
         auto: Settings for forming worker groups from measured speeds; None if the worker groups do
             not change.
+        seed: Random seed of the run, for a rule with a field `seed`.
 
     Raises:
         ConfigurationError: A flag's value is illegal, or the worker groups are not a partition of
@@ -134,7 +136,7 @@ def make_rule(
     policy, values = SYNC_RULES[name], values or {}
     takes_groups = "groups" in options_of(policy)
     given = values.get("groups") if takes_groups else None
-    others = {"groups": given or policy.form(nb_workers)}
+    others: dict[str, Any] = {"groups": given or policy.form(nb_workers)}
     if auto is not None:
         if not takes_groups:
             raise ConfigurationError(
@@ -142,6 +144,8 @@ def make_rule(
                 f"--sync={name}; change one of the two flags."
             )
         others = {"groups": groups_of_one(nb_workers), "auto": auto}
+    if any(field.name == "seed" for field in dataclasses.fields(policy)):
+        others["seed"] = seed
     rule = configured(policy, values, **others)
     members = sum(len(group) for group in rule.groups)
     if members != nb_workers:

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 
 from absl import logging
 
+from thinwire.ops.policy import PolicyFailed
 from thinwire.ops.printable import printable_traceback
 from thinwire.ops.types import State
 from thinwire.ps.core import events
@@ -392,6 +393,8 @@ class JournaledCore:
         """
         try:
             return self.core.handle(event, now)
+        except PolicyFailed:
+            raise  # the user's policy would fail again with every other worker
         except Exception as error:
             if not isinstance(event, events.OfWorker):
                 raise

@@ -37,7 +37,7 @@ def load_named(
     with contextlib.suppress(ValueError):  # the parser of THINWIRE_FLAGS reports a bad text
         own = shlex.split(environment.get(VARIABLE, ""))
     path = value_of(FLAG, words, kinds) or value_of(FLAG, own, kinds)
-    return own_policies.load(path) if path else None
+    return own_policies.load(path, kinds) if path else None
 
 
 def kinds_of(topics: Iterable[Topic]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thinwire.ops.policy import PolicyFailed
 from thinwire.ops.sync.base import Agreement, ArrivalToken, Ready, SyncRule
 from thinwire.ops.sync.quorum import Quorum
 from thinwire.ops.sync.rounds import Rounds
@@ -85,7 +86,7 @@ def test_an_empty_release_is_an_error_of_the_rule():
 
     rounds = Rounds(Hasty(((1, 2),), 1, 0.0))
     rounds.join(1)
-    with pytest.raises(ValueError, match=r"Hasty.ready"):
+    with pytest.raises(PolicyFailed, match=r"Hasty.ready"):
         rounds.advance(0.0)
 
 

@@ -3,13 +3,18 @@
 import pytest
 
 from tests.own_policies import loaded
+from tests.virtual.run import MiniRun
 from tests.virtual.toy import method
 from thinwire.cli import help_text
 from thinwire.flags import policy_file
 from thinwire.flags.environment import VARIABLE
 from thinwire.ops.methods.method import METHODS
+from thinwire.ops.policy import PolicyFailed
+from thinwire.ops.sync.base import ArrivalToken
+from thinwire.ops.sync.rounds import Rounds
 from thinwire.ops.types import ConfigurationError
 from thinwire.ops.weighting.registry import WEIGHTINGS
+from thinwire.ps.core.serialization import from_plain, to_plain
 from thinwire.runtime.run import own_policies
 
 HALF = """
@@ -27,6 +32,24 @@ class Half(StatelessWeighting):
         return arrivals, state
 
 POLICIES = {"weighting": {"half": Half}}
+"""
+
+RULE = """
+import dataclasses
+from thinwire.ops.sync.base import Ready, SyncRule
+from thinwire.ops.sync.groups import Groups
+
+@dataclasses.dataclass(frozen=True)
+class Patient(SyncRule):
+    groups: Groups
+    seed: int = 0
+    def ready(self, rounds, now):
+        rounds.state["calls"] = rounds.state.get("calls", 0) + 1
+        return Ready([rounds.oldest(rounds.live())] if rounds.is_complete(0) else ())
+    def may_proceed(self, rounds, worker):
+        return True
+
+POLICIES = {"sync": {"patient": Patient}}
 """
 
 
@@ -69,6 +92,9 @@ def test_a_file_s_policy_and_method_are_like_built_in_ones(tmp_path):
         (HALF.replace("(StatelessWeighting)", ""), "frozen dataclass"),
         (HALF.replace("def weigh", "def weight"), "Half lacks weigh"),
         (HALF.replace("Half(StatelessWeighting)", "Half(SyncRule)"), "Half lacks init"),
+        (HALF + "Half.need_copies = True", "has need_copies.*needs_copies"),
+        (RULE.replace("groups: Groups", "group: Groups"), "lacks the field groups"),
+        (RULE.replace("def may_proceed", "def may_procede"), "has may_procede.*may_proceed"),
         ('METHODS = {"bsp": {}}', "--method=bsp exists already"),
         ('METHODS = {"mine": {"sync": "bsp"}}', "lacks pacer, codec"),
         (HALF + 'METHODS = {"m": BUILT_IN["asgd"] | {"sync": "half"}}', "'half'.*bsp"),
@@ -86,6 +112,64 @@ def test_what_cannot_be_added_is_refused_and_nothing_is_added(tmp_path, text, wo
         pass
     assert (dict(WEIGHTINGS), dict(METHODS)) == before
     assert "expected" in str(caught.value) or "Run the file" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("rounds.live()", "rounds.alive()"), "mine.py:12, Patient.ready: AttributeError.*live"),
+        (
+            ("Ready([rounds.oldest(rounds.live())]", "Ready(rounds.oldest(rounds.live())"),
+            "tuple of",
+        ),
+        (("return Ready(", "return list("), "Patient.ready returned .*expected Ready"),
+        (("if rounds.is_complete(0)", "if False"), "although all 2 workers wait"),
+        (("return True", "return 1 / 0"), "mine.py:14, Patient.may_proceed: ZeroDivisionError"),
+    ],
+)
+def test_a_failing_policy_ends_the_run_with_its_line(tmp_path, change, words):
+    with loaded(file_of(tmp_path, RULE.replace(*change))):
+        run = MiniRun(method("bsp", 2, overrides={"sync": "patient"}), iter_max=6)
+        with pytest.raises(PolicyFailed, match=words):
+            run.run()
+
+
+def test_a_weighting_must_return_arrivals_and_state(tmp_path):
+    with loaded(file_of(tmp_path, HALF.replace("return arrivals, state", "return arrivals"))):
+        run = MiniRun(method("asgd", 2, overrides={"weighting": "half"}), iter_max=6)
+        with pytest.raises(PolicyFailed, match="Half.weigh returned .*expected a pair"):
+            run.run()
+
+
+def test_a_flag_of_every_node_is_refused_for_a_policy(tmp_path):
+    path = file_of(tmp_path, HALF.replace('"half_life"', '"learning_rate"'))
+    with pytest.raises(ConfigurationError, match="--learning_rate exists already"):
+        policy_file.load_named([f"--policy={path}"], {}, help_text.TOPICS)
+
+
+def test_a_rule_has_a_state_of_its_own_and_the_run_s_seed(tmp_path):
+    with loaded(file_of(tmp_path, RULE)):
+        chosen = method("bsp", 2, overrides={"sync": "patient"}, seed=7)
+        assert chosen.sync.seed == 7
+        rounds = Rounds(chosen.sync)
+        for worker in (1, 2):
+            rounds.join(worker)
+        rounds.advance(0.0)
+        rounds.submit(ArrivalToken(1, 1), 1.0)
+        rounds.advance(1.0)
+        calls = rounds.state["calls"]
+        assert calls >= 2
+        for soft in (False, True):
+            again = Rounds(chosen.sync)
+            saved = {
+                key: value
+                for each in (False, soft)
+                for key, value in rounds.state_dict(each).items()
+            }
+            again.load_state_dict(from_plain(to_plain(saved)), soft)
+            assert again.state == {"calls": calls}
+        rounds.state["calls"] = 0
+        assert again.state == {"calls": calls}
 
 
 def test_no_file_replaces_a_built_in_policy(tmp_path):

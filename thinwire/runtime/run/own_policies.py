@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import pathlib
 import sys
+from collections.abc import Collection
 
 from thinwire.ops.methods.method import METHODS
 from thinwire.ops.methods.own import register
@@ -63,10 +64,14 @@ def loaded() -> OwnPolicies | None:
     return _LOADED[0] if _LOADED else None
 
 
-def load(path: str) -> OwnPolicies:
+def load(path: str, taken: Collection[str] = ()) -> OwnPolicies:
     """Load a file of policies and add its policies and methods to the registries.
 
     A process can load one file. Loading the same file again returns the loaded policies.
+
+    Args:
+        path: Path of the file.
+        taken: Names of the flags of all nodes, which no policy may use for a flag of its own.
 
     Raises:
         ConfigurationError: The file is missing, fails on import, defines nothing, or defines a name
@@ -96,7 +101,7 @@ def load(path: str) -> OwnPolicies:
             "{interface: {name: class}} or METHODS = {name: row}."
         )
     try:
-        names = register(policies, methods)
+        names = register(policies, methods, taken)
     except ConfigurationError as error:
         raise ConfigurationError(f"--policy={path}: {error}") from error
     except (AttributeError, TypeError) as error:
