@@ -9,14 +9,12 @@ and ``--help`` need only the networks' names.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.user_file import import_file
 
 if TYPE_CHECKING:
     import keras
@@ -94,27 +92,7 @@ def load_user_model(path: str) -> ModuleType:
     Raises:
         ConfigurationError: The user's file is missing, fails on import, or has no ``build_model``.
     """
-    file = Path(path).resolve()
-    if not file.is_file() or file.suffix != ".py":
-        raise ConfigurationError(
-            f"--model {path} is not a Python file (the resolved path is {file}); expected a .py "
-            "file with build_model(). Correct the path."
-        )
-    spec = importlib.util.spec_from_file_location(_USER_MODULE, file)
-    if spec is None or spec.loader is None:
-        raise ConfigurationError(f"--model {path} cannot be imported; expected a .py file.")
-    module = importlib.util.module_from_spec(spec)
-    if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
-    sys.modules[_USER_MODULE] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[_USER_MODULE]
-        raise ConfigurationError(
-            f"--model {path} failed on import: {type(error).__name__}: {error}. Expected a file "
-            "that only defines build_model() and load_data(); run the file alone to find the line."
-        ) from error
+    module = import_file("model", path, _USER_MODULE, "build_model() and load_data()")
     if not callable(getattr(module, "build_model", None)):
         raise ConfigurationError(
             f"--model {path} has no function build_model(); expected a function without arguments "

@@ -363,7 +363,7 @@ def test_user_file_sees_its_neighbours(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (None, "not a Python file"),
+        (None, "no Python file"),
         ("import no_such_module_anywhere", "ModuleNotFoundError"),
         ("def build_model(:", "SyntaxError"),
         ("import sys; sys.exit(3)", "SystemExit"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import pathlib
 import sys
 from collections.abc import Collection
@@ -18,6 +17,7 @@ from thinwire.ops.methods.method import METHODS
 from thinwire.ops.methods.own import register
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.files import read_bounded
+from thinwire.runtime.run.user_file import import_file
 
 _MODULE = "thinwire_own_policies"
 #: Policies of this process: none or one file, because the registries belong to the process.
@@ -85,13 +85,8 @@ def load(path: str, taken: Collection[str] = ()) -> OwnPolicies:
                 "file of policies per process."
             )
         return _LOADED[0]
-    if not file.is_file() or file.suffix != ".py":
-        raise ConfigurationError(
-            f"--policy={path}: {file} is no Python file; expected a .py file that defines POLICIES "
-            "or METHODS."
-        )
     before = set(sys.modules)
-    module = _imported(path, file)
+    module = import_file("policy", path, _MODULE, "POLICIES or METHODS")
     policies, methods = getattr(module, "POLICIES", {}), getattr(module, "METHODS", {})
     if methods is METHODS:
         methods = {}  # the file imports the built-in METHODS to derive rows, but defines none
@@ -112,26 +107,6 @@ def load(path: str, taken: Collection[str] = ()) -> OwnPolicies:
     files = (file, *_beside(file, before))
     _LOADED.append(OwnPolicies(file, _digest(files), files, names))
     return _LOADED[0]
-
-
-def _imported(path: str, file: pathlib.Path) -> object:
-    """Import the file as a module; modules beside the file can be imported by their names."""
-    spec = importlib.util.spec_from_file_location(_MODULE, file)
-    if spec is None or spec.loader is None:
-        raise ConfigurationError(f"--policy={path} cannot be imported; expected a .py file.")
-    module = importlib.util.module_from_spec(spec)
-    if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
-    sys.modules[_MODULE] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[_MODULE]
-        raise ConfigurationError(
-            f"--policy={path} failed on import: {type(error).__name__}: {error}. Run the file "
-            "alone to find the line."
-        ) from error
-    return module
 
 
 def _beside(file: pathlib.Path, before: set[str]) -> list[pathlib.Path]:
