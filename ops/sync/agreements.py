@@ -9,7 +9,7 @@ lists the three kinds of agreement, and `agreement_of` creates the agreement obj
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from thinwire.ops.sync.base import (
@@ -384,13 +384,69 @@ class Announced(ShardAgreement):
 
 
 class ReleasesOfShardZero(Announced):
-    """Shard 0 with `Agreement.RELEASES`: the rule releases rounds, and shard 0 announces them."""
+    """Shard 0 with `Agreement.RELEASES`: the rule releases rounds, and shard 0 announces them.
+
+    A worker that withdraws its push here, for example after a restart of shard 0, may have the same
+    push waiting on another shard. Shard 0 announces the withdrawn push as a round of its own, so
+    that the other shards release the push instead of waiting forever.
+    """
+
+    def __init__(self, rounds: RoundRecords, newest: int) -> None:
+        """Create the agreement object of a shard that has no workers and no announcements yet."""
+        super().__init__(rounds, newest)
+        self._withdrawn: list[ArrivalToken] = []  # withdrawn pushes that are not announced yet
 
     def releases(self, tokens: Sequence[ArrivalToken]) -> None:
         """Announce a round that is released, with the steps of the released pushes."""
         self.newest += 1
         self._announce(self._finished(sorted(tokens)))
         self._num_rounds += 1
+
+    def withdrew(self, worker: int, step: int) -> None:
+        """Record a withdrawn push, which the next `begin_next` announces."""
+        if step > self._steps.get(worker, 0):
+            self._withdrawn.append(ArrivalToken(worker, step))
+
+    def begin_next(self) -> bool:
+        """Announce the withdrawn pushes; return False, because no round begins."""
+        for token in self._withdrawn:
+            self.newest += 1
+            before = self._steps.get(token.worker, 0)
+            workers, steps = (token.worker,), (token.step,)
+            self._announce(Draw(self.newest, self._num_rounds, workers, steps, (before,)))
+        self._withdrawn = []
+        return False
+
+    def _announce(self, announced: Draw) -> None:
+        """Add an announcement, and keep those with the newest step of a live worker.
+
+        A worker waits on each shard for the release of its newest step, so a shard that was away
+        must still learn of that release.
+        """
+        everything = [*self._announced, announced]
+        newest = {w: step for item in everything for w, step in _steps_of(item)}
+        self._announced = [
+            item
+            for item in everything
+            if item is announced
+            or any(newest[w] == step and self._rounds.is_live(w) for w, step in _steps_of(item))
+        ]
+
+    def state_dict(self, soft: bool) -> State:
+        """Return the workers' released steps and the number of rounds; with `soft`, all state."""
+        state = super().state_dict(soft)
+        pending = [[token.worker, token.step] for token in self._withdrawn]
+        return state | {"withdrawn": pending} if soft else state
+
+    def load_state_dict(self, state: State, soft: bool) -> None:
+        """Restore the agreement's state that `state_dict` has returned."""
+        super().load_state_dict(state, soft)
+        if soft:
+            self._withdrawn = [ArrivalToken(*pair) for pair in state.get("withdrawn", ())]
+
+
+def _steps_of(item: Draw) -> Iterator[tuple[int, int]]:
+    return zip(item.workers, item.steps, strict=True)
 
 
 class NamedRounds(Announced):

@@ -35,6 +35,7 @@ from tests.chaos.simulated_run import Case, ChaoticRun, Stuck
 from thinwire.ops.sync.groups import AutoGroups
 
 _GROUPS = (("groups", ((1, 2), (3,))),)
+_QUORUM = (("overrides", (("sync", "quorum"),)), ("quorum", 2), ("quorum_grace_seconds", 0.05))
 DRAWN = (("fraction", 0.5), ("seed", 7))
 _FEW_ENTRIES = (("chunk", 8), ("chunk_k", 2), ("local_steps", 2), ("local_optimizer", "sgd"))
 #: Cases to run: sparse methods keep a journal; dense methods run with --journal=on and, as by
@@ -51,12 +52,12 @@ CASES = (
     Case("dgt"),
     Case("bsp", nb_ps=2, iter_max=18),
     Case("asgd", nb_ps=2),
-    Case("ssp", nb_ps=2, choices=(("bound", 1),)),
+    Case("ssp", nb_ps=2, choices=(("staleness_bound", 1),)),
     Case("esync", nb_ps=2, iter_max=14),
     Case("dcasgd", nb_ps=2),
     Case("bsp", journal="auto", iter_max=18),
     Case("asgd", nb_ps=2, journal="auto"),
-    Case("ssp", journal="auto", choices=(("bound", 1),)),
+    Case("ssp", journal="auto", choices=(("staleness_bound", 1),)),
     Case("gsp", nb_ps=2, journal="auto", choices=_GROUPS),
     Case("dcasgd", journal="auto"),
     Case("esync", journal="auto", iter_max=14),
@@ -68,6 +69,8 @@ CASES = (
     Case("bsp", nb_ps=2, nb_workers=4, choices=DRAWN, iter_max=18),
     Case("bsp", nb_ps=2, nb_workers=4, journal="auto", choices=DRAWN, iter_max=18),
     Case("sparseloco", nb_ps=2, choices=_FEW_ENTRIES, iter_max=18),
+    Case("bsp", nb_ps=2, nb_workers=4, choices=_QUORUM, iter_max=18),
+    Case("bsp", nb_ps=2, journal="auto", choices=_QUORUM, iter_max=18),
 )
 
 

@@ -70,7 +70,9 @@ class ChaoticRun(Simulation):
     def __init__(self, case: Case, folder: pathlib.Path, recorder: Recorder) -> None:
         self.case, self.recorder = case, recorder
         self.keeps_journal = case.journal == "on"
-        chosen = method(case.name, case.nb_workers, **dict(case.choices))
+        choices = dict(case.choices)
+        overrides = dict(choices.pop("overrides", ()))
+        chosen = method(case.name, case.nb_workers, overrides=overrides, **choices)
         run = run_of(
             chosen,
             case.nb_workers,

@@ -84,6 +84,7 @@ class Shard:
         mine = identity("run", 0, 1, 0, self.fingerprint, SPEC, [])
         about = types.SimpleNamespace(
             method=self.run.method,
+            policy=None,
             nb_workers=2,
             nb_ps=1,
             seed=1,
