@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -98,6 +99,27 @@ def test_the_row_of_the_page_is_the_method_s():
     names = {"_DENSE_ASP": METHODS["asgd"]}
     exec("row = {" + code_with('"adacomp":') + "}", names)
     assert names["row"] == {"adacomp": METHODS["adacomp"]}
+
+
+def test_the_commands_of_the_page_start(tmp_path):
+    """Each command is tried with --dry_run or --helpfull, in a process of its own."""
+    (tmp_path / "mine.py").write_text(FILES["weighting"][1])
+    (tmp_path / "train.py").write_text("")
+    commands = [c for c in documents.commands() if any("--policy=mine.py" in w for w in c.words)]
+    assert len(commands) == 3
+    for command in commands:
+        end = ["--dry_run"] if command.words[0] == "run" else ["--helpfull"]
+        words = [command.words[0], *end, *command.words[1:]]
+        done = subprocess.run(
+            [sys.executable, "-m", "thinwire", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "--power_exponent" in done.stdout or "power" in done.stdout
 
 
 def test_a_row_s_value_goes_with_its_policy(tmp_path):

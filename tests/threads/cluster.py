@@ -33,6 +33,7 @@ class InProcessCluster:
         self.nb_workers = sum(len(group) for group in method.sync.groups)
         self.layouts = method.place(SPEC, nb_ps)
         self.run = types.SimpleNamespace(
+            policy=None,
             method=method,
             nb_workers=self.nb_workers,
             nb_ps=nb_ps,

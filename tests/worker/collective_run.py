@@ -57,6 +57,7 @@ class Shard:
         self.port = self.server.listen("127.0.0.1", port)
         self.run = types.SimpleNamespace(
             method=method,
+            policy=None,
             nb_workers=self.nb_workers,
             nb_ps=1,
             seed=1,

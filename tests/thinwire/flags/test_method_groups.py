@@ -39,7 +39,10 @@ def test_groups_by_speed_are_part_of_the_fingerprint():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--method=bsp", "--groups=auto"], "--groups=auto is for --sync=gsp"),
+        (
+            ["--method=bsp", "--groups=auto"],
+            "--groups=auto is for a rule with --groups",
+        ),
         (["--method=gsp", "--groups_warmup_updates=5"], "--groups_warmup_updates=5 is for"),
         (
             ["--method=gsp", "--groups=1,2|3,4", "--regroup_interval_seconds=5"],
