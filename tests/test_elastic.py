@@ -170,7 +170,7 @@ def test_shard_0_restarts_while_members_wait_there(mode):
         run.wait_for_updates(10)
         run.workers[2].freeze()
         if mode in ("bsp", "ssp"):
-            wait_until(run.first.waiting_workers, 30, "somebody who waits")
+            wait_until(run.first.rounds.waiting, 30, "somebody who waits")
         run.shards[0].snapshot()
         run.shards[0].kill()
         run.shards[0].come_back()

@@ -588,6 +588,21 @@ class AnnouncedByShardZero(NamedRounds):
         self._gave_up: set[int] = set()  # workers that withdrew their newest push
         self._awaited: list[Draw] = []  # announced rounds that have not begun on this shard
 
+    def late(self) -> Sequence[Sequence[ArrivalToken]]:
+        """Return waiting pushes that shard 0 has released or withdrawn in earlier rounds.
+
+        A worker may have been away from this shard when the round of its push was announced.
+        """
+        late = [token for tokens in super().late() for token in tokens]
+        rounds, not_begun = self._rounds, {item.number for item in self._awaited}
+        others = sorted(rounds.with_pushes() - self._open)
+        if not others:
+            return [late] if late else ()
+        past = [item for item in self._announced if item.steps and item.number not in not_begun]
+        over = {worker: step for item in past for worker, step in _steps_of(item)}
+        late += [each for each in rounds.oldest(others) if each.step <= over.get(each.worker, 0)]
+        return [sorted(late)] if late else ()
+
     def ready(self) -> Ready | None:
         """Return the oldest waiting pushes of the current round's workers if all have pushed."""
         complete = self.is_complete(0)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from thinwire.ops.sync.base import ArrivalToken, SyncRule
 from thinwire.ops.sync.groups import Groups, name_of
@@ -123,6 +123,10 @@ class RoundRecords:
         """Return True if a worker is live: rounds wait for its pushes."""
         place = bisect.bisect_left(self._live, worker)
         return place < len(self._live) and self._live[place] == worker
+
+    def with_pushes(self) -> Set[int]:
+        """Return the ids of the workers of which a push waits to be released."""
+        return self._submitted.keys()
 
     def has_submitted(self, worker: int) -> bool:
         """Return True if a push of the worker waits to be released."""

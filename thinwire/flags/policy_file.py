@@ -10,13 +10,15 @@ import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-from absl import flags
-
 from thinwire.flags.environment import VARIABLE
 from thinwire.ops.options import Topic
 from thinwire.runtime.run import own_policies
+from thinwire.runtime.run.files import read_bounded
 
 FLAG = "policy"
+_FLAG_FILE = "flagfile"
+#: Largest number of flag files of a command line; a flag file may name itself.
+_MOST_FILES = 20
 
 
 def load_named(
@@ -53,16 +55,25 @@ def value_of(name: str, words: Sequence[str], kinds: Mapping[str, str]) -> str |
         words: Words of a command line.
         kinds: Flag -> its kind ("switch", "text", ...), for the flags known so far.
     """
-    with contextlib.suppress(flags.Error, OSError):  # the command line's parser reports a bad file
-        words = flags.FlagValues().read_flags_from_files(["", *words], force_gnu=False)[1:]
-    found, rest = None, list(words)
+    found, rest, num_files = None, list(words), 0
     while rest and rest[0].startswith("-") and rest[0] not in ("--", "-m"):
         flag, equals, value = rest.pop(0).lstrip("-").partition("=")
-        if not equals and _takes_next(flag, rest, kinds):
+        if not equals and _takes_next(flag, rest, kinds | {_FLAG_FILE: "text"}):
             value = rest.pop(0)
         if flag == name:
             found = value
+        elif flag == _FLAG_FILE and num_files < _MOST_FILES:
+            num_files += 1
+            rest = [*_lines_of(value), *rest]
     return found
+
+
+def _lines_of(path: str) -> list[str]:
+    """Return the flags in a flag file; the command line's parser reports a file that is bad."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        lines = read_bounded(os.path.expanduser(path)).decode().splitlines()
+        return [line.strip() for line in lines if line.strip().startswith("-")]
+    return []
 
 
 def _takes_next(flag: str, rest: Sequence[str], kinds: Mapping[str, str]) -> bool:
