@@ -58,7 +58,7 @@ def value_of(name: str, words: Sequence[str], kinds: Mapping[str, str]) -> str |
     found, rest, num_files = None, list(words), 0
     while rest and rest[0].startswith("-") and rest[0] not in ("--", "-m"):
         flag, equals, value = rest.pop(0).lstrip("-").partition("=")
-        if not equals and _takes_next(flag, rest, kinds | {_FLAG_FILE: "text"}):
+        if not equals and _takes_next(flag, rest, {**kinds, _FLAG_FILE: "text"}):
             value = rest.pop(0)
         if flag == name:
             found = value
