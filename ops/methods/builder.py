@@ -49,9 +49,9 @@ class Choices(Policy):
         nb_workers: Number of workers of the run.
         overrides: Policy interface -> the user's value of its flag, which replaces the training
             method's value; None if the user has not given the flag.
-        values: Flag of a policy -> its value. A missing value or None means that the user has not
-            given the flag: the training method's value counts, or the policy's default if the
-            training method has no value.
+        values: Flag of a policy -> its value, for the flags that the user has given. For another
+            flag the training method's value counts, or the policy's default if the training method
+            has no value.
         auto_groups: Settings for forming worker groups from measured speeds (--groups=auto); None
             if the worker groups do not change.
         seed: Random seed of the run.
@@ -144,7 +144,9 @@ class Choices(Policy):
         """
         own = {field.name for field in dataclasses.fields(cls)}
         fields = {name: values[name] for name in values if name in own and values[name] is not None}
-        others = {name: value for name, value in values.items() if name not in own}
+        others = {
+            name: value for name, value in values.items() if name not in own and value is not None
+        }
         unknown = others.keys() - flags_of_policies()
         if unknown:
             raise TypeError(f"{sorted(unknown)}: expected names of flags of policies")
@@ -153,8 +155,7 @@ class Choices(Policy):
 
 def flags_of_policies() -> set[str]:
     """Return the names of all flags that fields of policies declare."""
-    names = {name for interface in settings.INTERFACES for name in settings.options(interface)}
-    return names | settings.named(CentralPrivacy).keys()
+    return {*settings.all_options(), *settings.named(CentralPrivacy)}
 
 
 def compose(choices: Choices) -> Method:
@@ -170,7 +171,7 @@ def compose(choices: Choices) -> Method:
         )
     policies = {name: value for name, value in choices.overrides.items() if value is not None}
     chosen = settings.row_with(choices.method, {**choices.values, **policies})
-    _check_epochs(chosen["pacer"], choices.values)
+    _check_epochs(choices.values)
     # The values of the training method's row count like the user's.
     values = {**choices.values, **{k: v for k, v in chosen.items() if k not in INTERFACES}}
     aggregate = configured(AGGREGATES[choices.aggregate], values)
@@ -224,7 +225,7 @@ def _refuse_idle(method: Method, chosen: Mapping[str, str], choices: Choices) ->
     settings.refuse_idle(names, [type(policy) for policy in used], choices.values)
 
 
-def _check_epochs(pacer: str, values: Mapping[str, Any]) -> None:
+def _check_epochs(values: Mapping[str, Any]) -> None:
     """Raise an error for --local_epochs with --local_steps."""
     if values.get("local_epochs") and values.get("local_steps") is not None:
         raise ConfigurationError(
@@ -277,10 +278,8 @@ def _local(choices: Choices, values: Mapping[str, Any]) -> LocalStep:
             f"--local_optimizer={name!r}: expected one of {', '.join(LOCAL_OPTIMIZERS)}."
         )
     usual = {"local_momentum": 0.9} if name == "momentum" else {}
-    given = {flag: value for flag, value in values.items() if value is not None}
-    if rate is not None:
-        given["local_lr"] = rate / choices.learning_rate
-    return configured(LOCAL_OPTIMIZERS[name], usual | given)
+    factor = {} if rate is None else {"local_lr": rate / choices.learning_rate}
+    return configured(LOCAL_OPTIMIZERS[name], {**usual, **values, **factor})
 
 
 def _server(name: str, values: Mapping[str, Any], kind: Kind) -> ServerUpdate:
@@ -299,8 +298,7 @@ def _server(name: str, values: Mapping[str, Any], kind: Kind) -> ServerUpdate:
         )
     if name in OUTER_OPTIMIZERS and (kind is Kind.DELTA or name not in OPTIMIZERS):
         return configured(OUTER_OPTIMIZERS[name], values)
-    given = {flag: value for flag, value in values.items() if value is not None}
-    return configured(OptimizerUpdate, _usual_rates(name, kind) | given, optimizer=name)
+    return configured(OptimizerUpdate, {**_usual_rates(name, kind), **values}, optimizer=name)
 
 
 def _usual_rates(name: str, kind: Kind) -> dict[str, float]:

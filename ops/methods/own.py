@@ -76,7 +76,7 @@ def register(policies: Policies, methods: Rows, taken: Collection[str] = ()) -> 
         ConfigurationError: A name exists already, a class is no policy of its interface, or a row
             has an unknown name.
     """
-    names, known = [], _known_options()
+    names, known = [], settings.all_options()
     for interface, entries in policies.items():
         if interface not in _REGISTRIES:
             raise _refusal(f"POLICIES has the key {interface!r}", f"one of {', '.join(INTERFACES)}")
@@ -157,14 +157,6 @@ def _text(error: Exception) -> str:
         names = [name for name in dir(RoundsView) if name[0] != "_"]
         text += f"; a rule may read {', '.join([*names, *RoundsView.__annotations__])}"
     return text
-
-
-def _known_options() -> dict[str, Option]:
-    options: dict[str, Option] = {}
-    for interface in settings.INTERFACES:
-        for known in settings.options_by_value(interface).values():
-            options |= known
-    return options
 
 
 def _check(

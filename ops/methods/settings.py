@@ -77,10 +77,21 @@ def named(*policies: type[Policy]) -> dict[str, Option]:
 
 def options(interface: str) -> dict[str, Option]:
     """Return flag -> option, for all flags of the policies of an interface."""
-    found: dict[str, Option] = {}
-    for options_of_value in options_by_value(interface).values():
-        found |= {name: o for name, o in options_of_value.items() if name not in found}
+    found = _of_all(options_by_value(interface))
     return {name: _as_flag(option) for name, option in found.items()}
+
+
+def _of_all(known: Mapping[str, Mapping[str, Option]]) -> dict[str, Option]:
+    """Return flag -> option, from the first policy that declares the flag."""
+    found: dict[str, Option] = {}
+    for own in known.values():
+        found |= {name: option for name, option in own.items() if name not in found}
+    return found
+
+
+def all_options() -> dict[str, Option]:
+    """Return flag -> option as declared, for the flags of the policies of all interfaces."""
+    return _of_all({interface: _of_all(options_by_value(interface)) for interface in INTERFACES})
 
 
 def _as_flag(option: Option) -> Option:
@@ -108,7 +119,9 @@ def owner_of(name: str) -> str | None:
     """
     if name in _OF_LOCAL_STEPS:
         return "pacer"
-    return _OWNED.get(name) or next((i for i in INTERFACES if name in options(i)), None)
+    return _OWNED.get(name) or next(
+        (i for i in INTERFACES if name in _of_all(options_by_value(i))), None
+    )
 
 
 def row_with(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,9 +165,7 @@ def refuse_idle(
     heeded = {*_FREE, *chosen, *named(*used), *CODECS[chosen["codec"]].options}
     for interface in INTERFACES:
         known = options_by_value(interface)
-        for name, option in {
-            k: o for options in known.values() for k, o in options.items()
-        }.items():
+        for name, option in _of_all(known).items():
             value = given.get(name)
             if name in heeded or not option.is_given(value):
                 continue

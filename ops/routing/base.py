@@ -270,14 +270,6 @@ class Router(Policy, Protocol):
 
 TRANSPORTS = ("udp", "grpc")
 CLASSES = ("cs", "compact", "off")
-_RANGES: dict[str, tuple[float, float]] = {
-    "dgt_mtu": (128, 65_507),  # 128 bytes have 12 values; 65,507 bytes is the limit of UDP
-    "dgt_pace_mbps": (0, 1_000_000),
-    "dgt_drop_rate": (0, 1),
-    "dgt_drop_seed": (0, 2**31 - 1),
-    "dgt_fallback_steps": (0, 1_000_000),
-    "dgt_fallback_fill": (0, 1),
-}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ lists the three kinds of agreement, and `agreement_of` creates the agreement obj
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from thinwire.ops.sync.base import (
@@ -424,7 +424,7 @@ class ReleasesOfShardZero(Announced):
         must still learn of that release.
         """
         everything = [*self._announced, announced]
-        newest = {w: step for item in everything for w, step in _steps_of(item)}
+        newest = _newest_steps(everything)
         self._announced = [
             item
             for item in everything
@@ -447,6 +447,11 @@ class ReleasesOfShardZero(Announced):
 
 def _steps_of(item: Draw) -> Iterator[tuple[int, int]]:
     return zip(item.workers, item.steps, strict=True)
+
+
+def _newest_steps(items: Iterable[Draw]) -> dict[int, int]:
+    """Return worker -> newest step that announcements of released rounds, oldest first, name."""
+    return {worker: step for item in items for worker, step in _steps_of(item)}
 
 
 class NamedRounds(Announced):
@@ -599,7 +604,7 @@ class AnnouncedByShardZero(NamedRounds):
         if not others:
             return [late] if late else ()
         past = [item for item in self._announced if item.steps and item.number not in not_begun]
-        over = {worker: step for item in past for worker, step in _steps_of(item)}
+        over = _newest_steps(past)
         late += [each for each in rounds.oldest(others) if each.step <= over.get(each.worker, 0)]
         return [sorted(late)] if late else ()
 

@@ -7,25 +7,15 @@ import math
 from absl import flags
 
 from thinwire.ops.options import FlagRule, Option, Topic
-from thinwire.ops.types import ConfigurationError
 
 #: The lower and upper bounds of absl's number flags accept NaN, which this rule rejects.
 _IS_FINITE = FlagRule(math.isfinite, "must be a finite number")
 
 
 def define(*topics: Topic, flag_values: flags.FlagValues = flags.FLAGS) -> None:
-    """Register all flags of the given topics, and rules for their values, with `flag_values`.
-
-    Raises:
-        ConfigurationError: A flag of a user's policy has the name of another flag.
-    """
+    """Register all flags of the given topics, and rules for their values, with `flag_values`."""
     for topic in topics:
         for option in topic.options:
-            if option.name in flag_values:
-                raise ConfigurationError(
-                    f"the flag --{option.name} exists already; expected another name for the flag "
-                    "of a policy in --policy."
-                )
             _define(option, flag_values, topic.title)
             if option.kind == "number":
                 _enforce(option.name, _IS_FINITE, flag_values)

@@ -51,6 +51,7 @@ from thinwire.ops.options import (
     switch,
     words,
 )
+from thinwire.ops.policy import configured
 from thinwire.ops.privacy import accountant
 from thinwire.ops.sharding.placement import BySpeed
 from thinwire.ops.sync.groups import AutoGroups, Groups, parse_groups, parse_groups_file
@@ -676,13 +677,11 @@ def _groups(given: flags.FlagValues) -> dict[str, Any]:
 def _auto_groups(given: flags.FlagValues) -> AutoGroups:
     """Return the settings of automatic worker groups (--groups=auto).
 
-    By default, the warm-up before the first automatic grouping lasts 10 updates per worker, and the
-    PS groups the workers again every 60 s.
+    By default, the warm-up before the first automatic grouping lasts 10 updates per worker.
     """
-    updates, seconds = given.groups_warmup_updates, given.regroup_interval_seconds
-    return AutoGroups(
-        10 * given.nb_workers if updates is None else updates, 60.0 if seconds is None else seconds
-    )
+    values = {"regroup_interval_seconds": given.regroup_interval_seconds}
+    updates = given.groups_warmup_updates or 10 * given.nb_workers
+    return configured(AutoGroups, values, groups_warmup_updates=updates)
 
 
 def _groups_of_file(given: flags.FlagValues) -> Groups:
