@@ -418,18 +418,17 @@ class ReleasesOfShardZero(Announced):
         return False
 
     def _announce(self, announced: Draw) -> None:
-        """Add an announcement, and keep those with the newest step of a live worker.
+        """Add an announcement, and keep those with the newest step of a worker.
 
-        A worker waits on each shard for the release of its newest step, so a shard that was away
-        must still learn of that release.
+        A worker waits on each shard for the release of its newest step, even if the worker has left
+        and returned, so a shard that was away must still learn of that release.
         """
         everything = [*self._announced, announced]
         newest = _newest_steps(everything)
         self._announced = [
             item
             for item in everything
-            if item is announced
-            or any(newest[w] == step and self._rounds.is_live(w) for w, step in _steps_of(item))
+            if item is announced or any(newest[w] == step for w, step in _steps_of(item))
         ]
 
     def state_dict(self, soft: bool) -> State:

@@ -92,3 +92,52 @@ def test_rounds_of_some_workers_are_no_common_epochs():
 def test_what_does_not_fit_is_refused(arguments, words):
     with pytest.raises(ConfigurationError, match=words):
         run_of(*arguments)
+
+
+def pair_of_shards():
+    shards = [Rounds(Quorum(((1, 2, 3),), 2), follows=follows) for follows in (False, True)]
+    for shard in shards:
+        for worker in (1, 2, 3):
+            shard.join(worker)
+        shard.advance(0.0)
+    return shards
+
+
+def released(shard, now):
+    return [tuple(token.worker for token in tokens) for tokens in shard.advance(now).released]
+
+
+def test_a_push_withdrawn_on_shard_0_does_not_wait_on_another_shard():
+    """Shard 0 restarts, and its workers give up there what shard 1 has accepted."""
+    first, second = pair_of_shards()
+    second.submit(ArrivalToken(1, 4), 1.0)
+    assert released(second, 1.0) == []
+    first.withdraw(1, 4)
+    assert first.advance(1.0).has_drawn
+    second.follow(first.draws())
+    assert released(second, 2.0) == [(1,)]
+
+
+def test_a_worker_that_was_away_at_the_announcement_is_not_waited_for_forever():
+    """The worker retries a push on shard 1 that shard 0 released, with other rounds in between."""
+    first, second = pair_of_shards()
+    for worker in (1, 2):
+        first.submit(ArrivalToken(worker, 1), 1.0)
+    assert released(first, 1.0) == [(1, 2)]
+    for shard in (first, second):
+        shard.leave(1)
+        shard.leave(2)
+        shard.advance(2.0)
+    first.submit(ArrivalToken(3, 1), 3.0)
+    assert released(first, 3.0) == [(3,)]
+    second.follow(first.draws())
+    second.submit(ArrivalToken(3, 1), 3.0)
+    assert released(second, 3.0) == [(3,)]
+    for shard in (first, second):
+        shard.join(1)
+        shard.join(2)
+        shard.advance(4.0)
+    second.follow(first.draws())
+    for worker in (1, 2):
+        second.submit(ArrivalToken(worker, 1), 5.0)
+    assert released(second, 5.0) == [(1, 2)]
