@@ -11,6 +11,9 @@ import sys
 
 import pytest
 
+from tests.object_storage import environment_of
+from tests.ray_nodes import ray_nodes
+
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 NEEDS = ("pandas==3.1.1", "pyarrow==26.0.1")
 TRAINS = """
@@ -19,7 +22,7 @@ import numpy as np
 import ray
 import thinwire
 
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+ray.init(log_to_driver=False)
 x = np.random.default_rng(0).normal(size=(1003, 4)).astype("float32")
 labels = (x[:, 0] > x[:, 1]).astype("int64")
 rows = ray.data.from_items([{"x": a, "label": int(b)} for a, b in zip(x, labels)])
@@ -34,7 +37,7 @@ import ray
 from tests.thinwire.script.data.places import places
 from thinwire.script.data.data import part_of_data
 
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+ray.init(log_to_driver=False)
 parts = [part_of_data((ray.data.range(23),), place).take_all() for place in places(3)]
 rows = [[row["id"] for row in part] for part in parts]
 assert [len(part) for part in rows] == [7, 8, 8] and sum(rows, []) == list(range(23)), rows
@@ -43,12 +46,17 @@ assert [len(part) for part in rows] == [7, 8, 8] and sum(rows, []) == list(range
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """Return the environment of processes that find what Ray Data needs."""
+    """Return the environment of processes that find a node of Ray and what Ray Data needs.
+
+    All processes share the node: a machine under load may take half a minute to start one, and Ray
+    gives up then.
+    """
     folder = tmp_path_factory.mktemp("ray-data")
     pip = [sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:", "--no-deps"]
     subprocess.run([*pip, f"--target={folder}", *NEEDS, "python-dateutil", "six"], check=True)
-    path = os.pathsep.join([str(ROOT), str(folder)])
-    return {**os.environ, "PYTHONPATH": path}
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
+    with environment_of(path), ray_nodes(1) as cluster:
+        yield {**os.environ, "RAY_ADDRESS": cluster.address}
 
 
 def _run(arguments, environment, cwd):
