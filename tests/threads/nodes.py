@@ -184,7 +184,8 @@ class ElasticWorker(threading.Thread):
                     continue
                 replies = part.exchange_round(outgoing, lambda weights: None)
                 self.num_rounds += 1
-                if replies[0] is not None and not replies[0].refused and not replies[0].stop:
+                reply = replies[0]  # step 0: the reply to the pull that replaced an abandoned push
+                if reply is not None and reply.step and not reply.refused and not reply.stop:
                     self.acknowledged.append(outgoing.step)
             cause = "done"
         finally:
