@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv$(patsubst python3%,-3%,$(filter python3.%,$(notdir $(PYTHON))))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
+# Folders of the product beside thinwire/, where links stand for them.
+CARD := ops ps worker supervisor proto data
 SHELL := /bin/bash
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 # Tests of the benchmarks, of `make mutants` and of the wheel, not of what the wheel holds.
@@ -20,8 +22,8 @@ help: ## This list
 setup: $(STAMP) ## Make .venv with everything pinned, and the command thinwire
 
 # uv installs in a third of pip's time; where it cannot be had, pip does the same work. What uv
-# leaves uncompiled is compiled here: every start of a node is then 4 s shorter where Python may not
-# write (PYTHONDONTWRITEBYTECODE). A few packages hold files for other Pythons: "-".
+# leaves uncompiled is compiled here, and so are Thinwire's own files: every start of a node is then
+# 4 s shorter where Python may not write (PYTHONDONTWRITEBYTECODE). A few packages hold files for other Pythons: "-".
 # pyenv's python3.12 works only where that version is selected: then it is looked up.
 $(STAMP): requirements.txt requirements-dev.txt
 	@python=$(PYTHON); $$python -c '' 2>/dev/null || \
@@ -34,7 +36,7 @@ $(STAMP): requirements.txt requirements-dev.txt
 	   $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -r requirements-dev.txt; \
 	then :; else $(BIN)/python -m pip install --quiet -r requirements-dev.txt; fi
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	-$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null
+	-$(BIN)/python -m compileall -q -j 0 $(VENV)/lib thinwire $(CARD) >/dev/null
 	touch $@
 
 demo: $(STAMP) ## AdaComp, 1 PS, 4 workers, a Supervisor, on this machine

@@ -8,6 +8,7 @@ fields of the policies.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -59,6 +60,7 @@ class Policy(Protocol):
                 raise ConfigurationError(refusal)
 
 
+@functools.cache
 def options_of(policy: type[Policy]) -> dict[str, Option]:
     """Return field -> the flag that sets the field, for the fields that a flag sets."""
     fields = dataclasses.fields(policy)

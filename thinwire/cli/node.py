@@ -1,6 +1,7 @@
 """Runs one node as a process: parses flags, starts the log, takes locks, sets the exit code.
 
-Only the modules of the nodes' roles import TensorFlow, so that ``--help`` is instant.
+Only the modules of the nodes' roles import TensorFlow, so that ``--help`` is instant. For the same
+reason, functions that run after the flags are parsed import what only they need.
 """
 
 from __future__ import annotations
@@ -26,12 +27,9 @@ from thinwire.cli import help_text
 from thinwire.flags import environment, launch, observability, policy_file
 from thinwire.flags import run as run_flags
 from thinwire.flags.registration import define
-from thinwire.launcher import tf_config
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps import flags as ps_flags
-from thinwire.runtime.run.directory import LogFile, lock_of
 from thinwire.runtime.run.files import read_bounded
-from thinwire.runtime.run.lock import LockOwner
 from thinwire.runtime.run.quiet import configure_libraries, import_quietly
 from thinwire.runtime.run.script_target import MODULE_OPTION, ScriptTarget
 from thinwire.runtime.run.settings import (
@@ -138,6 +136,8 @@ def _play(script: list[str] | None) -> int:
         script: The user's script that workers run, and its arguments. None: the workers train the
             model of their flags.
     """
+    from thinwire.launcher import tf_config
+
     if script:
         # A missing script fails before the import of the Advisor's modules, which takes seconds.
         ScriptTarget.of(script)
@@ -289,6 +289,9 @@ def _lock(run: Run) -> None:
 
     A node's process writes no file before it holds the lock.
     """
+    from thinwire.runtime.run.directory import lock_of
+    from thinwire.runtime.run.lock import LockOwner
+
     number = _node_number()
     address = run.addresses[number] if run.type_node == "PS" else ""
     lock_of(run.run_dir, run.type_node, number).take(LockOwner.here(run.type_node, number, address))
@@ -296,6 +299,8 @@ def _lock(run: Run) -> None:
 
 def _keep_log(run: Run) -> None:
     """Start to copy the log to a file in the run directory, and write all flags to another file."""
+    from thinwire.runtime.run.directory import LogFile
+
     folder, name = run.run_dir / "logs", _node_name()
     try:
         folder.mkdir(parents=True, exist_ok=True)

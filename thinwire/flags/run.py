@@ -62,7 +62,6 @@ from thinwire.runtime.run.files import read_bounded
 from thinwire.runtime.run.own_policies import OwnPolicies
 from thinwire.runtime.run.settings import DataChoice, ModelChoice, Run
 from thinwire.runtime.run.target import Target, is_target
-from thinwire.runtime.telemetry import predictions
 
 FLAGS = flags.FLAGS
 #: Roles that run the synchronization rule and therefore read the file of --draws. Hosts of other
@@ -562,6 +561,8 @@ def _check_files(given: flags.FlagValues) -> None:
             f"--model={given.model} is no file; expected a .py file that defines build_model()."
         )
     if "advice" in given and given.advice and given.type_node in _ROLES_THAT_RECORD:
+        from thinwire.runtime.telemetry import predictions  # keeps --help fast
+
         predictions.load(pathlib.Path(given.advice))
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.files import read_bounded
 
 #: Matches [user@]host[:port]. A host name must not begin with "-": ssh would parse it as an option.
 _HOST = re.compile(
@@ -51,6 +52,19 @@ class HostAssignment:
     def hosts(self) -> tuple[Host, ...]:
         """Hosts that run one or more nodes of the training run, without duplicates."""
         return tuple(dict.fromkeys(self.shards + self.workers))
+
+
+def read_hosts(path: str) -> tuple[Host, ...]:
+    """Read the file of --hosts_file; return one host per slot (place for a node).
+
+    Raises:
+        ConfigurationError: The hosts file cannot be read, or a line of the file is invalid.
+    """
+    try:
+        text = read_bounded(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--hosts_file={path}: {error}.") from error
+    return parse_hosts(text, f"--hosts_file={path}")
 
 
 def parse_hosts(text: str, source: str) -> tuple[Host, ...]:

@@ -22,6 +22,7 @@ from absl import flags, logging
 
 from thinwire.flags import environment as flags_in_environment
 from thinwire.flags import launch, observability, security
+from thinwire.launcher.hosts import read_hosts
 from thinwire.launcher.output import Screen, shown_log
 from thinwire.launcher.run_locks import start_in_claimed_directory
 from thinwire.proto.grpc import Unreachable
@@ -330,6 +331,8 @@ def check_nodes_here(run: Run, launcher: str) -> None:
         ConfigurationError: A file or folder that a flag names is not usable, or the run has more PS
             shards than the model has tensors.
     """
+    if FLAGS.hosts_file:
+        read_hosts(FLAGS.hosts_file)
     if launcher == "local":
         security.check_nodes(FLAGS, run.nb_ps, run.nb_workers)
         if run.checkpoint_dir is not None:

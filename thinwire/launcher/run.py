@@ -27,7 +27,7 @@ from thinwire.flags import launch
 from thinwire.flags import script as script_flags
 from thinwire.launcher import dry_run, launch_document
 from thinwire.launcher.failures import Cause, Failure
-from thinwire.launcher.hosts import place
+from thinwire.launcher.hosts import place, read_hosts
 from thinwire.launcher.line_merger import MergedLines
 from thinwire.launcher.output import (
     NodeOutput,
@@ -191,9 +191,7 @@ def _check(run: Run) -> str:
 
 def place_of(run: Run) -> list[str]:
     """Return the host of every node from --hosts_file, in the order in which nodes start."""
-    from thinwire.launcher.ssh import read_hosts
-
-    assignment = place(read_hosts(), run.nb_ps, run.nb_workers)
+    assignment = place(read_hosts(FLAGS.hosts_file), run.nb_ps, run.nb_workers)
     return [*map(str, assignment.shards + assignment.workers), "this host"]
 
 

@@ -26,14 +26,13 @@ from absl import flags, logging
 
 from thinwire.flags import launch, security
 from thinwire.launcher import deployment, program
-from thinwire.launcher.hosts import Host, parse_hosts, place
+from thinwire.launcher.hosts import Host, place, read_hosts
 from thinwire.launcher.local import SupervisedProcess, start_here, watchdog_command
 from thinwire.launcher.output import NamedLines, Screen, report_losses
 from thinwire.launcher.role import Node, threads_of, whole_input
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable, check_bind
 from thinwire.proto.grpc.common import host_and_port, is_loopback
-from thinwire.runtime.run.files import read_bounded
 from thinwire.runtime.run.script_settings import INPUT_COPY, SETTINGS_FOLDER
 from thinwire.runtime.run.settings import Run
 
@@ -282,7 +281,7 @@ class SshLauncher:
         self._has_input: set[Host] = set()
         self._screen = Screen()  # shows the output of nodes whose `output` is None
         self._ssh = Ssh(_ssh_options())
-        self._placement = place(read_hosts(), run.nb_ps, run.nb_workers)
+        self._placement = place(read_hosts(FLAGS.hosts_file), run.nb_ps, run.nb_workers)
         self._code = deployment.code_deployment(script_folder)
         self._python = launch.remote_python()
         interface = "" if _is_address(FLAGS.interface) else FLAGS.interface or ""
@@ -488,19 +487,6 @@ class SshLauncher:
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> SshLauncher:
     """Return the ssh launcher of a run, or raise an error of `SshLauncher`."""
     return SshLauncher(run, script_folder)
-
-
-def read_hosts() -> tuple[Host, ...]:
-    """Read --hosts_file; return one host per slot (place for a node).
-
-    Raises:
-        ConfigurationError: The hosts file cannot be read, or a line of the file is invalid.
-    """
-    try:
-        text = read_bounded(FLAGS.hosts_file).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--hosts_file={FLAGS.hosts_file}: {error}.") from error
-    return parse_hosts(text, f"--hosts_file={FLAGS.hosts_file}")
 
 
 def _ssh_options() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from absl import flags
 
@@ -11,11 +12,11 @@ from thinwire.ops.options import Topic, advanced, comma_list, words
 from thinwire.ops.types import ConfigurationError, Link
 from thinwire.ps import flags as ps_flags
 from thinwire.runtime.run.settings import Run
-from thinwire.simulator import devices as simulator_devices
-from thinwire.simulator import faulty_gradients
-from thinwire.simulator.devices import Outage, StepTime
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.flags import EmulatedDevice
+
+if TYPE_CHECKING:
+    from thinwire.simulator.devices import Outage, StepTime
 
 FLAGS = flags.FLAGS
 _DEFAULT_STEP = "0.1"
@@ -110,6 +111,10 @@ def read(run: Run) -> SimulatorFlags:
             of range, or has not one value per worker or shard, or the run uses an all-reduce or a
             journal.
     """
+    # Only a simulation needs these modules; --help would be slower with them.
+    from thinwire.simulator import devices as simulator_devices
+    from thinwire.simulator import faulty_gradients
+
     if run.method.collective != THROUGH_PS:
         raise ConfigurationError(
             f"--collective={run.method.collective} is not simulated; use --collective={THROUGH_PS}."
