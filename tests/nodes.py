@@ -19,7 +19,7 @@ from tests.waiting import patience
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
-from thinwire.proto.grpc.session import ClientSession
+from thinwire.proto.grpc.session import ClientSession, RequestRejected
 from thinwire.runtime.telemetry import run_status
 
 #: Small enough that processes start and train in seconds.
@@ -160,6 +160,10 @@ class Nodes:
                             return
             except (StreamLost, Unreachable):
                 pass
+            except RequestRejected as error:
+                if error.reason != pb.REASON_STARTING:
+                    raise
+                time.sleep(0.1)
             session.close(0.0)
         logs = {name: self.output(name)[-1500:] for name in self.processes}
         raise AssertionError(f"not seen within {seconds} s: {status}, {logs}")
