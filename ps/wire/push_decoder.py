@@ -209,14 +209,14 @@ class PushDecoder:
         Raises:
             NonFinite: A value of the update, or its loss, is NaN or infinite.
         """
-        largest = 0.0
+        largest, loss_is_finite = 0.0, math.isfinite(push.loss)
         for values, what in (
             (update.values, "the update or its loss"),
             (aux, "an averaged value (aux)"),
             (None if change is None else change.values, "a weight that the script set"),
         ):
             largest = max(largest, _peak(values))
-            if not (math.isfinite(largest) and math.isfinite(push.loss)):
+            if not (loss_is_finite and math.isfinite(largest)):
                 raise NonFinite(f"step {push.step}: {what} is not finite")
         return events.Push(
             worker=worker,
