@@ -42,7 +42,7 @@ def leave(folder, script, *flags, **more):
         **more,
     }
     store = checkpoints_at(run.checkpoint_dir, "ps-0", checkpoints_of(run.run_dir, "ps-0"), 3)
-    store.take_over("test")
+    store.log.take_over("test")
     store.save(40, state)
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,25 +120,30 @@ class ArrayBytes:
     """Iterable over the concatenated bytes of a state's arrays; one iteration only.
 
     Attributes:
-        records: Manifest records (dtype, shape, offset and CRC-32) of the arrays yielded so far.
+        records: Manifest records (dtype, shape, offset and CRC-32) of the arrays. The CRC-32 of an
+            array is complete when all bytes of the array have been yielded.
+        num_bytes: Number of all bytes, including the padding between arrays.
     """
 
     def __init__(self, arrays: list[NDArray[Any] | FrozenArray]) -> None:
         self.records: list[dict[str, Any]] = []
+        self.num_bytes = 0
         self._arrays = arrays
+        for array in arrays:
+            start = self.num_bytes + -self.num_bytes % _ALIGNMENT_BYTES
+            self.num_bytes = start + array.nbytes
+            place = {"offset": start, "crc32": 0}
+            self.records.append({"dtype": array.dtype.str, "shape": list(array.shape), **place})
 
     def __iter__(self) -> Iterator[memoryview]:
         """Yield the arrays' bytes, padded to 64 bytes; yield a frozen array in small chunks."""
         end = 0
-        for array in self._arrays:
-            gap = -end % _ALIGNMENT_BYTES
-            yield memoryview(bytes(gap))
-            start, end, checksum = end + gap, end + gap + array.nbytes, 0
+        for array, record in zip(self._arrays, self.records, strict=True):
+            yield memoryview(bytes(record["offset"] - end))
+            end = record["offset"] + array.nbytes
             for piece in _pieces(array):
-                checksum = zlib.crc32(piece, checksum)
+                record["crc32"] = zlib.crc32(piece, record["crc32"])
                 yield piece
-            place = {"offset": start, "crc32": checksum}
-            self.records.append({"dtype": array.dtype.str, "shape": list(array.shape), **place})
 
 
 def _pieces(array: NDArray[Any] | FrozenArray) -> Iterable[memoryview]:
@@ -147,8 +152,18 @@ def _pieces(array: NDArray[Any] | FrozenArray) -> Iterable[memoryview]:
     return (array.reshape(-1).view(np.uint8).data,)
 
 
+class ArrayFile(Protocol):
+    """File-like object with the bytes of a state's arrays."""
+
+    def seek(self, offset: int, /) -> Any:
+        """Make a byte offset the position of the next read."""
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fill a buffer from the current position on; return the number of bytes that exist."""
+
+
 def read_arrays(
-    file: IO[bytes], file_bytes: int, name: str, records: list[dict[str, Any]]
+    file: ArrayFile, file_bytes: int, name: str, records: list[dict[str, Any]]
 ) -> list[NDArray[Any]]:
     """Read a state's arrays and verify their checksums; check lengths before allocating memory.
 
@@ -171,7 +186,7 @@ def read_arrays(
             raise ValueError(f"file {name} is truncated: {file_bytes} bytes, within array {number}")
         raw = np.empty(num_bytes, np.uint8)
         file.seek(record["offset"])
-        if file.readinto(raw.data) != num_bytes or zlib.crc32(raw.data) != record["crc32"]:  # type: ignore[attr-defined]
+        if file.readinto(raw.data) != num_bytes or zlib.crc32(raw.data) != record["crc32"]:
             raise ValueError(f"checkpoint array {number}: the checksum does not match the bytes")
         arrays.append(raw.view(dtype).reshape(shape))
     return arrays
