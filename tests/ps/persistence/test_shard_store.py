@@ -58,6 +58,12 @@ def test_a_new_run_finds_nothing(tmp_path):
     assert saved.datagrams == DatagramCounts()
 
 
+def test_a_start_in_a_run_directory_writes_nothing(tmp_path):
+    """The lock of the run directory excludes other writers, so no claim counts as a generation."""
+    assert [shard(tmp_path).generation for _ in range(2)] == [0, 0]
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def test_everything_comes_back(tmp_path):
     save(tmp_path)
     saved = shard(tmp_path)

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from thinwire.ops.types import ConfigurationError, State
-from thinwire.runtime.persistence.array_parts import PartsReader, Portions
+from thinwire.runtime.persistence.array_parts import PartsReader
 from thinwire.runtime.persistence.checkpoint_log import CheckpointLog, Entry
 from thinwire.runtime.persistence.object_store import LocalObjects, ObjectStore, StorageError
 from thinwire.runtime.persistence.state_format import (
@@ -109,10 +109,9 @@ class Checkpoints:
 
     def _write_parts(self, prefix: str, arrays: ArrayBytes) -> Iterator[dict[str, Any]]:
         """Write the bytes of all arrays in parts with new names; yield the record of each part."""
-        portions = Portions(arrays)
         for index, start in enumerate(range(0, arrays.num_bytes, self._part_bytes)):
             name, size = f"{prefix}{index}.bin", min(self._part_bytes, arrays.num_bytes - start)
-            self._store.put_pieces(name, portions.take(size), size)
+            self._store.put_pieces(name, arrays.take(size), size)
             yield {"name": name, "bytes": size}
 
     def load_latest(self) -> tuple[int, State] | None:
@@ -183,8 +182,8 @@ class Checkpoints:
         if content is None:
             raise DamagedCheckpointError(f"{place}: {entry.damage}")
         try:
-            with PartsReader(self._store, content["parts"]) as parts:
-                arrays = read_arrays(parts, parts.num_bytes, "parts", content["arrays"])
+            with contextlib.closing(PartsReader(self._store, content["parts"])) as parts:
+                arrays = read_arrays(parts.fill, parts.num_bytes, content["arrays"])
             state, step = decode_state(content["tree"], arrays), content["step"]
             if type(step) is not int or not isinstance(state, dict):
                 raise ValueError("the checkpoint's training step or node state has the wrong type")

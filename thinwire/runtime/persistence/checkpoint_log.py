@@ -305,13 +305,15 @@ class CheckpointLog:
 
     # -- claims -----------------------------------------------------------------------------
 
-    def claim(self, generation: int, owner: str) -> bool:
+    def claim(self, generation: int, owner: str, discards: bool = False) -> bool:
         """Make this process the only writer of the log; fence (end) earlier writers.
 
         Args:
             generation: Number of this process among the writers, above `generation_before`.
             owner: Description of this process, for the error message of a writer that this process
                 replaces.
+            discards: True to remove all checkpoints. The numbers of entries and generations do not
+                restart, so the storage rejects a process that still writes.
 
         Returns:
             True if the claim succeeded. False if another process has written to the log since this
@@ -320,53 +322,32 @@ class CheckpointLog:
         Raises:
             ConfigurationError: The checkpoints' storage failed.
         """
-        return self._claim(generation, owner, begins_anew=False)
-
-    def take_over(self, owner: str) -> None:
-        """Make this process the log's only writer, even if another process has just written.
-
-        Args:
-            owner: Description of this process, for the error message of a writer that this process
-                replaces.
-
-        Raises:
-            ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
-                wrote its log.
-        """
-        self._take_over(owner, begins_anew=False)
-
-    def discard(self, owner: str) -> None:
-        """Remove all checkpoints of the log; fence (end) a process that still writes to it.
-
-        The numbers of log entries and generations do not restart, so the storage rejects a process
-        that still writes.
-
-        Args:
-            owner: Description of this process, for the error message of a writer that this process
-                replaces.
-
-        Raises:
-            ConfigurationError: The checkpoints' storage failed.
-        """
-        self._take_over(owner, begins_anew=True)
-
-    def _take_over(self, owner: str, begins_anew: bool) -> None:
-        self.read(ignores_others=begins_anew)
-        while not self._claim(self.generation_before + 1, owner, begins_anew):
-            self.read(ignores_others=begins_anew)
-
-    def _claim(self, generation: int, owner: str, begins_anew: bool) -> bool:
-        about = {"generation": generation, "owner": owner, "begins_anew": begins_anew}
+        about = {"generation": generation, "owner": owner, "begins_anew": discards}
         try:
             if not self._create(self.next_number, {"kind": _CLAIM, **about}):
                 return False
         except StorageError as error:
             raise ConfigurationError(f"{error}.") from error
         self._generation, self._owner = generation, owner
-        if begins_anew:
+        if discards:
             self.entries = []
         self._collect()
         return True
+
+    def take_over(self, owner: str, discards: bool = False) -> None:
+        """Make this process the log's only writer, even if another process has just written.
+
+        Args:
+            owner: Description of this process, as for `claim`.
+            discards: True to remove all checkpoints, also those of other versions of Thinwire.
+
+        Raises:
+            ConfigurationError: The checkpoints' storage failed, or another version of Thinwire
+                wrote the log.
+        """
+        self.read(ignores_others=discards)
+        while not self.claim(self.generation_before + 1, owner, discards):
+            self.read(ignores_others=discards)
 
     def check_owner(self) -> None:
         """Raise Fenced if another process has written a log entry, StorageError on failure."""

@@ -54,7 +54,7 @@ def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
         raise ConfigurationError(f"{error}.") from error
     for name in nodes:
         if node in (None, name, name.removesuffix("-ended")):
-            CheckpointLog(store.below(name)).discard(owner)
+            CheckpointLog(store.below(name)).take_over(owner, discards=True)
 
 
 def discard_records(address: str, owner: str) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.object_storage import BUCKET, FailingObjects, environment_of, s3_server
+from tests.thinwire.runtime.persistence.test_checkpoint import STATE, same
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.persistence import checkpoint_log
 from thinwire.runtime.persistence.checkpoint import Checkpoints
@@ -101,6 +102,14 @@ def test_what_is_saved_comes_back_and_the_oldest_go(store):
         assert newest(store) == step
     assert [each["clock"] for each in Checkpoints(store).load_all()] == [3, 4]
     assert set(store.names()) == referred(store)
+
+
+def test_parts_of_any_size_hold_any_state(memory):
+    """Arrays begin and end within parts, and the last array is empty."""
+    for part_bytes in (1, 7, 64, 65, 10_000):
+        checkpoints = Checkpoints(memory, part_bytes=part_bytes)
+        checkpoints.save(12, STATE)
+        assert same(checkpoints.load_latest(), (12, STATE))
 
 
 def test_an_old_owner_that_wakes_up_cannot_write(store):
@@ -238,14 +247,14 @@ def test_another_version_is_refused(memory, monkeypatch):
     with pytest.raises(ConfigurationError, match="format 3, but this .* reads format 2"):
         newest(memory)
     assert len(memory.names()) == 4, "the entry and its parts"
-    CheckpointLog(memory).discard("--overwrite")
+    CheckpointLog(memory).take_over("--overwrite", discards=True)
     assert newest(memory) is None and set(memory.names()) == referred(memory)
 
 
 def test_a_run_that_begins_anew_leaves_nothing_and_fences_the_old_one(memory):
     old = owner(memory)
     old.save(1, state(1))
-    CheckpointLog(memory).discard("--overwrite")
+    CheckpointLog(memory).take_over("--overwrite", discards=True)
     assert newest(memory) is None
     with pytest.raises(Fenced, match="--overwrite"):
         old.save(2, state(2))
