@@ -53,7 +53,7 @@ from thinwire.ps.telemetry.status import StatusReporter, StatusSources
 from thinwire.ps.telemetry.tensorboard import PsScalars
 from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.runtime.malloc import return_freed_memory
-from thinwire.runtime.persistence.checkpoint import Fenced
+from thinwire.runtime.persistence.checkpoint_log import Fenced
 from thinwire.runtime.persistence.documents import write_json_atomically
 from thinwire.runtime.persistence.places import discard_checkpoints
 from thinwire.runtime.run import fingerprint

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from absl import logging
 
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.persistence.checkpoint import Fenced
+from thinwire.runtime.persistence.checkpoint_log import Fenced
 from thinwire.runtime.persistence.fsspec_objects import open_objects
 from thinwire.runtime.persistence.places import REPORTS
 from thinwire.runtime.persistence.published_files import PublishedFiles

@@ -129,8 +129,8 @@ def offer_of(optimizer, own, clock="batches", unused=(UNUSED,)):
 
 def through_disk(state):
     with tempfile.TemporaryDirectory() as folder:
-        Checkpoints(pathlib.Path(folder)).save(1, state)
-        return Checkpoints(pathlib.Path(folder)).load_latest()[1]
+        Checkpoints.in_folder(pathlib.Path(folder)).save(1, state)
+        return Checkpoints.in_folder(pathlib.Path(folder)).load_latest()[1]
 
 
 class ScriptRun:

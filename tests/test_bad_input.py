@@ -205,7 +205,7 @@ def test_what_a_ps_refuses(nodes):
 
 def says_hello_in_vain(nodes, words, compression_rate="0.01", **fields):
     """Send a Hello as worker 2, with the settings that the PS has written for the run."""
-    saved = Checkpoints(nodes.run_dir / "checkpoints" / "ps-0").load_latest()[1]
+    saved = Checkpoints.in_folder(nodes.run_dir / "checkpoints" / "ps-0").load_latest()[1]
     with given("--type_node=Worker", *nodes.common):
         settings = dict(fingerprint(read_run()))
     settings["codec.compression_rate"] = compression_rate

@@ -45,7 +45,7 @@ def test_what_workers_normalise_by_is_what_is_evaluated_and_saved(nodes, flags):
     summary = nodes.summary()
     assert summary["test_accuracy"] > 0.9 and summary["test_loss"] < 1, summary
     assert summary["num_parameters"] == 6 * 3 + 3 + 2 * 6
-    _, state = Checkpoints(nodes.run_dir / "checkpoints" / "ps-0").load_latest()
+    _, state = Checkpoints.in_folder(nodes.run_dir / "checkpoints" / "ps-0").load_latest()
     mean, variance = np.split(state["core"]["averages"]["mean"], 2)
     np.testing.assert_allclose(mean, 50, atol=30)
     np.testing.assert_allclose(variance, 100**2, rtol=0.5)

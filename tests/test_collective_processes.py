@@ -27,7 +27,7 @@ def final_model(folder, collective):
         assert [nodes.wait(name, 100) for name in nodes.processes] == [0] * 4
     finally:
         nodes.reap()
-    found = Checkpoints(nodes.run_dir / "checkpoints" / "ps-0", keep=3).load_latest()
+    found = Checkpoints.in_folder(nodes.run_dir / "checkpoints" / "ps-0", keep=3).load_latest()
     return found[1]["core"]["model"]
 
 

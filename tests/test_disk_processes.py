@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from tests.checkpoint_files import arrays_of, entries
 from tests.test_journal_processes import WORKERS, come_to, end, start, start_ps
 from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.runtime.run.directory import checkpoints_of
@@ -67,7 +68,7 @@ def test_without_space_for_a_snapshot_the_journal_goes_on(nodes, disk):
     nodes.watch(lambda status: seen.append(status.version) or seen[-1] > seen[0] + 20)
     assert nodes.processes["ps"].poll() is None
     filler.unlink()
-    nodes.watch(lambda status: Checkpoints(disk).load_latest()[0] > seen[-1])
+    nodes.watch(lambda status: Checkpoints.in_folder(disk).load_latest()[0] > seen[-1])
     nodes.kill("ps")
     start_ps(nodes)
     summary = end(nodes, seen[-1] + 40)
@@ -96,9 +97,10 @@ def test_a_folder_that_is_deleted_comes_back_with_the_next_snapshot(nodes, journ
     )
     folder = checkpoints_of(nodes.run_dir, "ps-0")
     nodes.watch(lambda status: status.version >= 10)
-    shutil.rmtree(folder)
+    doomed = folder.rename(folder.with_name("deleted"))  # the PS may write while it is removed
+    shutil.rmtree(doomed)
     seen = []
-    nodes.watch(lambda status: seen.append(status.version) or len([*folder.glob("*-step-*")]) > 1)
+    nodes.watch(lambda status: seen.append(status.version) or len(entries(folder)) > 1)
     nodes.kill("ps")
     start_ps(nodes)
     summary = end(nodes, seen[-1] + 20)
@@ -140,16 +142,16 @@ def test_damaged_snapshots_cost_nothing_until_there_are_no_others(nodes):
     folder = checkpoints_of(nodes.run_dir, "ps-0")
     for least in (30, 60):  # the newest one, then the newest two
         come_to(nodes, least)
-        nodes.watch(lambda status: len([*folder.glob("*-step-*")]) == 3)
+        nodes.watch(lambda status: len(entries(folder)) == 3)
         nodes.kill("ps")
-        for path in sorted(folder.glob("*-step-*"))[-least // 30 :]:
-            (path / "arrays.bin").write_bytes(b"TW")
+        for entry in entries(folder)[-least // 30 :]:
+            arrays_of(entry).write_bytes(b"TW")
         start_ps(nodes)
     summary = end(nodes, 90)
     assert summary["membership"]["lost_updates"] == 0 and steps_of(nodes) == summary["updates"]
     assert nodes.output("ps").count("Trying an older") == 3
-    for path in folder.glob("*-step-*"):
-        (path / "manifest.json").unlink()
+    for entry in entries(folder):
+        entry.write_bytes(b"")
     start_ps(nodes)
     assert nodes.wait("ps") == EXIT_CONFIGURATION
     assert "all of them are damaged" in nodes.output("ps")

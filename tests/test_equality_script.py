@@ -144,9 +144,9 @@ def test_the_local_round_of_a_script_survives_its_process(tmp_path):
     for seed in (1, 2):
         assert core.begin(numbers(seed), 8, 1.0) is None
     np.testing.assert_array_equal(core.weights, numbers(2), "the script's weights, exactly")
-    Checkpoints(tmp_path).save(0, core.save())
+    Checkpoints.in_folder(tmp_path).save(0, core.save())
     other = core_of(base, local_optimizer="script", **choices)
-    assert other.restore(Checkpoints(tmp_path).load_latest()[1], 0)
+    assert other.restore(Checkpoints.in_folder(tmp_path).load_latest()[1], 0)
     start(other, numbers())
     np.testing.assert_array_equal(other.resume_round(), numbers(2))
     push = other.begin(numbers(3), 8, 1.0)

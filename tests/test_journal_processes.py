@@ -116,7 +116,10 @@ def test_the_summary_tells_exactly_how_many_dense_updates_are_lost(nodes, method
                 checkpoints_of(nodes.run_dir, f"ps-{shard}")
             ).version
         for shard in range(nb_ps):  # the state that it resumes
-            assert Checkpoints(checkpoints_of(nodes.run_dir, f"ps-{shard}")).load_latest()[0] == 0
+            assert (
+                Checkpoints.in_folder(checkpoints_of(nodes.run_dir, f"ps-{shard}")).load_latest()[0]
+                == 0
+            )
         start_ps(nodes)
         pause(nodes, signal.SIGCONT)
     summary = end(nodes, 20)
@@ -141,7 +144,7 @@ def test_every_start_may_choose_anew_whether_a_journal_is_kept(nodes):
     for journal in ("off", "on", "off", "on"):
         version = come_to_rest(nodes, least + 30)
         nodes.kill("ps")
-        saved = Checkpoints(folder).load_latest()[0]
+        saved = Checkpoints.in_folder(folder).load_latest()[0]
         if journal == "on":  # this life kept none
             lost += version - saved
         nodes.start("ps", "--type_node=PS", "--linger_seconds=4", f"--journal={journal}")

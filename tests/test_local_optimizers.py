@@ -162,8 +162,8 @@ def test_resume_is_exact(optimizer, fate, within_a_round, tmp_path):
         "worker": worker.core.save(),
         "batches": json.dumps(worker.batches.bit_generator.state),
     }
-    Checkpoints(tmp_path).save(4, saved)
-    state = Checkpoints(tmp_path).load_latest()[1]
+    Checkpoints.in_folder(tmp_path).save(4, saved)
+    state = Checkpoints.in_folder(tmp_path).load_latest()[1]
 
     second = started(generation=1)
     second.shards[0].load_state_dict(state["ps"])

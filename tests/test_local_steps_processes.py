@@ -48,7 +48,7 @@ def test_rounds_go_on_after_the_death_of_a_worker_and_of_the_ps(nodes, method):
     summary = nodes.summary()
     assert summary["membership"]["lost_updates"] == 0
     assert summary["journal"]["replayed"] > 0
-    _, state = Checkpoints(checkpoints_of(nodes.run_dir, "ps-0")).load_latest()
+    _, state = Checkpoints.in_folder(checkpoints_of(nodes.run_dir, "ps-0")).load_latest()
     model = state["core"]["model"]
     assert np.isfinite(model["theta"]).all()
     if "steps" in model["optimizer"]:

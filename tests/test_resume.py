@@ -70,8 +70,8 @@ def assert_resumes(chosen, tmp_path):
         "worker": worker.core.save(),
         "batches": json.dumps(worker.batches.bit_generator.state),
     }
-    Checkpoints(tmp_path).save(6, saved)
-    state = Checkpoints(tmp_path).load_latest()[1]
+    Checkpoints.in_folder(tmp_path).save(6, saved)
+    state = Checkpoints.in_folder(tmp_path).load_latest()[1]
 
     second = start(chosen, 1000, generation=1)
     second.shards[0].load_state_dict(state["ps"])

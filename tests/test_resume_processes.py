@@ -32,7 +32,7 @@ def runs(tmp_path):
 
 
 def final_model(nodes):
-    step, state = Checkpoints(nodes.run_dir / "checkpoints" / "ps-0").load_latest()
+    step, state = Checkpoints.in_folder(nodes.run_dir / "checkpoints" / "ps-0").load_latest()
     assert step == UPDATES, nodes.output("ps")[-2000:]
     return state["core"]["model"]
 

@@ -11,9 +11,9 @@ import pytest
 from tests.nodes import Nodes, free_port
 from tests.object_storage import BUCKET, SECRET, environment_of, held_writes, s3_server
 from tests.waiting import wait_until
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.runtime.persistence.fsspec_objects import open_objects
 from thinwire.runtime.persistence.object_store import ObjectMissingError
-from thinwire.runtime.persistence.stored_checkpoints import StoredCheckpoints
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.processes, pytest.mark.engines]
 
@@ -47,7 +47,7 @@ def store():
 
 
 def newest():
-    found = StoredCheckpoints(store()).load_latest()
+    found = Checkpoints(store()).load_latest()
     return -1 if found is None else found[0]
 
 

@@ -123,7 +123,7 @@ class Worker:
         self._spare_gradient = np.zeros_like(self.gradient) if run.method.overlap else self.gradient
         self._taken = True  # True if shard 0 accepted the newest push that it has answered
         name = _name(own.id_worker)
-        self.checkpoints = Checkpoints(checkpoints_of(run.run_dir, name), keep=2)
+        self.checkpoints = Checkpoints.in_folder(checkpoints_of(run.run_dir, name), keep=2)
         self.scalars = WorkerScalars(scalars_of(run.run_dir, name))
         self.pause_seconds = 0.0
 

@@ -40,7 +40,7 @@ _FRESH_SECONDS = 3.0  # after this time a PS has updated its metrics
 _STEPS = 5  # timed steps of Keras alone
 _ALONE = "alone"
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-_HIDDEN = ".tmp-"  # name prefix of a checkpoint that is being written
+_HIDDEN = ".tmp-"  # name prefix of the arrays of a checkpoint that is being written
 #: A worker that received this share of the weights' bytes has pulled the whole model.
 _ALL_RECEIVED = 0.999
 #: Flags for the shape of ImageNet's images and the number of its classes.
@@ -225,10 +225,8 @@ class ObservedRun:
         if worker := self.nodes.get("worker-1"):
             done = int(worker.metric("exchanges_total"))
             self.exchanged_at += [now] * (done - len(self.exchanged_at))
-        checkpoints = self._folder / "run" / "checkpoints" / "ps-0"
-        is_writing = checkpoints.is_dir() and any(
-            e.startswith(_HIDDEN) for e in os.listdir(checkpoints)
-        )
+        parts = self._folder / "run" / "checkpoints" / "ps-0" / "parts"
+        is_writing = parts.is_dir() and any(name.startswith(_HIDDEN) for name in os.listdir(parts))
         if is_writing and not self._snapshot_began:
             self._snapshot_began = now
         elif not is_writing and self._snapshot_began:

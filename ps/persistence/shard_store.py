@@ -26,7 +26,8 @@ from thinwire.ps.persistence.journal import Journal, JournalPosition
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.replay import MakeCore, Replayed, replay
 from thinwire.ps.programs import Programs
-from thinwire.runtime.persistence.checkpoint import CheckpointStore, Fenced
+from thinwire.runtime.persistence.checkpoint import Checkpoints
+from thinwire.runtime.persistence.checkpoint_log import Fenced
 from thinwire.runtime.persistence.places import CHECKPOINTS, checkpoints_at
 from thinwire.runtime.run.directory import checkpoints_of
 from thinwire.runtime.run.finished import resumed_settings
@@ -61,7 +62,7 @@ class Saver:
 
     def __init__(
         self,
-        checkpoints: CheckpointStore,
+        checkpoints: Checkpoints,
         on_saved: Callable[[State], None] = lambda state: None,
         on_fenced: Callable[[Fenced], None] = lambda error: None,
     ) -> None:
@@ -182,7 +183,9 @@ class SavedShard:
         """
         self._spec, self._offer = spec, offer
         self._refuse_other_run(spec)
-        while not self._checkpoints.claim(self.generation, self._owner):
+        if not self._is_elsewhere:
+            return  # the lock of the run directory excludes other writers
+        while not self._checkpoints.log.claim(self.generation, self._owner):
             # `claim` fails if another process has written a checkpoint since this process loaded
             # one. Load the newest checkpoint, so that this process does not continue from a stale
             # state.
@@ -335,7 +338,7 @@ class SavedShard:
         # one is added for each skipped checkpoint. If a generation were used twice, the shard would
         # accept a worker's push for weights that a restart has replaced.
         before = [self._found["core"]["generation"] if self._found else -1]
-        before.append(self._checkpoints.generation_before)
+        before.append(self._checkpoints.log.generation_before)
         if self._replayed is not None:
             before.append(self._replayed.generation)
         if self._mark is not None:
@@ -469,14 +472,15 @@ class SavedShard:
                 f"earlier checkpoints are intact: {remedy}, and start the same command again."
             ) from error
 
-    def ended_models(self) -> CheckpointStore:
+    def ended_models(self) -> Checkpoints:
         """Return the storage of the script's earlier models, which this process may write to."""
         name = f"{self._name}-ended"
         store = self._checkpoints_of(name, self.folder / "ended", self._run.keep_checkpoints)
-        store.take_over(self._owner)
+        if self._is_elsewhere:
+            store.log.take_over(self._owner)
         return store
 
-    def _checkpoints_of(self, name: str, folder: pathlib.Path, keep: int) -> CheckpointStore:
+    def _checkpoints_of(self, name: str, folder: pathlib.Path, keep: int) -> Checkpoints:
         return checkpoints_at(self._run.checkpoint_dir, name, folder, keep)
 
     @property

@@ -13,7 +13,7 @@ import dataclasses
 from thinwire.ops.types import ShardLayout, Slice, State, Update
 from thinwire.ps.core import events
 from thinwire.ps.core.serialization import from_plain, to_plain
-from thinwire.runtime.persistence.checkpoint import CheckpointStore
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 
 #: Number of the newest models of ended phases that are always stored, and size limit in bytes of
 #: all stored models.
@@ -87,7 +87,7 @@ class EndedModels:
         checkpoints: Storage of the ended models for a restart of the shard; None to save nothing.
     """
 
-    def __init__(self, checkpoints: CheckpointStore | None = None) -> None:
+    def __init__(self, checkpoints: Checkpoints | None = None) -> None:
         self.since = 0
         self._checkpoints = checkpoints
         self._kept: collections.deque[EndedModel] = collections.deque()
@@ -116,7 +116,7 @@ class EndedModels:
         while len(models) > _LEAST_MODELS and sum(m.num_bytes for m in models) > _MOST_BYTES:
             models.popleft()
         if self._checkpoints is not None:
-            self._checkpoints.keep = len(models)
+            self._checkpoints.log.keep = len(models)
             self._checkpoints.save(ended.first, ended.to_plain())
 
     def find(self, phase: int) -> EndedModel | None:

@@ -9,11 +9,11 @@ import numpy as np
 from tests.chaos.checker import Declared
 from tests.chaos.history import Ended, digest
 from tests.chaos.process_cast import Cast
-from tests.chaos.process_replay import Witness, snapshots
+from tests.chaos.process_replay import Witness
 from tests.chaos.recorder import FOLLOWS
+from tests.checkpoint_files import entries, load
 from thinwire.ops.types import ModelSpec, State, TensorSpec
 from thinwire.ps.wire.claims import ClaimBounds
-from thinwire.runtime.persistence import checkpoint
 
 
 def declared_by(cast: Cast) -> Declared:
@@ -49,5 +49,5 @@ def ended(cast: Cast) -> list[Ended]:
 
 
 def _newest(cast: Cast, shard: int) -> State:
-    state: State = checkpoint.load(snapshots(Witness(cast.run_dir, shard).folder)[-1])[1]
+    state: State = load(entries(Witness(cast.run_dir, shard).folder)[-1])[1]
     return state

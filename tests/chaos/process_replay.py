@@ -11,12 +11,12 @@ import dataclasses
 import itertools
 import os
 import pathlib
-import re
 import shutil
 from typing import Any
 
 import numpy as np
 
+from tests.checkpoint_files import entries, load
 from tests.command_line import given
 from tests.ps.journaled_run import assert_same
 from thinwire.flags.run import read_run
@@ -29,10 +29,7 @@ from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.persistence import journal, journal_format
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.replay import Replayed, ReplaySettings, replay
-from thinwire.runtime.persistence import checkpoint
 from thinwire.runtime.run.directory import checkpoints_of
-
-_NAME = re.compile(r"(\d{6,})-step-(\d+)")
 
 
 def _count_relays_as_deltas(core: State) -> None:
@@ -44,12 +41,6 @@ def _count_relays_as_deltas(core: State) -> None:
     """
     counts = core["model"]["down_counts"]
     counts["delta"] += counts.pop("relay")
-
-
-def snapshots(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Return the finished checkpoints in a folder, oldest first."""
-    found = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    return [path for _, path in sorted((int(m[1]), path) for m, path in found if m)]
 
 
 @dataclasses.dataclass
@@ -91,9 +82,9 @@ class Witness:
             AssertionError: They differ.
         """
         compared = 0
-        saved = snapshots(copy)[-2:]
+        saved = entries(copy)[-2:]
         for older, newer in itertools.pairwise(saved):
-            before, after = checkpoint.load(older)[1], checkpoint.load(newer)[1]
+            before, after = load(older)[1], load(newer)[1]
             if before["core"]["generation"] != after["core"]["generation"]:
                 continue  # the first of a life: `check_return` is about it
             if not journal.path_of(copy, before["journal"]).exists():
@@ -109,8 +100,8 @@ class Witness:
         return compared
 
     def replay(self, folder: pathlib.Path, snapshot: pathlib.Path | None = None) -> Found:
-        """Replay a folder's journal over a snapshot, by default its newest."""
-        state = checkpoint.load(snapshot or snapshots(folder)[-1])[1]
+        """Replay a folder's journal over the snapshot of a log entry, by default the newest."""
+        state = load(snapshot or entries(folder)[-1])[1]
         cores: list[PsCore] = []
 
         def make(config: CoreConfig, lease_seconds: float) -> PsCore:

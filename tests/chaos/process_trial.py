@@ -18,9 +18,9 @@ from tests.chaos.faults import Fault, Plan, Victim
 from tests.chaos.history import CutOff
 from tests.chaos.process_cast import Cast, wait_until
 from tests.chaos.process_end import declared_by, ended
-from tests.chaos.process_replay import Found, Witness, snapshots, tear
+from tests.chaos.process_replay import Found, Witness, tear
+from tests.checkpoint_files import entries, load
 from thinwire.ops.types import State
-from thinwire.runtime.persistence import checkpoint
 
 #: Time limit for a node's action, on a machine that runs other work as well.
 PATIENCE_SECONDS = 150.0
@@ -179,7 +179,7 @@ class Trial:
         pid = self.cast.pid(f"ps-{shard}")
         if fault is Fault.KILL_IN_SNAPSHOT:
             folder = self._witness(shard).folder
-            wait_until(lambda: any(folder.glob(".tmp-*")), 5.0)
+            wait_until(lambda: any(folder.rglob(".tmp-*")), 5.0)
             os.kill(pid, signal.SIGKILL)
             return
         if self.cast.protected:  # the proxies cannot read the traffic
@@ -220,17 +220,17 @@ class Trial:
 
     def _revive(self, witness: Witness, name: str) -> State:
         """Restart a shard; return the first snapshot that it writes."""
-        known = snapshots(witness.folder)
+        known = entries(witness.folder)
         self.cast.start(name)
         fresh: list[pathlib.Path] = []
 
         def written() -> bool:
-            fresh[:] = [path for path in snapshots(witness.folder) if path.name > known[-1].name]
+            fresh[:] = [path for path in entries(witness.folder) if path.name > known[-1].name]
             self.between()
             return bool(fresh)
 
         wait_until(written, PATIENCE_SECONDS, f"a snapshot of {name}, which was started anew")
-        return checkpoint.load(fresh[0])[1]
+        return load(fresh[0])[1]
 
     def _witness(self, shard: int) -> Witness:
         if shard not in self._witnesses:

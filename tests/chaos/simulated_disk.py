@@ -10,8 +10,10 @@ from typing import Any
 from unittest import mock
 
 from thinwire.ops.types import State
-from thinwire.runtime.persistence import checkpoint
+from thinwire.runtime.persistence import checkpoint_log
 from thinwire.runtime.persistence.checkpoint import Checkpoints
+from thinwire.runtime.persistence.checkpoint_log import CheckpointLog
+from thinwire.runtime.persistence.object_store import LocalObjects
 from thinwire.simulator.storage import SimulatedDisk, SimulatedKill
 
 #: How far a snapshot may have come when the process dies.
@@ -83,22 +85,29 @@ class FaultyFile:
 
 @contextlib.contextmanager
 def _dying_at(stage: str) -> Iterator[None]:
-    """Let the process die while a snapshot is written."""
+    """Let the process die while a snapshot is written, without a chance to clean up."""
 
-    def arrays(path, found):
+    def arrays(store, name, pieces, num_bytes):
         if stage == "arrays":
-            path.write_bytes(b"\x5a" * 100)
+            store.put(f"{name}.half", b"\x5a" * 100)
+        raise SimulatedKill
+
+    def unnamed(store, name, data):
+        store.put_pieces("log/.tmp-killed", [memoryview(data)], len(data))
         raise SimulatedKill
 
     def die(*arguments):
         raise SimulatedKill
 
     where = {
-        "empty": (checkpoint, "_write_arrays", arrays),
-        "arrays": (checkpoint, "_write_arrays", arrays),
-        "manifest": (checkpoint, "manifest_bytes", die),
-        "unnamed": (checkpoint.os, "rename", die),
-        "unpruned": (Checkpoints, "_prune", die),
+        "empty": (LocalObjects, "put_pieces", arrays),
+        "arrays": (LocalObjects, "put_pieces", arrays),
+        "manifest": (checkpoint_log, "manifest_bytes", die),
+        "unnamed": (LocalObjects, "put", unnamed),
+        "unpruned": (CheckpointLog, "_collect", die),
     }.get(stage)
-    with mock.patch.object(*where) if where else contextlib.nullcontext():
+    patches = [where, (CheckpointLog, "remove_unnamed", die)] if where else []
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(mock.patch.object(*patch))
         yield

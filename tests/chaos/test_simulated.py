@@ -179,7 +179,9 @@ def test_a_snapshot_that_was_half_written_is_not_taken(tmp_path):
         run.disks[0].dies_at = stage
         while run.shards[0].alive:
             run._advance()
-        assert Checkpoints(folder / "checkpoints" / "ps-0").load_latest() is not None, number
+        assert Checkpoints.in_folder(folder / "checkpoints" / "ps-0").load_latest() is not None, (
+            number
+        )
 
 
 def test_the_command_prints_a_table(capsys):

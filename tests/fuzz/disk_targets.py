@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.checkpoint_files import arrays_of, entries
 from tests.fuzz.target import FOLDER, Reader, Target, joined
 from tests.ps.journaled_run import JournaledRun
 from tests.supervisor.samples import make_status, write_run
@@ -22,8 +23,9 @@ from thinwire.ps.core import events
 from thinwire.ps.core.serialization import to_plain
 from thinwire.ps.persistence import journal, journal_format
 from thinwire.ps.persistence.journal_format import DamagedRecord
-from thinwire.runtime.persistence.checkpoint import Checkpoints, DamagedCheckpointError, load
-from thinwire.runtime.persistence.state_format import canonical
+from thinwire.runtime.persistence.checkpoint import Checkpoints
+from thinwire.runtime.persistence.checkpoint_log import FORMAT_VERSION
+from thinwire.runtime.persistence.state_format import manifest_bytes
 from thinwire.runtime.run.directory import rounds_of
 from thinwire.runtime.telemetry import predictions
 from thinwire.supervisor import metrics_log
@@ -33,6 +35,7 @@ from thinwire.tools.esync import runs as measured_runs
 from thinwire.tools.esync.format import read_mode
 
 _BODY = struct.Struct("<dB")
+_PART = "parts/one.bin"
 
 
 # -- the journal ---------------------------------------------------------------------------------
@@ -132,41 +135,54 @@ def _journal_seeds() -> list[bytes]:
 
 @functools.cache
 def _checkpoint() -> tuple[bytes, bytes]:
-    """Return manifest and arrays of a small checkpoint."""
-    place = Checkpoints(FOLDER.empty("checkpoint")).save(
+    """Return log entry and arrays of a small checkpoint."""
+    folder = FOLDER.empty("checkpoint")
+    Checkpoints.in_folder(folder).save(
         3, {"a": np.arange(3), "b": [1, 2.5, None], "c": (b"xy", float("inf")), 4: np.float32(2)}
     )
-    return (place / "manifest.json").read_bytes(), (place / "arrays.bin").read_bytes()
+    (entry,) = entries(folder)
+    arrays, content = arrays_of(entry).read_bytes(), json.loads(entry.read_bytes())["content"]
+    return manifest_bytes(content | _entry_fields(arrays)), arrays
 
 
 def checkpoint(data: bytes) -> None:
-    """Read a checkpoint; the manifest's checksum is corrected if the manifest is JSON."""
+    """Read a checkpoint; the checksum of its log entry is corrected if the entry is JSON."""
     source = Reader(data)
-    mends, manifest, arrays = source.number(), source.piece(), source.rest()
+    mends, entry, arrays = source.number(), source.piece(), source.rest()
     with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
         if mends & 1:
-            content = json.loads(manifest)["content"]
+            content = _entry_fields(arrays) | json.loads(entry)["content"]
             _mend_arrays(content, arrays, mends)
-            text = canonical(content)
-            manifest = b'{"crc32":%d,"content":%b}' % (zlib.crc32(text), text)
+            entry = manifest_bytes(content)
     place = FOLDER.path / "one"
-    place.mkdir(exist_ok=True)
-    (place / "manifest.json").write_bytes(manifest)
-    (place / "arrays.bin").write_bytes(arrays)
-    with contextlib.suppress(DamagedCheckpointError, ConfigurationError):  # another format
-        step, state = load(place)
-        assert isinstance(step, int) and isinstance(state, dict)
+    for name, written in (("log/000000001.json", entry), (_PART, arrays)):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(written)
+    checkpoints = Checkpoints.in_folder(place)
+    with contextlib.suppress(ConfigurationError):  # another format
+        checkpoints.load_values()
+        found = checkpoints.load_latest()
+        if found is not None:
+            assert isinstance(found[0], int) and isinstance(found[1], dict)
+
+
+def _entry_fields(arrays: bytes) -> dict[str, Any]:
+    """Return the fields of a log entry that do not depend on the state."""
+    parts = [{"name": _PART, "bytes": len(arrays)}]
+    return {"kind": "snapshot", "generation": -1, "token": "", "parts": parts}
 
 
 def _mend_arrays(content: dict[str, Any], arrays: bytes, mends: int) -> None:
+    if mends & 2:
+        content |= {"format": FORMAT_VERSION, **_entry_fields(arrays)}
     for each in content["arrays"] if mends & 2 else ():
         size = int(np.prod(each["shape"])) * np.dtype(each["dtype"]).itemsize
         each["crc32"] = zlib.crc32(arrays[each["offset"] : each["offset"] + size])
 
 
 def _checkpoint_seeds() -> list[bytes]:
-    manifest, arrays = _checkpoint()
-    return [bytes([mends]) + joined([manifest]) + arrays for mends in (0, 3)]
+    entry, arrays = _checkpoint()
+    return [bytes([mends]) + joined([entry]) + arrays for mends in (0, 3)]
 
 
 def saved(data: bytes) -> None:

@@ -75,8 +75,8 @@ def bits(value):
 
 
 def through_a_checkpoint(state, folder):
-    Checkpoints(folder).save(1, state)  # rejects values that are not plain data
-    return Checkpoints(folder).load_latest()[1]
+    Checkpoints.in_folder(folder).save(1, state)  # rejects values that are not plain data
+    return Checkpoints.in_folder(folder).load_latest()[1]
 
 
 @every_policy

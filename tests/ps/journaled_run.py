@@ -41,7 +41,7 @@ class JournaledRun(MiniRun):
                 "soft": core.state_dict(soft=True),
                 "journal": number,
             }
-            Checkpoints(self.folder / str(shard), keep=99).save(core.version, state)
+            Checkpoints.in_folder(self.folder / str(shard), keep=99).save(core.version, state)
 
     def feed(self, shard, event):
         if isinstance(event, events.Push):  # the wire has it in float32
@@ -62,7 +62,7 @@ class JournaledRun(MiniRun):
 
     def come_back(self, shard=0, folder=None):
         """Return (result of a replay, the core at its end); the journal is in `folder`."""
-        _, found = Checkpoints(self.folder / str(shard), keep=99).load_latest()
+        _, found = Checkpoints.in_folder(self.folder / str(shard), keep=99).load_latest()
         folder, cores = folder or self.folder / str(shard), []
 
         def make(config, lease_seconds):

@@ -10,7 +10,7 @@ from tests.supervisor.samples import make_status
 from tests.thinwire.simulator.toy import run_of
 from tests.virtual.toy import method
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.persistence.checkpoint import Fenced
+from thinwire.runtime.persistence.checkpoint_log import Fenced
 from thinwire.runtime.persistence.object_store import LocalObjects, StorageError
 from thinwire.runtime.persistence.places import discard_records
 from thinwire.runtime.run.target import Target

@@ -75,7 +75,7 @@ class _Standalone:
         self.own = supervisor_flags.read()
         self.budget = run.budget(len(self.shard.labels))
         directory = checkpoints_of(run.run_dir, _NAME)
-        self.checkpoints = Checkpoints(directory, keep=run.keep_checkpoints)
+        self.checkpoints = Checkpoints.in_folder(directory, run.keep_checkpoints)
         self.num_parameters = len(trainer.flat())
         self.version = 0
         self.seconds = 0.0  # training time in seconds, without evaluations and compilation

@@ -18,7 +18,7 @@ from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.replay import MakeCore
 from thinwire.ps.persistence.shard_store import SavedShard
-from thinwire.runtime.persistence.checkpoint import CheckpointStore
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.runtime.run.settings import Run
 from thinwire.simulator.clock import Clock
 
@@ -42,7 +42,7 @@ class SimulatedDisk:
         """
         return open(path, "xb", buffering=0)
 
-    def save(self, checkpoints: CheckpointStore, version: int, state: State) -> None:
+    def save(self, checkpoints: Checkpoints, version: int, state: State) -> None:
         """Write a snapshot of a PS shard's state; raise OSError if the simulated disk fails."""
         checkpoints.save(version, state)
 
@@ -55,7 +55,7 @@ class SimulatedSaver:
 
     def __init__(
         self,
-        checkpoints: CheckpointStore,
+        checkpoints: Checkpoints,
         on_saved: Callable[[State], None],
         disk: SimulatedDisk,
         later: Callable[[float, Callable[[], None]], None],

@@ -195,8 +195,8 @@ def test_a_checkpoint_is_the_same_wherever_it_comes_from(name, before, after, tm
     expected = pack(whole, range(1, 7))
     first, second = packing(bodies[before], name), packing(bodies[after], name)
     assert pack(first, range(1, 4)) == expected[:3]
-    Checkpoints(tmp_path).save(3, first.save())
-    second.restore(Checkpoints(tmp_path).load_latest()[1], fits=True)
+    Checkpoints.in_folder(tmp_path).save(3, first.save())
+    second.restore(Checkpoints.in_folder(tmp_path).load_latest()[1], fits=True)
     assert pack(second, range(4, 7)) == expected[3:]
     kinds = {type(array) for array in memories(second._codec_states[0])["residual"]}
     assert kinds == {DeviceArray if after else np.ndarray}

@@ -212,10 +212,10 @@ def test_a_restored_shard_goes_on_bit_for_bit(variant, backup, tmp_path):
         while run.shards[0].version < 25:
             run.turn()
         if breaks:
-            Checkpoints(tmp_path).save(1, run.shards[0].model.state_dict(soft=False))
+            Checkpoints.in_folder(tmp_path).save(1, run.shards[0].model.state_dict(soft=False))
             old = run.shards[0].model
             fresh = ShardModel(chosen, np.zeros(28, np.float32), BODIES, old.budget, old.schedule)
-            fresh.load_state_dict(Checkpoints(tmp_path).load_latest()[1], soft=False)
+            fresh.load_state_dict(Checkpoints.in_folder(tmp_path).load_latest()[1], soft=False)
             assert fresh.memory() == old.memory()
             run.shards[0].model = fresh
         while run.turn():

@@ -141,12 +141,12 @@ def test_it_is_in_the_checkpoint(tmp_path):
     core = with_aux(chosen, num_slots=1)
     join(core, 1)
     push(core, 1, 1, [7, 8, 9, 10])
-    Checkpoints(tmp_path).save(1, core.state_dict())
+    Checkpoints.in_folder(tmp_path).save(1, core.state_dict())
     other = with_aux(chosen, num_slots=1)
-    other.load_state_dict(Checkpoints(tmp_path).load_latest()[1])
+    other.load_state_dict(Checkpoints.in_folder(tmp_path).load_latest()[1])
     np.testing.assert_array_equal(other.averages.mean, [7, 8, 9, 10])
     with pytest.raises(ConfigurationError, match="4 values .* [0-9]+ values"):
-        with_aux(chosen).load_state_dict(Checkpoints(tmp_path).load_latest()[1])
+        with_aux(chosen).load_state_dict(Checkpoints.in_folder(tmp_path).load_latest()[1])
 
 
 NUMBERS = st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.checkpoint_files import entries
 from tests.ps.journaled_run import JournaledRun, assert_same, everything, watched
 from tests.ps.persistence.test_shard_store import RECEIVED, shard
 from tests.pushes import push_event, with_numbers
@@ -298,8 +299,8 @@ def test_old_files_go_and_a_snapshot_is_due(tmp_path, monkeypatch):
     journal.remove_before(tmp_path / "0", 2)
     assert numbers(tmp_path / "0") == [2]
     assert_back(run)
-    assert len(list((tmp_path / "0").glob("*-step-*"))) == 2
-    assert Checkpoints(tmp_path / "0").load_latest()[1]["journal"] == 2
+    assert len(entries(tmp_path / "0")) == 2
+    assert Checkpoints.in_folder(tmp_path / "0").load_latest()[1]["journal"] == 2
 
 
 def test_an_end_that_only_the_journal_knows_is_left_to_do(tmp_path):

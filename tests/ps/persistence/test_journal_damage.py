@@ -6,15 +6,12 @@ import shutil
 
 import pytest
 
+from tests.checkpoint_files import arrays_of, entries
 from tests.ps.journaled_run import JournaledRun, assert_same, everything, watched
 from tests.ps.persistence.test_journal import METHODS, assert_back, live
 from thinwire.ps.core import events
 from thinwire.ps.persistence.journal import Journal, JournalPosition, numbers, path_of
 from thinwire.ps.persistence.replay import ReplaySettings
-
-
-def newest(folder):
-    return max(folder.glob("*-step-*"))
 
 
 def lasting(state):
@@ -29,13 +26,12 @@ def flip(path, at=-1):
 
 
 SNAPSHOTS = {
-    "arrays damaged": lambda at: flip(at / "arrays.bin"),
-    "arrays cut": lambda at: (at / "arrays.bin").write_bytes(b"TW"),
-    "arrays missing": lambda at: (at / "arrays.bin").unlink(),
-    "manifest damaged": lambda at: flip(at / "manifest.json", 99),
-    "manifest cut": lambda at: (at / "manifest.json").write_bytes(b'{"crc32":1'),
-    "manifest missing": lambda at: (at / "manifest.json").unlink(),
-    "all missing": shutil.rmtree,
+    "arrays damaged": lambda at: flip(arrays_of(at)),
+    "arrays cut": lambda at: arrays_of(at).write_bytes(b"TW"),
+    "arrays missing": lambda at: arrays_of(at).unlink(),
+    "manifest damaged": lambda at: flip(at, 99),
+    "manifest cut": lambda at: at.write_bytes(b'{"crc32":1'),
+    "manifest missing": lambda at: at.unlink(),
 }
 
 
@@ -57,10 +53,10 @@ def test_a_damaged_snapshot_falls_back_to_those_before(saved, tmp_path, damage):
     kept, saved.folder = saved.folder, tmp_path / "copy"
     shutil.copytree(kept, saved.folder)
     for _ in range(3):
-        doomed = newest(saved.folder / "0")
+        doomed = entries(saved.folder / "0")[-1]
         SNAPSHOTS[damage](doomed)
         assert_back(saved)
-        shutil.rmtree(doomed, ignore_errors=True)  # so that the next snapshot differs
+        doomed.unlink(missing_ok=True)  # so that the next snapshot differs
     saved.folder = kept
 
 
@@ -78,7 +74,7 @@ def test_lives_follow_each_other_in_one_journal(tmp_path):
     live(run, 40, rng)
     for _ in range(3):  # even without the first snapshots of the later lives
         assert_back(run)
-        shutil.rmtree(newest(tmp_path / "0"))
+        entries(tmp_path / "0")[-1].unlink()
     assert_back(run)
 
 

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from tests.object_storage import BUCKET, environment_of, s3_server
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.runtime.persistence.fsspec_objects import open_objects
-from thinwire.runtime.persistence.stored_checkpoints import StoredCheckpoints
 
 KILLS = 50
 #: Saves a megabyte in ten parts over and over; writes a line for each that is safely there.
@@ -25,7 +25,7 @@ from thinwire.runtime.persistence import places
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.persistence.shard_store import SavedShard
 
-places.StoredCheckpoints = functools.partial(places.StoredCheckpoints, part_bytes=100_000)
+places.Checkpoints = functools.partial(places.Checkpoints, part_bytes=100_000)
 with given("--nb_workers=2", f"--run_dir={sys.argv[1]}", f"--checkpoint_dir={sys.argv[2]}"):
     run = read_run()
 saved = SavedShard(run, "ps-0")
@@ -73,9 +73,9 @@ def test_the_newest_whole_snapshot_is_taken_after_each_of_fifty_kills(tmp_path):
             cut += bool(leftovers(store))
         sys.stdout.write(f"{cut} of {KILLS + 1} kills left parts without an entry\n")
         assert cut > KILLS // 4
-        last = StoredCheckpoints(store, keep=3)
+        last = Checkpoints(store, keep=3)
         assert last.load_latest()[0] in (saved, saved + 1)
-        assert last.claim(KILLS + 1, "the end")
+        assert last.log.claim(KILLS + 1, "the end")
         assert leftovers(store) == set()
         logs = [name for name in store.names() if name.startswith("log/")]
         assert len(logs) <= 3 + 4, "three snapshots, and the claims among and after them"

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from tests.checkpoint_files import entries
 from tests.command_line import given
 from tests.virtual.run import MiniRun
 from tests.virtual.toy import SPEC, method
@@ -26,7 +27,8 @@ from thinwire.ps.persistence.journal import (
 from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.replay import Replayed
 from thinwire.ps.persistence.shard_store import SavedShard, Saver
-from thinwire.runtime.persistence.checkpoint import Checkpoints, Fenced
+from thinwire.runtime.persistence.checkpoint import Checkpoints
+from thinwire.runtime.persistence.checkpoint_log import Fenced
 from thinwire.runtime.run.resuming import OtherRun
 
 RECEIVED = DatagramCounts({2: ReassemblyCounters.zero(3)}, {"unknown session": 4})
@@ -54,6 +56,12 @@ def test_a_new_run_finds_nothing(tmp_path):
     assert saved.core is None and saved.finished is None
     assert saved.run_id == "" and saved.reports == {} and saved.bytes_down == {}
     assert saved.datagrams == DatagramCounts()
+
+
+def test_a_start_in_a_run_directory_writes_nothing(tmp_path):
+    """The lock of the run directory excludes other writers, so no claim counts as a generation."""
+    assert [shard(tmp_path).generation for _ in range(2)] == [0, 0]
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_everything_comes_back(tmp_path):
@@ -88,8 +96,7 @@ def test_another_run_is_refused(tmp_path, flags, spec):
 
 
 def damage_newest(folder):
-    newest = max((folder / "checkpoints" / "ps-0").glob("*-step-*"))
-    (newest / "manifest.json").write_text("{}")
+    entries(folder / "checkpoints" / "ps-0")[-1].write_text("{}")
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(tmp_path):
@@ -97,8 +104,8 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(tmp_path):
     save(tmp_path)
     damage_newest(tmp_path)
     assert shard(tmp_path).core is not None
-    for path in (tmp_path / "checkpoints" / "ps-0").glob("*-step-*"):
-        (path / "arrays.bin").unlink()
+    for path in (tmp_path / "checkpoints" / "ps-0" / "parts").iterdir():
+        path.unlink()
     with pytest.raises(ConfigurationError, match=r"ps-0 holds 2 checkpoints.*all of them are dam"):
         shard(tmp_path)
 
@@ -193,9 +200,9 @@ def test_a_disk_that_takes_no_marks_is_said_once(tmp_path, caplog):
 def test_a_run_directory_of_the_version_before_is_refused_by_a_sentence_that_helps(tmp_path):
     save(tmp_path)
     saved = shard(tmp_path)
-    _, state = Checkpoints(saved.folder).load_latest()
+    _, state = Checkpoints.in_folder(saved.folder).load_latest()
     del state["format"]  # as it was written then
-    Checkpoints(saved.folder).save(8, state)
+    Checkpoints.in_folder(saved.folder).save(8, state)
     with pytest.raises(ConfigurationError) as refusal:
         shard(tmp_path)
     message = str(refusal.value)

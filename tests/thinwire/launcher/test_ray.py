@@ -3,14 +3,14 @@
 import json
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from tests.chaos.process_replay import Witness, snapshots
+from tests.chaos.process_replay import Witness
+from tests.checkpoint_files import entries
 from tests.nodes import MAIN
 from tests.object_storage import environment_of, s3_server
 from tests.ray_nodes import ray_nodes
@@ -20,8 +20,8 @@ from tests.thinwire.launcher.test_ssh import wait_for_none
 from tests.waiting import wait_until
 from thinwire.launcher import ray
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.runtime.persistence.fsspec_objects import open_objects
-from thinwire.runtime.persistence.stored_checkpoints import StoredCheckpoints
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.engines]
 
@@ -128,7 +128,7 @@ def test_checkpoints_and_records_of_actors_lie_elsewhere(nodes):
         nodes.run_dir = nodes.folder / "elsewhere"
         nodes.start("more", *run, "--iter_max=90")
         assert nodes.wait("more", 150) == 0, nodes.output("more")
-        found = StoredCheckpoints(open_objects("s3://bucket/c/ps-0", "x")).load_latest()
+        found = Checkpoints(open_objects("s3://bucket/c/ps-0", "x")).load_latest()
         assert found is not None and found[0] == 90
         assert json.loads(open_objects("s3://bucket/r", "x").get("summary.json"))["updates"] == 90
 
@@ -151,7 +151,7 @@ def test_a_lost_node_with_a_ps_and_a_worker_is_replaced(nodes):
         slow = ("--link_delay_ms=100", "--iter_max=600")
         nodes.start("cluster", "--type_node=Cluster", *on(cluster), *own, *slow)
         checkpoints = nodes.run_dir / "checkpoints"
-        wait_for(nodes, lambda: len(list(checkpoints.glob("ps-*/*-step-[1-9]*"))) >= 4)
+        wait_for(nodes, lambda: len(list(checkpoints.glob("ps-*/log/*.json"))) >= 6)
         lost = cluster.lose()
         assert nodes.wait("cluster", 200) == 0, nodes.output("cluster")
         assert len(lost) >= 2
@@ -165,7 +165,7 @@ def test_a_lost_node_with_a_ps_and_a_worker_is_replaced(nodes):
     for shard in range(2):
         witness = Witness(nodes.run_dir, shard)
         copy = witness.copy(nodes.folder / f"copy-{shard}")
-        shutil.rmtree(snapshots(copy)[-1])  # of the end, which no journal continues
+        entries(copy)[-1].unlink()  # of the end, which no journal continues
         witness.check_living(copy)
 
 
@@ -220,8 +220,8 @@ def test_a_submitted_job_survives_the_same(tmp_path):
 
 
 def wait_for_file(run_dir: pathlib.Path, log: pathlib.Path, seconds: float = 120) -> None:
-    """Wait until both PS have checkpoints."""
-    pattern = "checkpoints/ps-{}/*-step-[1-9]*"
+    """Wait until both PS have more than the first checkpoint."""
+    pattern = "checkpoints/ps-{}/log/*[2-9].json"
     wait_until(
         lambda: all(list(run_dir.glob(pattern.format(shard))) for shard in range(2)),
         seconds,

@@ -8,6 +8,7 @@ import pytest
 from tests.command_line import given
 from thinwire.flags.run import read_run
 from thinwire.launcher.run_start import find_start
+from thinwire.ops.types import ConfigurationError
 from thinwire.ps.persistence.journal import HighWaterLog, HighWaterMark
 from thinwire.runtime.persistence.places import checkpoints_at
 from thinwire.runtime.run.directory import checkpoints_of, note_failure
@@ -42,7 +43,7 @@ def leave(folder, script, *flags, **more):
         **more,
     }
     store = checkpoints_at(run.checkpoint_dir, "ps-0", checkpoints_of(run.run_dir, "ps-0"), 3)
-    store.take_over("test")
+    store.log.take_over("test")
     store.save(40, state)
 
 
@@ -130,3 +131,14 @@ def test_the_journal_s_updates_count_if_they_are_not_of_an_earlier_life(
     mark.record(47)
     mark.close()
     assert find_start(run_of(tmp_path), script).updates == updates
+
+
+def test_checkpoints_of_format_1_are_refused_before_any_node_starts(tmp_path, script):
+    former = checkpoints_of(tmp_path / "run", "ps-0") / "000012-step-40"
+    former.mkdir(parents=True)
+    (former / "manifest.json").write_text("{}")
+    for flags in ((), ("--resume",)):
+        with pytest.raises(ConfigurationError, match="format 1 .*000012-step-40.*--overwrite"):
+            find_start(run_of(tmp_path, *flags), script)
+    assert (former / "manifest.json").exists()
+    assert find_start(run_of(tmp_path, "--overwrite"), script).updates == 0

@@ -35,7 +35,7 @@ def trained(folder, *flags):
         run = read_run()
         assert standalone.main(run) == 0
         directory = standalone.checkpoints_of(run.run_dir, standalone._NAME)
-    _, state = standalone.Checkpoints(directory, keep=1).load_latest()
+    _, state = standalone.Checkpoints.in_folder(directory, keep=1).load_latest()
     return state["trainer"], json.loads((folder / "summary.json").read_text())
 
 

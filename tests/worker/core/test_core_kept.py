@@ -125,10 +125,10 @@ def test_a_residual_comes_back_only_at_its_own_step(applied, fits, tmp_path):
     for seed in (1, 2):
         core.begin(numbers(seed), 8, 1.0)
         core.finish([reply(core.layouts[0], Operation.NONE, blocks=[])])
-    Checkpoints(tmp_path).save(2, core.save())
+    Checkpoints.in_folder(tmp_path).save(2, core.save())
 
     other = keeping_core()
-    assert other.restore(Checkpoints(tmp_path).load_latest()[1], applied) is fits
+    assert other.restore(Checkpoints.in_folder(tmp_path).load_latest()[1], applied) is fits
     kept = np.concatenate(core.save()["codec"]["residual"])
     expected = kept if fits else np.zeros(SIZE, np.float32)
     np.testing.assert_array_equal(np.concatenate(other.save()["codec"]["residual"]), expected)
@@ -172,10 +172,10 @@ def test_statistics_of_a_round_come_back_with_it(tmp_path):
     core = normed_core(local_steps=3, overrides={"pacer": "fixed"})
     start(core, numbers())
     core.begin(numbers(1), 8, 1.0, np.float32([4, 5, 6]))
-    Checkpoints(tmp_path).save(0, core.save())
+    Checkpoints.in_folder(tmp_path).save(0, core.save())
     for version, expected in ((0, [4, 5, 6]), (1, [7, 8, 9])):
         other = normed_core(local_steps=3, overrides={"pacer": "fixed"})
-        other.restore(Checkpoints(tmp_path).load_latest()[1], 0)
+        other.restore(Checkpoints.in_folder(tmp_path).load_latest()[1], 0)
         other.finish(
             [
                 reply(

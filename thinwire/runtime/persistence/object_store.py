@@ -10,14 +10,44 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import errno
+import io
 import os
 import pathlib
 import secrets
+import sys
 from collections.abc import Iterable, Iterator
-
-from thinwire.runtime.persistence.checkpoint import sync, sync_directory
+from typing import IO, Any, BinaryIO
 
 _TEMPORARY_PREFIX = ".tmp-"
+
+
+def check_free_space(folder: pathlib.Path, needed_bytes: int) -> None:
+    """Reject a write that does not fit on the disk, before it uses space of other processes.
+
+    Raises:
+        OSError: The disk has fewer than ``needed_bytes`` free bytes (errno ENOSPC).
+    """
+    disk = os.statvfs(folder)
+    free_bytes = disk.f_bavail * disk.f_frsize
+    if needed_bytes > free_bytes:
+        text = f"No space left on device: {needed_bytes} bytes are needed, {free_bytes} are free"
+        raise OSError(errno.ENOSPC, text, str(folder))
+
+
+def sync(file: IO[Any]) -> None:
+    """Flush a file and wait until its content is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_directory(path: pathlib.Path) -> None:
+    """Wait until a directory's entries are on the disk; syncing a file does not sync its name."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class StorageError(OSError):
@@ -39,13 +69,28 @@ class ObjectStore(abc.ABC):
 
     Attributes:
         address: Path or URL of the storage, for messages.
+        part_bytes: Largest size of one object of a checkpoint, in bytes. Parts are small, so that
+            an upload needs little memory.
     """
 
     address: str
+    part_bytes: int = 16 << 20
 
     @abc.abstractmethod
     def put(self, name: str, data: bytes) -> None:
         """Write an object (a byte string) under a name; replace an existing object of the name."""
+
+    def put_pieces(self, name: str, pieces: Iterable[memoryview], num_bytes: int) -> None:
+        """Write an object whose bytes come in pieces; replace an existing object of the name.
+
+        Args:
+            name: Name of the object.
+            pieces: Consecutive pieces of the object's bytes, each read once.
+            num_bytes: Size of the whole object, in bytes.
+        """
+        data = io.BytesIO()
+        data.writelines(pieces)
+        self.put(name, data.getvalue())
 
     @abc.abstractmethod
     def create(self, name: str, data: bytes) -> None:
@@ -63,6 +108,17 @@ class ObjectStore(abc.ABC):
         Raises:
             ObjectMissingError: No object of the name exists.
         """
+
+    def open(self, name: str) -> BinaryIO:
+        """Return the object with a name as a file that is open for reading.
+
+        Reading the file raises an `OSError` other than `StorageError` if the bytes are damaged, for
+        example by a bad sector of a disk.
+
+        Raises:
+            ObjectMissingError: No object of the name exists.
+        """
+        return io.BytesIO(self.get(name))
 
     @abc.abstractmethod
     def names(self) -> list[str]:
@@ -110,6 +166,8 @@ class LocalObjects(ObjectStore):
         folder: Path of the folder of the objects; created when the first object is written.
     """
 
+    part_bytes = sys.maxsize  # one synced file for each checkpoint; `put_pieces` holds no copy
+
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = pathlib.Path(folder)
         self.address = str(folder)
@@ -117,14 +175,18 @@ class LocalObjects(ObjectStore):
     def put(self, name: str, data: bytes) -> None:
         """Write an object (a byte string) under a name; replace an existing object of the name."""
         with self._failures(name):
-            temporary, path = self._write(name, data)
-            os.replace(temporary, path)
-            sync_directory(path.parent)
+            self._replace(name, [data])
+
+    def put_pieces(self, name: str, pieces: Iterable[memoryview], num_bytes: int) -> None:
+        """Write an object piece by piece, if the disk has enough free space for all pieces."""
+        with self._failures(name):
+            check_free_space(self._prepare(name).parent, num_bytes)
+            self._replace(name, pieces)
 
     def create(self, name: str, data: bytes) -> None:
         """Write an object (a byte string) under a new name, or raise ObjectExistsError."""
         with self._failures(name):
-            temporary, path = self._write(name, data)
+            temporary, path = self._write(name, [data])
             # A hard link to an existing name fails, while a rename would replace another writer's
             # file.
             try:
@@ -137,16 +199,24 @@ class LocalObjects(ObjectStore):
 
     def get(self, name: str) -> bytes:
         """Return the bytes of the object with a name, or raise ObjectMissingError."""
+        with self._failures(name), self.open(name) as file:
+            return file.read()
+
+    def open(self, name: str) -> BinaryIO:
+        """Open the file of the object with a name, or raise ObjectMissingError."""
         with self._failures(name):
             try:
-                return (self._folder / name).read_bytes()
+                return open(self._folder / name, "rb")
             except FileNotFoundError as error:
                 raise ObjectMissingError(name) from error
 
     def names(self) -> list[str]:
         """Return the sorted names of all objects, including temporary files of killed writers."""
         with self._failures(""):
-            paths = self._folder.rglob("*")
+            # Unlike `rglob`, this walk reports a folder that cannot be read. An unreadable log must
+            # not look like an empty log, because a run would start again from nothing.
+            walk = os.walk(self._folder, onerror=_raise_unless_missing)
+            paths = [pathlib.Path(folder, name) for folder, _, names in walk for name in names]
             return sorted(str(p.relative_to(self._folder)) for p in paths if p.is_file())
 
     def remove(self, names: Iterable[str]) -> None:
@@ -159,13 +229,27 @@ class LocalObjects(ObjectStore):
         """Return an object store of this store's objects with names that start with ``name/``."""
         return LocalObjects(self._folder / name)
 
-    def _write(self, name: str, data: bytes) -> tuple[pathlib.Path, pathlib.Path]:
+    def _replace(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        temporary, path = self._write(name, pieces)
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+
+    def _prepare(self, name: str) -> pathlib.Path:
+        """Return the path of an object's file, in a folder that is created if missing."""
         path = self._folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            sync_directory(path.parent.parent)
+        return path
+
+    def _write(
+        self, name: str, pieces: Iterable[bytes | memoryview]
+    ) -> tuple[pathlib.Path, pathlib.Path]:
+        path = self._prepare(name)
         temporary = path.with_name(f"{_TEMPORARY_PREFIX}{secrets.token_hex(8)}")
         try:
             with open(temporary, "xb") as file:
-                file.write(data)
+                file.writelines(pieces)
                 sync(file)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -181,3 +265,8 @@ class LocalObjects(ObjectStore):
         except OSError as error:
             where = str(self._folder / name)
             raise StorageError(error.errno, error.strerror or str(error), where) from error
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error

@@ -6,19 +6,17 @@ import pathlib
 import re
 
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.persistence.checkpoint import Checkpoints, CheckpointStore
+from thinwire.runtime.persistence.checkpoint import Checkpoints
+from thinwire.runtime.persistence.checkpoint_log import CheckpointLog
 from thinwire.runtime.persistence.fsspec_objects import open_objects
 from thinwire.runtime.persistence.object_store import StorageError
 from thinwire.runtime.persistence.published_files import CLAIMS, PublishedFiles
-from thinwire.runtime.persistence.stored_checkpoints import StoredCheckpoints
 
 CHECKPOINTS, REPORTS = "checkpoint_dir", "report_dir"  # flags that hold storage addresses
 _NODE = re.compile(r"(ps-\d+(?:-ended)?)/.*")
 
 
-def checkpoints_at(
-    address: str | None, node: str, folder: pathlib.Path, keep: int
-) -> CheckpointStore:
+def checkpoints_at(address: str | None, node: str, folder: pathlib.Path, keep: int) -> Checkpoints:
     """Return the storage of a node's checkpoints.
 
     Args:
@@ -32,8 +30,8 @@ def checkpoints_at(
             checkpoints.
     """
     if address is None:
-        return Checkpoints(folder, keep=keep)
-    return StoredCheckpoints(open_objects(address, CHECKPOINTS).below(node), keep)
+        return Checkpoints.in_folder(folder, keep)
+    return Checkpoints(open_objects(address, CHECKPOINTS).below(node), keep)
 
 
 def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
@@ -56,7 +54,7 @@ def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
         raise ConfigurationError(f"{error}.") from error
     for name in nodes:
         if node in (None, name, name.removesuffix("-ended")):
-            StoredCheckpoints(store.below(name)).discard(owner)
+            CheckpointLog(store.below(name)).take_over(owner, discards=True)
 
 
 def discard_records(address: str, owner: str) -> None:

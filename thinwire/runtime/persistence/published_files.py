@@ -2,7 +2,7 @@
 
 A published file is one object of an object store, written whole or not written. Only one process
 writes published files at a storage address. The writing process claims the address as
-`StoredCheckpoints` does, and checks its claim before each write.
+`CheckpointLog` does, and checks its claim before each write.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import secrets
 from collections.abc import Mapping
 
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.persistence.checkpoint import sync
-from thinwire.runtime.persistence.object_store import ObjectStore, StorageError
-from thinwire.runtime.persistence.stored_checkpoints import StoredCheckpoints
+from thinwire.runtime.persistence.checkpoint_log import CheckpointLog
+from thinwire.runtime.persistence.object_store import ObjectStore, StorageError, sync
 from thinwire.runtime.run.files import naming
 
 #: Prefix of the names of claims, objects by which a process becomes the only writer of an address.
@@ -33,7 +32,7 @@ class PublishedFiles:
 
     def __init__(self, store: ObjectStore, owner: str) -> None:
         self._store, self._owner = store, owner
-        self._claims = StoredCheckpoints(store.below(CLAIMS), keep=1)
+        self._claims = CheckpointLog(store.below(CLAIMS))
 
     def claim(self) -> None:
         """Make this process the only writer of published files; fence (end) earlier writers.

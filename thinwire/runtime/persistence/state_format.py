@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,28 +117,42 @@ def decode_values(value: Any) -> Any:
 
 
 class ArrayBytes:
-    """Iterable over the concatenated bytes of a state's arrays; one iteration only.
+    """Concatenated bytes of a state's arrays, padded to 64 bytes; each byte is read once.
 
     Attributes:
-        records: Manifest records (dtype, shape, offset and CRC-32) of the arrays yielded so far.
+        records: Manifest records (dtype, shape, offset and CRC-32) of the arrays. The CRC-32 of an
+            array is complete when all bytes of the array have been taken.
+        num_bytes: Number of all bytes, including the padding between arrays.
     """
 
     def __init__(self, arrays: list[NDArray[Any] | FrozenArray]) -> None:
         self.records: list[dict[str, Any]] = []
-        self._arrays = arrays
-
-    def __iter__(self) -> Iterator[memoryview]:
-        """Yield the arrays' bytes, padded to 64 bytes; yield a frozen array in small chunks."""
-        end = 0
-        for array in self._arrays:
-            gap = -end % _ALIGNMENT_BYTES
-            yield memoryview(bytes(gap))
-            start, end, checksum = end + gap, end + gap + array.nbytes, 0
-            for piece in _pieces(array):
-                checksum = zlib.crc32(piece, checksum)
-                yield piece
-            place = {"offset": start, "crc32": checksum}
+        self.num_bytes = 0
+        for array in arrays:
+            start = self.num_bytes + -self.num_bytes % _ALIGNMENT_BYTES
+            self.num_bytes = start + array.nbytes
+            place = {"offset": start, "crc32": 0}
             self.records.append({"dtype": array.dtype.str, "shape": list(array.shape), **place})
+        self._pieces, self._rest = self._all(arrays), memoryview(b"")
+
+    def take(self, num_bytes: int) -> Iterator[memoryview]:
+        """Yield the next ``num_bytes`` bytes in pieces, without a copy; that many must be left."""
+        while num_bytes:
+            if not len(self._rest):
+                self._rest = next(self._pieces)
+            piece, self._rest = self._rest[:num_bytes], self._rest[num_bytes:]
+            num_bytes -= len(piece)
+            yield piece
+
+    def _all(self, arrays: list[NDArray[Any] | FrozenArray]) -> Iterator[memoryview]:
+        """Yield the bytes of all arrays; yield a frozen array in small chunks."""
+        end = 0
+        for array, record in zip(arrays, self.records, strict=True):
+            yield memoryview(bytes(record["offset"] - end))
+            end = record["offset"] + array.nbytes
+            for piece in _pieces(array):
+                record["crc32"] = zlib.crc32(piece, record["crc32"])
+                yield piece
 
 
 def _pieces(array: NDArray[Any] | FrozenArray) -> Iterable[memoryview]:
@@ -148,30 +162,34 @@ def _pieces(array: NDArray[Any] | FrozenArray) -> Iterable[memoryview]:
 
 
 def read_arrays(
-    file: IO[bytes], file_bytes: int, name: str, records: list[dict[str, Any]]
+    fill: Callable[[memoryview], None], total_bytes: int, records: list[dict[str, Any]]
 ) -> list[NDArray[Any]]:
     """Read a state's arrays and verify their checksums; check lengths before allocating memory.
 
     Args:
-        file: Open file with the bytes of the arrays, at any position.
-        file_bytes: Size of the file with the arrays, in bytes.
-        name: Name of the file with the arrays, for messages.
+        fill: Function that fills a buffer with the next bytes, from the first array's bytes on.
+        total_bytes: Number of bytes that exist, including the padding between arrays.
         records: Records of the arrays from the manifest, which `ArrayBytes` made.
 
     Raises:
         ValueError, KeyError, TypeError: The arrays' records or bytes are damaged.
     """
-    arrays = []
+    arrays, end = [], 0
     for number, record in enumerate(records):
         dtype, shape = np.dtype(record["dtype"]), tuple(record["shape"])
         num_bytes = math.prod(shape) * dtype.itemsize
         if dtype.kind not in _ARRAY_KINDS or min(shape, default=0) < 0:
             raise ValueError(f"checkpoint array {number}: invalid dtype {dtype} or shape {shape}")
-        if record["offset"] + num_bytes > file_bytes:
-            raise ValueError(f"file {name} is truncated: {file_bytes} bytes, within array {number}")
+        gap, end = record["offset"] - end, record["offset"] + num_bytes
+        if gap not in range(_ALIGNMENT_BYTES) or end > total_bytes:
+            raise ValueError(
+                f"checkpoint array {number}: invalid offset {record['offset']}, or the arrays are "
+                f"truncated: {total_bytes} bytes, expected {end} or more"
+            )
+        fill(memoryview(bytearray(gap)))
         raw = np.empty(num_bytes, np.uint8)
-        file.seek(record["offset"])
-        if file.readinto(raw.data) != num_bytes or zlib.crc32(raw.data) != record["crc32"]:  # type: ignore[attr-defined]
+        fill(raw.data)
+        if zlib.crc32(raw.data) != record["crc32"]:
             raise ValueError(f"checkpoint array {number}: the checksum does not match the bytes")
         arrays.append(raw.view(dtype).reshape(shape))
     return arrays

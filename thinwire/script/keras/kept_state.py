@@ -44,7 +44,8 @@ class KeptState:
 
     def __init__(self, settings: ScriptSettings) -> None:
         run, number = settings.run, settings.worker().id_worker
-        self._files = Checkpoints(checkpoints_of(run.run_dir, f"worker-{number}"), keep=2)
+        folder = checkpoints_of(run.run_dir, f"worker-{number}")
+        self._files = Checkpoints.in_folder(folder, keep=2)
         self._interval_seconds = run.checkpoint_interval_seconds
         self._is_restart = settings.worker().num_restarts > 0
         self._saved_at = time.monotonic()

@@ -66,7 +66,7 @@ def test_a_state_that_is_gone_is_named(tmp_path, caplog):
         with scripts(tmp_path, "bsp", 1, **settings) as run:
             [(model, _)] = run.fit(adamw, epochs=1)
             run.interrupt()
-        for path in (tmp_path / "checkpoints" / "worker-1").glob("*/manifest.json"):
+        for path in (tmp_path / "checkpoints" / "worker-1").glob("log/*.json"):
             path.unlink()
     assert int(model.optimizer.iterations) == 4
     assert "the state of its optimizer is not on this disk" in caplog.text

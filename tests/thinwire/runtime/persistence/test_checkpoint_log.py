@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from tests.object_storage import BUCKET, FailingObjects, environment_of, s3_server
+from tests.thinwire.runtime.persistence.test_checkpoint import STATE, same
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.persistence.checkpoint import Fenced
+from thinwire.runtime.persistence import checkpoint_log
+from thinwire.runtime.persistence.checkpoint import Checkpoints
+from thinwire.runtime.persistence.checkpoint_log import CheckpointLog, Fenced
 from thinwire.runtime.persistence.fsspec_objects import FsspecObjects, open_objects
 from thinwire.runtime.persistence.object_store import (
     LocalObjects,
@@ -16,7 +19,6 @@ from thinwire.runtime.persistence.object_store import (
     ObjectMissingError,
     StorageError,
 )
-from thinwire.runtime.persistence.stored_checkpoints import StoredCheckpoints
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +52,16 @@ def state(step):
 
 
 def owner(store, generation=None, keep=2, name="PS 0"):
-    checkpoints = StoredCheckpoints(store, keep, part_bytes=500)
+    checkpoints = Checkpoints(store, keep, part_bytes=500)
     checkpoints.load_latest()
     if generation is None:
-        generation = checkpoints.generation_before + 1
-    assert checkpoints.claim(generation, name)
+        generation = checkpoints.log.generation_before + 1
+    assert checkpoints.log.claim(generation, name)
     return checkpoints
 
 
 def newest(store):
-    found = StoredCheckpoints(store, part_bytes=500).load_latest()
+    found = Checkpoints(store, part_bytes=500).load_latest()
     if found is None:
         return None
     step, kept = found
@@ -98,8 +100,16 @@ def test_what_is_saved_comes_back_and_the_oldest_go(store):
     for step in range(1, 5):
         kept.save(step, state(step))
         assert newest(store) == step
-    assert [each["clock"] for each in StoredCheckpoints(store).load_all()] == [3, 4]
+    assert [each["clock"] for each in Checkpoints(store).load_all()] == [3, 4]
     assert set(store.names()) == referred(store)
+
+
+def test_parts_of_any_size_hold_any_state(memory):
+    """Arrays begin and end within parts, and the last array is empty."""
+    for part_bytes in (1, 7, 64, 65, 10_000):
+        checkpoints = Checkpoints(memory, part_bytes=part_bytes)
+        checkpoints.save(12, STATE)
+        assert same(checkpoints.load_latest(), (12, STATE))
 
 
 def test_an_old_owner_that_wakes_up_cannot_write(store):
@@ -120,12 +130,12 @@ def test_an_old_owner_that_wakes_up_cannot_write(store):
 
 def test_nobody_is_fenced_by_an_entry_that_it_has_read(memory):
     owner(memory).save(1, state(1))
-    reader = StoredCheckpoints(memory)
+    reader = Checkpoints(memory)
     reader.load_latest()
-    reader.check_owner()
+    reader.log.check_owner()
     owner(memory)
     with pytest.raises(Fenced):
-        reader.check_owner()
+        reader.log.check_owner()
 
 
 def test_an_old_owner_in_mid_upload_is_fenced_at_the_manifest(memory):
@@ -151,12 +161,12 @@ def test_an_old_owner_in_mid_upload_is_fenced_at_the_manifest(memory):
 
 def test_whoever_claims_has_seen_what_was_written_last(memory):
     old = owner(memory)
-    new = StoredCheckpoints(memory)
+    new = Checkpoints(memory)
     new.load_latest()
     old.save(1, state(1))
-    assert not new.claim(1, "new")
+    assert not new.log.claim(1, "new")
     assert new.load_latest()[0] == 1
-    assert new.claim(1, "new")
+    assert new.log.claim(1, "new")
 
 
 @pytest.mark.parametrize("is_lost_reply", [False, True])
@@ -214,7 +224,7 @@ def test_a_damaged_one_is_passed_over(memory, caplog, damage):
         memory.put(part, data[:-1])
     else:
         memory.put(entry, memory.get(entry).replace(b'"step":2', b'"step":7'))
-    found = StoredCheckpoints(memory)
+    found = Checkpoints(memory)
     assert found.load_latest()[0] == 1 and found.num_skipped == 1
     assert "Skipping" in caplog.text
 
@@ -227,27 +237,28 @@ def test_a_storage_that_fails_is_no_damage(memory):
             raise StorageError(f"cannot read {name}: the cable is out")
 
     with pytest.raises(ConfigurationError, match="the cable is out"):
-        StoredCheckpoints(Away(memory._files, memory.address)).load_latest()
+        Checkpoints(Away(memory._files, memory.address)).load_latest()
 
 
 def test_another_version_is_refused(memory, monkeypatch):
-    from thinwire.runtime.persistence import stored_checkpoints
-
-    monkeypatch.setattr(stored_checkpoints, "FORMAT_VERSION", 2)
-    owner(memory).save(1, state(1))
-    monkeypatch.undo()
-    with pytest.raises(ConfigurationError, match="format 2, but this .* reads format 1"):
+    with monkeypatch.context() as later:
+        later.setattr(checkpoint_log, "FORMAT_VERSION", checkpoint_log.FORMAT_VERSION + 1)
+        owner(memory).save(1, state(1))
+    with pytest.raises(ConfigurationError, match="format 3, but this .* reads format 2"):
         newest(memory)
+    assert len(memory.names()) == 4, "the entry and its parts"
+    CheckpointLog(memory).take_over("--overwrite", discards=True)
+    assert newest(memory) is None and set(memory.names()) == referred(memory)
 
 
 def test_a_run_that_begins_anew_leaves_nothing_and_fences_the_old_one(memory):
     old = owner(memory)
     old.save(1, state(1))
-    StoredCheckpoints(memory).discard("--overwrite")
+    CheckpointLog(memory).take_over("--overwrite", discards=True)
     assert newest(memory) is None
     with pytest.raises(Fenced, match="--overwrite"):
         old.save(2, state(2))
     new = owner(memory)
-    assert new.generation_before == 1
+    assert new.log.generation_before == 1
     new.save(1, state(1))
     assert newest(memory) == 1 and set(memory.names()) == referred(memory)
