@@ -509,12 +509,18 @@ class ShardProcess:
             self.phases = server.phases = NextPhase(self._stage_of, is_agreed)
         server.watch = AdmissionWatch(settings.start_timeout_seconds, lambda: server.guard.refused)
         sources = StatusSources(
-            lambda: server.guard.refused,
-            server.journaled.summary,
-            lambda: leader_client.figures_are_awaited(server),
-            server.scripts.is_running,
+            core=lambda: core,
+            num_parameters=lambda: self.spec.num_parameters,
+            run_id=lambda: server.identity.run_id if server.identity else "",
+            bytes_down=server.connections.bytes_down,
+            reports=lambda: server.reports,
+            received=self._received,
+            refused_peers=lambda: server.guard.refused,
+            journal=server.journaled.summary,
+            awaits=lambda: leader_client.figures_are_awaited(server),
+            runs_script=server.scripts.is_running,
         )
-        self.board = StatusReporter(self.run, self.spec, core, server, self._received, sources)
+        self.board = StatusReporter(self.run, sources)
         self.server.reports = self.saved.reports
         self.server.connections.restore_bytes_down(self.saved.bytes_down)
         instruments = ShardInstruments(self.server, self.board, self._received)
@@ -653,7 +659,6 @@ class ShardProcess:
             server.datagrams.open(self.run.transport, self.own.bind)
         keeping.begin_phase(self.keeping, journaled, server.decoder, self.run.lease_seconds)
         self.keeping = keeping
-        self.board.begin_phase(self.spec)
         self._save(self.core.version, self.core.snapshot())
         self.saved.flush()
         self._open()

@@ -91,8 +91,16 @@ class Shard:
             iter_max=10**6,
             dp_delta=1e-5,
         )
-        sources = StatusSources(lambda: self.server.guard.refused, self.server.journaled.summary)
-        self.board = StatusReporter(about, SPEC, self.core, self.server, sources=sources)
+        self.sources = StatusSources(
+            core=lambda: self.core,
+            num_parameters=lambda: SPEC.num_parameters,
+            run_id=lambda: self.server.identity.run_id,
+            bytes_down=self.server.connections.bytes_down,
+            reports=lambda: self.server.reports,
+            refused_peers=lambda: self.server.guard.refused,
+            journal=self.server.journaled.summary,
+        )
+        self.board = StatusReporter(about, self.sources)
         self.server.observers.on_status = self.board.document
         self.server.open_for(mine, "{}")
 

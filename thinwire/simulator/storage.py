@@ -22,6 +22,8 @@ from thinwire.runtime.persistence.checkpoint import CheckpointStore
 from thinwire.runtime.run.settings import Run
 from thinwire.simulator.clock import Clock
 
+#: Run id in the records of a simulated run.
+RUN_ID = "simulated"
 #: Time to write a snapshot, in virtual seconds, during which a newer snapshot waits.
 WRITE_SECONDS = 0.05
 
@@ -198,8 +200,7 @@ class StoredShard:
         journaled, received = shard.journaled, shard.received() or DatagramCounts()
         state, begun = journaled.consistent(state), journaled.begin()
         reports = shard.reports.copy()
-        run_id = shard.identity.run_id
-        self.saved.put(version, state, run_id, shard.bytes_down(), reports, received, begun)
+        self.saved.put(version, state, RUN_ID, shard.bytes_down(), reports, received, begun)
 
 
 def _later(shard: Any, clock: Clock, seconds: float, call: Callable[[], None]) -> None:

@@ -1,5 +1,6 @@
 """A private run's guarantee in status, summary, log line, report and TensorBoard."""
 
+import dataclasses
 import json
 import types
 
@@ -27,9 +28,9 @@ def played(nb_ps=1, **settings):
     return run
 
 
-def board_of(run, number=0):
-    shard = run.shards[number]
-    return StatusReporter(run._run, run.spec, shard.core, shard)
+def board_of(run, number=0, **sources):
+    own = run.shards[number].status_sources(run.spec.num_parameters)
+    return StatusReporter(run._run, dataclasses.replace(own, **sources))
 
 
 def test_the_block_has_the_promise_of_the_rounds_so_far():
@@ -59,9 +60,7 @@ def test_a_worker_that_came_late_is_not_the_measure():
         known_workers=lambda: (0, 1),
         membership=types.SimpleNamespace(num_left=1),
     )
-    board = board_of(run)
-    board._core = core
-    assert board.privacy()[BLOCK]["rounds"] == 8
+    assert board_of(run, core=lambda: core).privacy()[BLOCK]["rounds"] == 8
 
 
 def test_the_same_seed_simulates_the_same_noise():
