@@ -90,8 +90,7 @@ class SimulatedShard:
     ) -> None:
         """Create a running PS shard with the given PS core (state machine)."""
         self.number, self.core, self.clock = number, core, clock
-        self.journaled = JournaledCore(core)
-        self.journaled.on_failure = self.request_end
+        self.journaled = JournaledCore(core, self.request_end)
         self.ports: dict[int, Port] = {}
         self.followers: list[SimulatedShard] = []
         self.leader: SimulatedShard | None = None
@@ -402,10 +401,9 @@ class SimulatedShard:
                 self.datagrams.receiver.poll()
             self.handle(events.Tick())
 
-    def take_core(self, core: PsCore, journaled: JournaledCore) -> None:
+    def take_core(self, core: PsCore) -> None:
         """Continue with a new PS core (state machine), after the PS shard's process restarted."""
-        self.core, self.journaled = core, journaled
-        journaled.on_failure = self.request_end
+        self.core, self.journaled = core, JournaledCore(core, self.request_end)
         self._busy_until, self._tick_at = 0.0, None
         if self.datagrams is not None:
             self.datagrams.begin_life()

@@ -71,9 +71,9 @@ def test_the_same_seed_simulates_the_same_noise():
 def test_tensorboard_has_epsilon(tmp_path):
     run = played()
     core, board = run.shards[0].core, board_of(run)
-    values = PsScalars(tmp_path, core, dict, privacy=board.privacy).values(1.0)
+    values = PsScalars(tmp_path, lambda: core, dict, privacy=board.privacy).values(1.0)
     assert values["privacy/epsilon"] == epsilon(2.0, 12, 1e-6)
-    assert "privacy/epsilon" not in PsScalars(tmp_path, core, dict).values(1.0)
+    assert "privacy/epsilon" not in PsScalars(tmp_path, lambda: core, dict).values(1.0)
 
 
 @pytest.fixture
