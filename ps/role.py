@@ -36,10 +36,11 @@ from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.scripts.ended_models import EndedModel, EndedModels
 from thinwire.ps.scripts.initial_model import InitialModel, model_of_flags, model_of_offer
-from thinwire.ps.scripts.offering import NobodyAdmitted, OfferStage, ReceivedOffer
+from thinwire.ps.scripts.offering import NobodyAdmitted, OfferStage
 from thinwire.ps.scripts.phases import NextPhase
 from thinwire.ps.service import leader_client
 from thinwire.ps.service.admission import AdmissionWatch
+from thinwire.ps.service.dialogues.offer import ReceivedOffer
 from thinwire.ps.service.handshake import (
     Identity,
     guard_of,

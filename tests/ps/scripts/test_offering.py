@@ -23,7 +23,8 @@ from thinwire.proto.grpc.session import RequestRejected
 from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.proto.security.credentials import PeerEvidence
 from thinwire.ps import role
-from thinwire.ps.scripts.offering import NobodyAdmitted, OfferReader, OfferStage, ReceivedOffer
+from thinwire.ps.scripts.offering import NobodyAdmitted, OfferStage
+from thinwire.ps.service.dialogues.offer import ReceivedOffer
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.runtime.run.settings import EXIT_DIVERGED
 from thinwire.tools import observer
@@ -520,11 +521,9 @@ def test_who_has_no_token_offers_no_model(tmp_path, number):
         stage, stream = OfferStage(settings, own), HeldStream()
         stage.guard = ConnectionGuard(Credentials(token=TOKEN))
         hello = run.worker(1).exchange.shards[number].hello
-        reader = OfferReader(stage, stream)
+        reader = stage.reader_of(stream)
         assert not reader.receive(pb.ToServer(hello=hello).SerializeToString())
         assert sum(stage.guard.refused.values()) == 1
         assert stage.claim(reader_of(2)) == (number == 0)  # the place is free
         stage.guard = ConnectionGuard()
-        assert OfferReader(stage, HeldStream()).receive(
-            pb.ToServer(hello=hello).SerializeToString()
-        )
+        assert stage.reader_of(HeldStream()).receive(pb.ToServer(hello=hello).SerializeToString())
