@@ -19,11 +19,6 @@ class EvaluatorDialogue(ObserverDialogue):
     """Dialogue with an evaluator, which pulls models and sends the results of evaluations.
 
     Args:
-        client: The client, whose Hello fits the shard.
-        hello: Hello message of the client.
-        shard: Parts of the shard that all its dialogues use.
-        connections: All open connections of the shard.
-        welcome: Function that admits the observer with the given connection.
         observe: Function that sends the model that the evaluator evaluates to a connection with a
             running number (called on the writer thread).
         send_slots: Function that sends the optimizer's state, and the weights if the second
@@ -42,14 +37,8 @@ class EvaluatorDialogue(ObserverDialogue):
         send_slots: Callable[[Connection, bool], None],
         scripts: RunControl,
     ) -> None:
-        super().__init__(client, hello, shard, connections, hello.incarnation)
-        self._welcome, self._observe, self._scripts = welcome, observe, scripts
-        self._send_slots = send_slots
-
-    def begin(self) -> None:
-        """Admit the evaluator."""
-        super().begin()
-        self._welcome(self.connection)
+        super().__init__(client, hello, shard, connections, welcome, hello.incarnation)
+        self._observe, self._send_slots, self._scripts = observe, send_slots, scripts
 
     def end(self) -> None:
         """Note that the evaluator's stream has ended."""

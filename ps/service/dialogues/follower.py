@@ -24,11 +24,6 @@ class FollowerDialogue(ObserverDialogue):
     """Dialogue with a following shard, which reports its counters and its silent workers.
 
     Args:
-        client: The client, whose Hello fits the shard.
-        hello: Hello message of the client.
-        shard: Parts of the shard that all its dialogues use.
-        connections: All open connections of the shard.
-        welcome: Function that admits the observer with the given connection.
         directory: Network addresses of all shards of the run.
         documents: (role, id) of a node -> newest JSON document that the node sent.
     """
@@ -43,9 +38,9 @@ class FollowerDialogue(ObserverDialogue):
         directory: ShardDirectory,
         documents: dict[tuple[int, int], str],
     ) -> None:
-        super().__init__(client, hello, shard, connections)
+        super().__init__(client, hello, shard, connections, welcome)
         self._client, self._hello = client, hello
-        self._welcome, self._directory, self._documents = welcome, directory, documents
+        self._directory, self._documents = directory, documents
 
     def begin(self) -> None:
         """Admit the following shard, and record its address if the shard has its model."""
@@ -55,7 +50,6 @@ class FollowerDialogue(ObserverDialogue):
             if conflict is not None:
                 self._client.reject("hello", (pb.REASON_ID_TAKEN, conflict))
         super().begin()
-        self._welcome(self.connection)
 
     def _unreachable(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
         """Queue the workers that the following shard reports as silent."""

@@ -19,6 +19,7 @@ class ObserverDialogue(ConnectedDialogue):
         hello: Hello message of the client.
         shard: Parts of the shard that all its dialogues use.
         connections: All open connections of the shard.
+        welcome: Function that admits the observer with the given connection.
         incarnation: Random number that identifies one start of the client's process; 0 if the
             client has none.
     """
@@ -29,15 +30,20 @@ class ObserverDialogue(ConnectedDialogue):
         hello: pb.Hello,
         shard: ShardSide,
         connections: Connections,
+        welcome: Callable[[Connection], None],
         incarnation: int = 0,
     ) -> None:
         super().__init__(Connection(client.stream, hello, incarnation), shard)
-        self._connections = connections
+        self._connections, self._welcome = connections, welcome
         self._number = 0  # running number of the observer in `Connections`; 0 before `begin`
 
     def begin(self) -> None:
-        """Add the client to the shard's open connections."""
+        """Add the client to the shard's open connections, and admit it."""
         self._number = self._connections.add_observer(self.connection)
+        self._admit()
+
+    def _admit(self) -> None:
+        self._welcome(self.connection)
 
     def on_frame(self, num_bytes: int) -> None:
         """Do nothing: only workers have leases."""

@@ -35,10 +35,6 @@ class ScriptDialogue(ObserverDialogue):
     """Dialogue over the control stream of a worker's script.
 
     Args:
-        client: The client, whose Hello fits the shard.
-        hello: Hello message of the client.
-        shard: Parts of the shard that all its dialogues use.
-        connections: All open connections of the shard.
         welcome: Function that admits the control stream with the given connection (called on the
             writer thread).
         send_slots: Function that sends the optimizer's state, and the weights if the second
@@ -56,9 +52,8 @@ class ScriptDialogue(ObserverDialogue):
         send_slots: Callable[[Connection, bool], None],
         scripts: RunControl,
     ) -> None:
-        super().__init__(client, hello, shard, connections, hello.incarnation)
-        self._client, self._scripts = client, scripts
-        self._welcome, self._send_slots = welcome, send_slots
+        super().__init__(client, hello, shard, connections, welcome, hello.incarnation)
+        self._client, self._scripts, self._send_slots = client, scripts, send_slots
 
     def begin(self) -> None:
         """Queue the admission of the script, unless the run has no worker with the script's id."""
@@ -67,6 +62,8 @@ class ScriptDialogue(ObserverDialogue):
             text = self._scripts.range_refusal(worker)
             self._client.reject("hello", (pb.REASON_ID_RANGE, text))
         super().begin()
+
+    def _admit(self) -> None:
         self._serve("a Hello", self._welcome, self.connection)
 
     def end(self) -> None:

@@ -29,11 +29,6 @@ class SupervisorDialogue(ObserverDialogue):
     """Dialogue with a Supervisor, or with a command that reads the run's status.
 
     Args:
-        client: The client, whose Hello fits the shard.
-        hello: Hello message of the client.
-        shard: Parts of the shard that all its dialogues use.
-        connections: All open connections of the shard.
-        welcome: Function that admits the observer with the given connection.
         observe: Function that sends the whole model to a connection with a running number (called
             on the writer thread).
         scripts: Control streams of the run's scripts, whose evaluators the Supervisor starts.
@@ -49,13 +44,8 @@ class SupervisorDialogue(ObserverDialogue):
         observe: Callable[[Connection, int], None],
         scripts: RunControl,
     ) -> None:
-        super().__init__(client, hello, shard, connections)
-        self._welcome, self._observe, self._scripts = welcome, observe, scripts
-
-    def begin(self) -> None:
-        """Admit the Supervisor."""
-        super().begin()
-        self._welcome(self.connection)
+        super().__init__(client, hello, shard, connections, welcome)
+        self._observe, self._scripts = observe, scripts
 
     def end(self) -> None:
         """Note that the Supervisor's stream has ended; it starts no evaluator any more."""
