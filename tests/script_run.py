@@ -237,7 +237,8 @@ class ScriptRun:
         Without a given count the push is this worker's part of one batch.
         """
         worker = self.workers[number - 1]
-        figures = dataclasses.replace(figures, batch_parts=figures.batch_parts or 1)
+        head = dataclasses.replace(figures.head, batch_parts=figures.head.batch_parts or 1)
+        figures = dataclasses.replace(figures, head=head)
         outgoing = worker.begin(gradient, samples, 1.0, figures=figures)
         for shard, encoder in enumerate(self.encoders[number - 1]):
             epoch = self.shards[0].membership.epoch

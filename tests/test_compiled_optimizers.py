@@ -14,6 +14,7 @@ from keras.optimizers import schedules
 from tests.script_run import Rows, ScriptRun, flat_of, offer_of, train_alone, variables
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.slots import OwnSlots
+from thinwire.ops.push_head import PushHead
 from thinwire.ops.sharding import split
 from thinwire.ops.types import ConfigurationError
 from thinwire.worker.core.messages import ScriptFigures
@@ -235,7 +236,7 @@ def test_the_rate_is_the_optimizer_s_until_a_script_sets_another(make):
     assert run.workers[0].learning_rate == run.shards[0].model.learning_rate == 0.25
     before = run.theta
     for number, rate in ((1, 0.125), (2, 9.0)):  # the lowest worker's value counts
-        run.push(number, gradient, 4, ScriptFigures(learning_rate=rate))
+        run.push(number, gradient, 4, ScriptFigures(PushHead(learning_rate=rate)))
     assert run.workers[1].learning_rate == 0.125
     run.push(1, gradient, 4)
     run.push(2, gradient, 4)
@@ -261,7 +262,7 @@ def count_of(run):
 
 
 def parts(number):
-    return ScriptFigures(batch_parts=number)
+    return ScriptFigures(PushHead(batch_parts=number))
 
 
 def test_a_schedule_counts_the_script_s_batches_whatever_their_rows():
@@ -305,7 +306,7 @@ def test_a_phase_begins_with_the_count_of_its_schedule_not_of_its_optimizer():
 
 def test_a_batch_that_overflows_is_not_counted():
     run, gradient = started(o.LossScaleOptimizer(o.SGD(stairs()), initial_scale=64.0))
-    for figures in (OVERFLOW, ScriptFigures(loss_scale=32.0)):
+    for figures in (OVERFLOW, ScriptFigures(PushHead(loss_scale=32.0))):
         for number in (1, 2):
             run.push(number, gradient, 4, figures)
     assert (run.shards[0].version, count_of(run)) == (2, 1)
@@ -315,7 +316,7 @@ def scaled(growth=2):
     return o.LossScaleOptimizer(o.SGD(0.1), initial_scale=64.0, dynamic_growth_steps=growth)
 
 
-OVERFLOW = ScriptFigures(loss_scale=64.0, overflow=True)
+OVERFLOW = ScriptFigures(PushHead(loss_scale=64.0, overflow=True))
 
 
 def test_an_overflow_skips_a_synchronous_round_and_halves_the_scale_once():
@@ -327,7 +328,7 @@ def test_an_overflow_skips_a_synchronous_round_and_halves_the_scale_once():
     model = run.shards[0].model
     assert (model.version, model.samples, run.workers[1].loss_scale) == (1, 8, 32.0)
     assert run.theta.tobytes() == before.tobytes() == run.workers[0].weights.tobytes()
-    fine = ScriptFigures(loss_scale=32.0)
+    fine = ScriptFigures(PushHead(loss_scale=32.0))
     run.push(1, gradient, 4, dataclasses.replace(OVERFLOW, loss_scale=32.0))
     run.push(2, gradient, 4, fine)
     assert run.theta.tobytes() == before.tobytes() and model.loss_scale == 16.0
@@ -343,7 +344,7 @@ def test_an_overflow_skips_only_its_own_push_without_rounds():
     run, gradient = started(scaled(growth=100), name="asgd")
     model, before = run.shards[0].model, run.theta
     run.push(1, gradient, 4, OVERFLOW)
-    run.push(2, gradient, 4, ScriptFigures(loss_scale=64.0))
+    run.push(2, gradient, 4, ScriptFigures(PushHead(loss_scale=64.0)))
     run.push(1, gradient, 4, OVERFLOW)  # at a scale that was halved already
     assert (model.version, model.loss_scale) == (3, 32.0)
     np.testing.assert_allclose((before - run.theta)[:-6], 0.1 * 0.5, rtol=1e-5)
@@ -352,8 +353,8 @@ def test_an_overflow_skips_only_its_own_push_without_rounds():
 def test_the_loss_scale_outlives_a_restart():
     run, gradient = started(scaled(growth=3), name="asgd")
     run.push(1, gradient, 4, OVERFLOW)
-    run.push(2, gradient, 4, ScriptFigures(loss_scale=64.0))
+    run.push(2, gradient, 4, ScriptFigures(PushHead(loss_scale=64.0)))
     other = ScriptRun(run.offer, run.theta, name="asgd", former=run)
     for number in (1, 2):
-        other.push(number, gradient, 4, ScriptFigures(loss_scale=32.0))
+        other.push(number, gradient, 4, ScriptFigures(PushHead(loss_scale=32.0)))
     assert other.shards[0].model.loss_scale == 64.0

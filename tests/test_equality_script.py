@@ -11,6 +11,7 @@ from tests.virtual.worker import core_of, numbers, reply, start
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.optimizers.local import ScriptStep
+from thinwire.ops.push_head import PushHead
 from thinwire.ops.types import ConfigurationError, Kind
 from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.worker.core.messages import ScriptFigures
@@ -149,7 +150,7 @@ def test_the_local_round_of_a_script_survives_its_process(tmp_path):
     start(other, numbers())
     np.testing.assert_array_equal(other.resume_round(), numbers(2))
     push = other.begin(numbers(3), 8, 1.0)
-    assert (push.local_steps, push.samples, push.kind) == (3, 24, Kind.DELTA)
+    assert (push.head.local_steps, push.head.samples, push.kind) == (3, 24, Kind.DELTA)
 
 
 def test_a_script_s_momentum_becomes_the_codec_s_where_none_is_given():
@@ -182,10 +183,10 @@ def test_one_worker_with_sgd_s_momentum_in_the_codec_is_momentum_sgd():
 def test_the_script_s_rate_goes_with_the_push():
     core = core_of("dgs", local_optimizer="script")
     start(core, numbers())
-    push = core.begin(numbers(1), 8, 1.0, figures=ScriptFigures(learning_rate=0.125))
-    assert (push.learning_rate, push.sets_rate) == (0.125, True)
+    push = core.begin(numbers(1), 8, 1.0, figures=ScriptFigures(PushHead(learning_rate=0.125)))
+    assert push.head.learning_rate == 0.125
     core.finish([reply(core.layouts[0], Operation.NONE, blocks=[])])
-    assert core.begin(numbers(2), 8, 1.0).sets_rate is False
+    assert core.begin(numbers(2), 8, 1.0).head.learning_rate is None
 
 
 def test_an_overflow_takes_part_in_the_round_without_an_update():
@@ -194,13 +195,16 @@ def test_an_overflow_takes_part_in_the_round_without_an_update():
     core.receive(0, reply(core.layouts[0], Operation.NONE, blocks=[], loss_scale=1024.0))
     assert core.loss_scale == 1024
     bad = np.full(core.spec.num_parameters, np.inf, np.float32)
-    push = core.begin(bad, 8, np.inf, figures=ScriptFigures(loss_scale=1024.0, overflow=True))
-    assert (push.overflow, push.loss_scale, push.samples, push.loss) == (True, 1024.0, 8, None)
+    push = core.begin(
+        bad, 8, np.inf, figures=ScriptFigures(PushHead(loss_scale=1024.0, overflow=True))
+    )
+    head = push.head
+    assert (head.overflow, head.loss_scale, head.samples, head.loss) == (True, 1024.0, 8, None)
     assert push.shards == [()]
     core.undelivered()
     core.finish([reply(core.layouts[0], Operation.NONE, blocks=[], loss_scale=512.0)])
     assert core.loss_scale == 512
-    assert core.begin(numbers(1), 8, 1.0).step == 2
+    assert core.begin(numbers(1), 8, 1.0).head.step == 2
 
 
 @pytest.mark.parametrize("nb_ps", [1, 2])

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.script_run import ScriptRun, flat_of, offer_of
+from thinwire.ops.push_head import PushHead
 from thinwire.worker.core.messages import ScriptFigures
 
 STEPS, BATCH = 20, 16
@@ -64,7 +65,7 @@ def test_rounds_equal_keras_alone_within_what_rounding_costs(policy):
         for number, half in enumerate(halves, 1):
             assign(copy, run.workers[number - 1].weights)
             flat, overflows = gradients_of(copy, half, scale)
-            run.push(number, flat, 8, ScriptFigures(loss_scale=scale, overflow=overflows))
+            run.push(number, flat, 8, ScriptFigures(PushHead(loss_scale=scale, overflow=overflows)))
     expected = flat_of(alone.trainable_variables)
     assert np.abs(expected - theta).max() > 0.1
     np.testing.assert_allclose(run.theta, expected, rtol=0, atol=BOUNDS[policy])

@@ -77,7 +77,7 @@ def test_its_push_has_nothing():
     for _ in range(3):
         run.turn()
     request = run.workers[1].outgoing
-    assert (request.samples, request.local_steps, request.loss) == (0, 0, None)
+    assert (request.head.samples, request.head.local_steps, request.head.loss) == (0, 0, None)
     assert request.shards == [()]
     event = run.push_event(run.workers[1], 0)
     assert not event.is_copy
@@ -93,4 +93,4 @@ def test_some_examples_are_a_round():
     assert core.begin(np.full(28, np.nan, np.float32), 0, float("nan")) is None
     np.testing.assert_array_equal(core.weights, weights)
     request = core.begin(np.ones(28, np.float32), 8, 1.5)
-    assert (request.samples, request.local_steps, request.loss) == (16, 3, 1.0)
+    assert (request.head.samples, request.head.local_steps, request.head.loss) == (16, 3, 1.0)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.script_run import SHAPES, UNUSED, Rows, ScriptRun, flat_of, offer_of, variables
+from thinwire.ops.push_head import PushHead
 from thinwire.ps.core import events
 from thinwire.worker.core.messages import ScriptFigures
 
@@ -53,7 +54,7 @@ def alone(pair, rows, plan, own):
 
 
 def step(run, rows, batch, number, repeats):
-    figures = ScriptFigures(optimizer=number, repeats_batch=repeats)
+    figures = ScriptFigures(PushHead(optimizer=number, repeats_batch=repeats))
     for worker, part in enumerate((batch[: BATCH // 4], batch[BATCH // 4 :]), 1):
         theta = run.workers[worker - 1].weights
         run.push(worker, rows.gradient(theta, part), len(part), figures)
@@ -101,7 +102,7 @@ def test_a_push_brings_only_what_its_optimizer_steps():
 
     def noted(event, now):
         if isinstance(event, events.Push):
-            seen.append((event.optimizer, len(event.update.values)))
+            seen.append((event.head.optimizer, len(event.update.values)))
         return handle(event, now)
 
     run.shards[0].handle = noted
@@ -135,7 +136,7 @@ def test_a_rate_is_set_for_one_optimizer():
     ones = np.ones(flat_of(own).size, np.float32)
     before = run.theta
     for number, rate in ((0, 0.5), (1, None), (0, None)):
-        run.push(1, ones, 4, ScriptFigures(learning_rate=rate, optimizer=number))
+        run.push(1, ones, 4, ScriptFigures(PushHead(learning_rate=rate, optimizer=number)))
     moved, start = before - run.theta, 0
     for path, shape in SHAPES.items():
         size = int(np.prod(shape))
@@ -157,7 +158,7 @@ def test_a_round_of_different_optimizers_is_refused_by_name():
 
     core.handle = noted
     for worker in (1, 2):
-        run.push(worker, ones, 4, ScriptFigures(optimizer=worker - 1))
+        run.push(worker, ones, 4, ScriptFigures(PushHead(optimizer=worker - 1)))
     assert [each.worker for each in refused] == [1, 2]
     assert {each.reason for each in refused} == {"OPTIMIZER"}
     words = "worker 1 steps optimizer 1 of the script and worker 2 optimizer 2"
@@ -171,7 +172,7 @@ def test_one_after_the_other_needs_no_order():
     run = run_of([make() for make in PAIRS["adam_sgd"]], own, name="asgd")
     ones = np.ones(flat_of(own).size, np.float32)
     for worker, number in ((1, 0), (2, 1), (2, 1), (1, 0), (1, 1)):
-        run.push(worker, ones, 4, ScriptFigures(optimizer=number))
+        run.push(worker, ones, 4, ScriptFigures(PushHead(optimizer=number)))
     assert run.shards[0].version == 5
     assert int(run.shards[0].model.slots()[0].slots[0].values) == 2
 
@@ -184,7 +185,7 @@ def test_the_rows_of_an_embedding_travel_alone():
     gradient[: table[1]] = 1.0
     touched = {0: np.array([0])}
     outgoing = run.workers[0].begin(
-        gradient, 4, 1.0, figures=ScriptFigures(optimizer=0, touched=touched)
+        gradient, 4, 1.0, figures=ScriptFigures(PushHead(optimizer=0), touched=touched)
     )
     assert outgoing.shards[0][0].indices.tolist() == list(range(table[1]))
     assert [block.slot for block in outgoing.shards[0]] == [0, 2, 4]

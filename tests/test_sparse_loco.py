@@ -10,6 +10,7 @@ from tests.virtual.toy import KERNELS, method
 from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.downlink.types import ModelRequest, Operation, RelayedRounds
 from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.push_head import PushHead
 from thinwire.ops.sharding.flat_updates import flatten
 from thinwire.ops.types import ModelSpec, ShardLayout, Slice, TensorSpec
 from thinwire.ops.weighting.base import Arrival
@@ -51,7 +52,9 @@ class Workers:
             )
             update = flatten(packet.blocks, self.layout, KERNELS)
             self.sent.append(packet.blocks)
-            given = Arrival(number + 1, update, version, version + 1, blocks=packet.blocks)
+            given = Arrival(
+                number + 1, update, version, head=PushHead(version + 1), blocks=packet.blocks
+            )
             arrivals.append(given)
         assert len(self.shard.apply(arrivals, version)) == len(changes)
         return self.shard.theta

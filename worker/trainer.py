@@ -221,7 +221,9 @@ class WorkerSession:
     def parts_under_way(self, optimizer: int) -> int:
         """Return the unanswered push's number of batch parts; 0 for other optimizers' pushes."""
         push = self._under_way
-        return push.batch_parts if push is not None and push.optimizer == optimizer else 0
+        if push is None or push.head.optimizer != optimizer:
+            return 0
+        return push.head.batch_parts
 
     # -- joining and leaving ------------------------------------------------------------------
 
@@ -384,7 +386,7 @@ class WorkerSession:
         self.measure.end_round(request, replies, epoch, seconds)
         logging.debug(
             "step %d: version %d, all shards replied after %.3f s",
-            request.step,
+            request.head.step,
             self.core.versions[0],
             seconds,
         )

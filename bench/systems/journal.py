@@ -32,6 +32,7 @@ from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.push_head import PushHead, PushOrigin
 from thinwire.ops.sharding.split import shard_spec
 from thinwire.ops.types import ModelSpec, TensorSpec, Update
 from thinwire.ps.core import events
@@ -181,7 +182,8 @@ class JournaledShard:
             worker = 1 + self._steps % _WORKERS
             version = self.core.version + len(decoded)
             base = max(0, version - _WORKERS + 1)
-            push = events.Push(worker, worker, self._steps, base, 0, 2, update, 64, 1, 0.5)
+            head = PushHead(self._steps, samples=64, local_steps=1, loss=0.5)
+            push = events.Push(worker, worker, 2, head, PushOrigin(base), update)
             message, pieces = self.coder._coded(push)
             decoded.append(self.decoder.decode(worker, message, memoryview(b"".join(pieces))))
         return decoded

@@ -33,6 +33,7 @@ from bench.systems.many import free_addresses
 from thinwire.cli import node as command_line
 from thinwire.flags import run as run_flags
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
+from thinwire.ops.push_head import PushHead, PushOrigin
 from thinwire.ops.types import Block, CodedValues, Link, ModelSpec, TensorSpec
 from thinwire.runtime.run.settings import Run
 from thinwire.runtime.telemetry.run_status import WorkerMetrics
@@ -198,15 +199,10 @@ class LightWorker:
         began = time.monotonic()
         self._exchange.send(
             PushRequest(
-                step=self._step,
+                PushHead(self._step, samples=10, local_steps=1, loss=1.0, schedule_rate=1e-6),
+                origins=[PushOrigin(*before)],
                 kind=self._kind,
                 shards=[self._update],
-                base_versions=[before[0]],
-                generations=[before[1]],
-                samples=10,
-                local_steps=1,
-                learning_rate=1e-6,
-                loss=1.0,
             )
         )
         (reply,) = self._exchange.replies()

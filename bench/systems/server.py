@@ -28,6 +28,7 @@ from bench.table import Row, render
 from bench.transport.far_end import receive
 from thinwire.ops.kernels.numpy_ops import peak
 from thinwire.ops.optimizers.momentum_sgd import MomentumSGD
+from thinwire.ops.push_head import PushHead, PushOrigin
 from thinwire.ops.sharding.flat_updates import joined
 from thinwire.ops.types import Block, CodedValues, ModelSpec, ShardLayout, Update
 from thinwire.proto import messages
@@ -89,15 +90,10 @@ class ReadyWorker:
 
     def _send(self) -> None:
         request = PushRequest(
-            step=self._step,
+            PushHead(self._step, samples=64, local_steps=1, loss=0.5, schedule_rate=0.001),
+            origins=[PushOrigin(self._version)],
             kind=self._kind,
             shards=[self._ready[self._step % _READY]],
-            base_versions=[self._version],
-            generations=[0],
-            samples=64,
-            local_steps=1,
-            learning_rate=0.001,
-            loss=0.5,
         )
         for message, pieces in self._encoder.encode(request, self._incarnation, self._epoch):
             self._session.send(message, pieces)

@@ -74,4 +74,4 @@ def find(
         is_equal = (before + values).view(np.uint32) == after.view(np.uint32)
         is_equal &= (np.abs(values) >= _TINY) & (np.abs(after) >= _TINY)
     equal: Int64 = indices if is_equal.all() else indices[is_equal]  # type: ignore[assignment, index]
-    return OwnEntries(arrival.worker, arrival.step, arrival.base_version, version, equal)
+    return OwnEntries(arrival.worker, arrival.head.step, arrival.base_version, version, equal)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.policy import Policy
+from thinwire.ops.push_head import NO_HEAD, PushHead
 from thinwire.ops.types import Block, State, Update
 
 if TYPE_CHECKING:
@@ -28,16 +29,9 @@ class Arrival:
     worker: int
     update: Update
     base_version: int  # version of the shard server's weights that the worker had when it pushed
-    step: int = 0  # the worker's step number of the push; 0: unknown
     lag: int = 0  # base_version minus the version of the weights at which the update was computed
-    samples: int = 0  # number of training examples from which the update was computed; 0: unknown
-    learning_rate: float | None = None  # learning rate set by the user's script; None: not set
-    # factor on the loss (against float16 underflow) when the update was computed; 0: no factor
-    loss_scale: float = 0.0
-    overflow: bool = False  # True if the gradient overflowed at `loss_scale`: the update is empty
-    optimizer: int = 0  # number of the script's optimizer that applies the update
-    # consumed parts of the script's batches; a batch counts as nb_workers parts
-    batch_parts: int = 0
+    # numbers of the push; the defaults mean that the numbers are unknown or not set
+    head: PushHead = NO_HEAD
     change: Update | None = None  # weight changes that the user's script made itself; None: none
     # coded update for relaying to other workers; None: must not be relayed
     blocks: tuple[Block | WireBlock, ...] | None = None

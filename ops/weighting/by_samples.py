@@ -25,10 +25,11 @@ class BySamples(StatelessWeighting):
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
         """Return the updates, each multiplied by its fraction of the training examples."""
-        counts = [arrival.samples for arrival in arrivals]
+        counts = [arrival.head.samples for arrival in arrivals]
         total = sum(counts)
         if not total or min(counts) == max(counts):
             return list(arrivals), state
         return [
-            scaled(arrival, arrival.samples * len(counts) / total, context) for arrival in arrivals
+            scaled(arrival, count * len(counts) / total, context)
+            for arrival, count in zip(arrivals, counts, strict=True)
         ], state

@@ -15,6 +15,7 @@ from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation
 from thinwire.ops.kernels import Kernels
 from thinwire.ops.methods.method import Method
 from thinwire.ops.methods.validation import check_averages
+from thinwire.ops.push_head import PushOrigin
 from thinwire.ops.sync.base import ArrivalToken
 from thinwire.ops.types import State
 from thinwire.ops.weighting.base import Arrival
@@ -294,23 +295,24 @@ class PsCore:
         copy of the weights only gets a reply.
         """
         self.membership.seen(event.worker, now)
+        step, origin = event.head.step, event.origin
         if (member := self._sender_of(event)) is None:
-            return [self._refusal_of_stranger(event, event.step)]
-        if self._guard.has_refused(event.worker, event.step):
+            return [self._refusal_of_stranger(event, step)]
+        if self._guard.has_refused(event.worker, step):
             return [refusals.outlier(event, "already refused", self.membership.epoch)]
         self._lifecycle.exchanged(now)
-        self._note_lost_updates(event)
+        self._note_lost_updates(origin)
         if member.is_late(event):
             return []
-        usable, member.requested_at = self._usable_base(event), now
+        usable, member.requested_at = self._usable_base(origin), now
         member.push_bytes = event.num_bytes
         if event.is_copy and usable is not None:
             self.model.take(event.update)
         # A second push of an accepted step is a retry. The shard must not apply the update of a
         # retry, which only requests the reply to the first push. `_reply` sends nothing while the
         # first push waits for its round.
-        if event.is_copy or event.step <= member.last_step or self._lifecycle.is_over:
-            member.open_request(event.step, usable, now)
+        if event.is_copy or step <= member.last_step or self._lifecycle.is_over:
+            member.open_request(step, usable, now)
             return self._reply([event.worker], now)
         if not self._epoch_fits(event):
             return [refusals.stale_epoch(event, self.membership.epoch)]
@@ -318,10 +320,10 @@ class PsCore:
             self.counters.reject("generation", event.worker)
             generation, epoch = self.config.generation, self.membership.epoch
             refusal = refusals.stale_generation(event, self.version, generation, epoch)
-            return [refusal, *self._give_up(event.worker, event.step, now)]
-        if event.base_checksum is not None:
-            self.model.verify(event.worker, usable, event.base_checksum)
-        member.open_request(event.step, usable, now)
+            return [refusal, *self._give_up(event.worker, step, now)]
+        if origin.base_checksum is not None:
+            self.model.verify(event.worker, usable, origin.base_checksum)
+        member.open_request(step, usable, now)
         self._members.buffer(event)
         self._pacing.pushed(event.worker)
         self._planner.pushed(event, now)
@@ -479,18 +481,18 @@ class PsCore:
         admitted = self.membership.admits(event.worker, event.incarnation)
         return self._members.get(event.worker) if admitted else None
 
-    def _usable_base(self, event: events.Pull | events.Push) -> int | None:
+    def _usable_base(self, held: events.Pull | PushOrigin) -> int | None:
         """Return the model version of a worker's weights; None if the version is unusable.
 
         A model version is unusable if it is from another generation (restart of the shard) or newer
         than the shard's version. For a push, a model version is also unusable if the model accepts
         no push that was computed from the version (`ShardModel.in_step`).
         """
-        base = event.base_version
+        base = held.base_version
         known = base is not None and base <= self.version
-        if not known or event.generation != self.config.generation:
+        if not known or held.generation != self.config.generation:
             return None
-        if isinstance(event, events.Push) and not self.model.in_step(event.base_version):
+        if isinstance(held, PushOrigin) and not self.model.in_step(held.base_version):
             return None
         return base
 
@@ -502,13 +504,13 @@ class PsCore:
         invented = self.membership.leads and push.epoch > self.membership.epoch
         return self._scheduler.epoch_is_current(push.worker, push.epoch) and not invented
 
-    def _note_lost_updates(self, event: events.Pull | events.Push) -> None:
+    def _note_lost_updates(self, held: events.Pull | PushOrigin) -> None:
         """Count the updates that a crash of the shard has undone, if a worker has weights from
         before the crash.
         """
-        generations_ago = self.config.generation - event.generation
+        generations_ago = self.config.generation - held.generation
         undone = 1 <= generations_ago <= self.config.generations_undone
-        seen = event.base_version
+        seen = held.base_version
         if undone and seen is not None and self.config.budget.can_reach(seen):
             self.counters.note_lost_updates(seen)
 
@@ -604,7 +606,7 @@ class PsCore:
         # Cancel a push that was not applied, so that the shard accepts a retry of the push after
         # the worker has returned. Drop a push that was refused as too large: the refusal was sent
         # and counted, so the shard must accept no retry of the push's step.
-        if waiting is not None and not self._guard.has_refused(worker, waiting.step):
+        if waiting is not None and not self._guard.has_refused(worker, waiting.head.step):
             self.counters.reject("left", worker)
             self._members.cancel_push(worker)
         self._members.drop_push(worker)
@@ -723,9 +725,9 @@ class PsCore:
                 # A worker has at most one open request (unanswered push or pull), so a worker with
                 # a buffered push has given up its older submitted push.
                 if member.submitted:
-                    self.rounds.withdraw(worker, member.submitted[-1].step)
+                    self.rounds.withdraw(worker, member.submitted[-1].head.step)
                 self._members.promote(worker)
-                self._scheduler.submit(worker, push.step, now)
+                self._scheduler.submit(worker, push.head.step, now)
             else:
                 # The worker group of the push has changed while the push was buffered. Another
                 # shard may have refused the push already and would merge a retry of the push in
@@ -743,11 +745,11 @@ class PsCore:
         # A push that was refused as too large is not dropped, because its round counts the push
         # without its update. An accepted push is dropped when its worker pulls: the worker may have
         # proceeded after another shard's reply, and would be in different rounds on two shards.
-        if waiting is None or self._guard.has_refused(worker, waiting.step):
+        if waiting is None or self._guard.has_refused(worker, waiting.head.step):
             return
         self.counters.reject("left", worker)
         self._members.cancel_push(worker)
-        self.rounds.withdraw(worker, waiting.step)
+        self.rounds.withdraw(worker, waiting.head.step)
         self._members[worker].may_proceed = self.rounds.may_proceed(worker)
 
     def _give_up(self, worker: int, step: int, now: float) -> list[events.Action]:
@@ -769,7 +771,7 @@ class PsCore:
         """
         submitted = self._members.take_submitted(arrivals)
         accepted = [
-            push for push in submitted if not self._guard.has_refused(push.worker, push.step)
+            push for push in submitted if not self._guard.has_refused(push.worker, push.head.step)
         ]
         pushes = [push for push in accepted if self._brings_examples(push)]
         self._pacing.released([token.worker for token in arrivals])
@@ -778,27 +780,21 @@ class PsCore:
         if self._lifecycle.is_over or self._lifecycle.is_spent:
             return []
         empty = [push for push in accepted if not self._brings_examples(push)]
-        empty_parts = sum(push.batch_parts for push in empty)
+        empty_parts = sum(push.head.batch_parts for push in empty)
         if not pushes:
             # The training script has consumed a batch even if no worker of the round had an example
             # of the batch, so the learning rate schedule must count the batch.
             if empty:
-                self.model.clock.count(empty_parts, empty[0].optimizer)
+                self.model.clock.count(empty_parts, empty[0].head.optimizer)
             return []
         version, live = self.version, self.rounds.live()
         released = [
             Arrival(
                 worker=push.worker,
                 update=push.update,
-                base_version=push.base_version,
-                step=push.step,
-                lag=push.lag,
-                samples=push.samples,
-                learning_rate=push.learning_rate,
-                loss_scale=push.loss_scale,
-                overflow=push.overflow,
-                optimizer=push.optimizer,
-                batch_parts=push.batch_parts,
+                base_version=push.origin.base_version,
+                lag=push.origin.lag,
+                head=push.head,
                 change=push.change,
                 blocks=push.blocks,
             )
@@ -812,11 +808,11 @@ class PsCore:
             self._scheduler.share_of(pushes[0].worker),
             empty_parts,
         )
-        applied_keys = {(arrival.worker, arrival.step) for arrival in applied}
-        merged = [push for push in pushes if (push.worker, push.step) in applied_keys]
+        applied_keys = {(arrival.worker, arrival.head.step) for arrival in applied}
+        merged = [push for push in pushes if (push.worker, push.head.step) in applied_keys]
         group = self.rounds.name_of(arrivals[0].worker)
         for push in pushes:
-            if (push.worker, push.step) in applied_keys:
+            if (push.worker, push.head.step) in applied_keys:
                 self._count_applied(push, version, group)
             else:
                 self.counters.reject("stale", push.worker)
@@ -853,8 +849,8 @@ class PsCore:
         """Return whether a push has an update to merge; a push may be computed on no examples."""
         # If workers push gradients, a push without examples may hold the codec's residual (the
         # unsent part of the gradients) of earlier rounds.
-        has_steps = bool(push.local_steps) and not self.model.method.takes_local_steps
-        return push.samples > 0 or has_steps
+        has_steps = bool(push.head.local_steps) and not self.model.method.takes_local_steps
+        return push.head.samples > 0 or has_steps
 
     def _other_steps(self, pushes: Sequence[events.Push]) -> list[events.Action]:
         """Return refusals of a round's pushes if the pushes are for different optimizers; else [].
@@ -862,20 +858,20 @@ class PsCore:
         Updates for different optimizers change different variables, so no mean of such updates is
         defined.
         """
-        if len({push.optimizer for push in pushes}) <= 1:
+        if len({push.head.optimizer for push in pushes}) <= 1:
             return []
         first, epoch = pushes[0], self.membership.epoch
-        other = next(push for push in pushes if push.optimizer != first.optimizer)
+        other = next(push for push in pushes if push.head.optimizer != first.head.optimizer)
         for push in pushes:
             self._members[push.worker].request = None
         return [refusals.other_optimizer(push, (first, other), epoch) for push in pushes]
 
     def _count_applied(self, push: events.Push, version: int, group: str) -> None:
         """Count a push that was merged into the update of the weights of version `version`."""
-        self.model.count(push.samples, push.repeats_batch)
+        self.model.count(push.head.samples, push.head.repeats_batch)
         self.counters.applied(push, version, group)
         self._guard.applied(push.worker)
-        self._members[push.worker].staleness = version - push.computed_at
+        self._members[push.worker].staleness = version - push.origin.computed_at
 
     # -- groups by speed --------------------------------------------------------------------
 

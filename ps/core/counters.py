@@ -139,15 +139,15 @@ class Counters:
         """Count a push of a worker in `group` that was merged into the update of model version
         `version`.
         """
-        self.staleness[version - push.computed_at] += 1
-        self.groups.of(group).staleness[staleness(version, push.computed_at)] += 1
+        self.staleness[version - push.origin.computed_at] += 1
+        self.groups.of(group).staleness[staleness(version, push.origin.computed_at)] += 1
         totals = self.worker(push.worker)
         totals.pushes += 1
-        totals.samples += push.samples
-        totals.local_steps += push.local_steps
+        totals.samples += push.head.samples
+        totals.local_steps += push.head.local_steps
         # A push without examples or with an overflow has no loss.
-        if push.samples and not push.overflow:
-            totals.loss = push.loss
+        if push.head.samples and not push.head.overflow:
+            totals.loss = push.head.loss
 
     def updated(self, group: str) -> None:
         """Count one update that the shard merged from the pushes of a worker group."""

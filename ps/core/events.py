@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.downlink.types import Operation, RelayedRounds
 from thinwire.ops.printable import printable
+from thinwire.ops.push_head import PushHead, PushOrigin
 from thinwire.ops.sync.base import Draw, Joiners
 from thinwire.ops.types import Block, State, Update
 
@@ -54,31 +55,13 @@ class Push:
 
     worker: int
     incarnation: int
-    step: int
-    base_version: int
-    generation: int
-    epoch: int
+    epoch: int  # newest membership epoch that the worker has received
+    head: PushHead
+    origin: PushOrigin  # model of this shard that the worker held when it pushed
     update: Update
-    samples: int
-    local_steps: int
-    loss: float | None  # training loss of the update; None: the worker does not know its loss
     # Values [m] of the push that shard 0 averages over the workers; None without values.
     aux: Float32 | None = None
-    # CRC-32 checksum of the worker's copy of this shard's weights; None if the worker sent none.
-    base_checksum: int | None = None
     num_bytes: int = 0  # size of the push's coded update, in bytes
-    # Version of the worker's weights (base_version) minus the version at which the update was
-    # computed.
-    lag: int = 0
-    # Learning rate that the training script has set; None without one.
-    learning_rate: float | None = None
-    # Factor of the loss for this update's gradients; 0 if the script scales no loss.
-    loss_scale: float = 0.0
-    # True if the gradient overflowed at this loss scale, so that the update is empty.
-    overflow: bool = False
-    optimizer: int = 0  # number of the script's optimizer that steps with this update
-    repeats_batch: bool = False  # True if an earlier push has counted the examples of this push
-    batch_parts: int = 0  # consumed parts of the script's batches; nb_workers parts are one batch
     # Change that the training script made to its weights itself since the last reply; None without
     # a change.
     change: Update | None = None
@@ -92,11 +75,6 @@ class Push:
     )
 
     @property
-    def computed_at(self) -> int:
-        """Version of the weights at which the worker computed its update."""
-        return self.base_version - self.lag
-
-    @property
     def num_decoded_bytes(self) -> int:
         """Size of a push's decoded update and decoded change of weights together, in bytes."""
         return self.update.num_bytes + (self.change.num_bytes if self.change else 0)
@@ -104,7 +82,8 @@ class Push:
     @property
     def is_copy(self) -> bool:
         """True if the push holds no update but a copy of the weights that the workers hold."""
-        return self.samples == self.local_steps == 0 and self.update.indices is None
+        head = self.head
+        return head.samples == head.local_steps == 0 and self.update.indices is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,7 +233,7 @@ class Failed:
         return Failed(
             event.worker,
             getattr(event, "incarnation", 0),
-            event.step if isinstance(event, Push) else 0,
+            event.head.step if isinstance(event, Push) else 0,
             isinstance(event, Join),
             printable(f"{type(error).__name__}: {error}", _LONGEST_CAUSE),
         )

@@ -40,7 +40,7 @@ class LossScaler:
         """Count a merged round; return whether an overflow prevents the round's optimizer step."""
         if self._policy is None:
             return False
-        overflowed = [arrival for arrival in arrivals if arrival.overflow]
+        overflowed = [arrival for arrival in arrivals if arrival.head.overflow]
         if not overflowed:
             self._streak += 1
             if self._streak >= self._policy.growth_steps:
@@ -48,7 +48,7 @@ class LossScaler:
             return False
         # Several asynchronous workers may overflow at the same loss scale. The first report halves
         # the scale; later reports name the old scale and must not halve the scale again.
-        if any(arrival.loss_scale == self.scale for arrival in overflowed):
+        if any(arrival.head.loss_scale == self.scale for arrival in overflowed):
             self.scale, self._streak = self.scale / 2, 0
         return True
 

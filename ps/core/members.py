@@ -100,7 +100,7 @@ class Member:
         """Newest training step of the worker such that no push up to this step waits or needs a
         retry.
         """
-        return self.last_step if self.waiting is None else self.waiting.step - 1
+        return self.last_step if self.waiting is None else self.waiting.head.step - 1
 
     def open_request(self, step: int, base_version: int | None, now: float) -> None:
         """Record a worker's pull (step 0) or push that awaits the shard's reply."""
@@ -126,13 +126,13 @@ class Member:
             return False
         # A reply to a late push would close the worker's open request with the number of the old
         # step. The worker would discard the reply and then wait for ever.
-        return push.step <= self.last_step and push.step != self.request.step
+        return push.head.step <= self.last_step and push.head.step != self.request.step
 
     def buffer(self, push: events.Push) -> None:
         """COMPUTING -> BUFFERED: accept a worker's push; the shard replies after the push's
         round.
         """
-        self.buffered, self.may_proceed, self.last_step = push, False, push.step
+        self.buffered, self.may_proceed, self.last_step = push, False, push.head.step
 
     def promote(self) -> None:
         """BUFFERED -> SUBMITTED: submit a worker's buffered push; drop its earlier submitted
@@ -143,7 +143,7 @@ class Member:
 
     def take_submitted(self, step: int) -> events.Push | None:
         """SUBMITTED -> COMPUTING: remove and return a worker's push whose round is complete."""
-        released = next((push for push in self.submitted if push.step == step), None)
+        released = next((push for push in self.submitted if push.head.step == step), None)
         self.submitted = [push for push in self.submitted if push is not released]
         return released
 

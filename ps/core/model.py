@@ -195,8 +195,8 @@ class ShardModel:
             arrivals: Updates in a complete round of pushes, all for one optimizer of the training
                 script.
         """
-        is_set = any(arrival.learning_rate is not None for arrival in arrivals)
-        return is_set or math.isfinite(self._rate_of(arrivals[0].optimizer).value)
+        is_set = any(arrival.head.learning_rate is not None for arrival in arrivals)
+        return is_set or math.isfinite(self._rate_of(arrivals[0].head.optimizer).value)
 
     @property
     def _fraction(self) -> float:
@@ -263,8 +263,9 @@ class ShardModel:
         Returns:
             The arrivals that were applied; the weighting drops arrivals that are too stale.
         """
-        rates = [arrival.learning_rate for arrival in arrivals if arrival.learning_rate is not None]
-        number = arrivals[0].optimizer
+        set_rates = (arrival.head.learning_rate for arrival in arrivals)
+        rates = [rate for rate in set_rates if rate is not None]
+        number = arrivals[0].head.optimizer
         # A rate that the script sets also counts if the overflow check skips this step.
         rate = self._rate_of(number, set_rate=rates[0] if rates else None).value
         # After an overflow of the gradient no optimizer steps. The merged round is still a new
@@ -306,7 +307,7 @@ class ShardModel:
             number,
         )
         self.version += 1
-        self.clock.count(sum(arrival.batch_parts for arrival in weighed) + empty_parts, number)
+        self.clock.count(sum(arrival.head.batch_parts for arrival in weighed) + empty_parts, number)
         known = own_entries.find(lone, before, self._seen, self.version)
         # `known` contains the entries that a plain float32 addition reproduces bit for bit. If a
         # pushed entry were not in `known`, a worker that repeats the round would get other bits
@@ -343,7 +344,7 @@ class ShardModel:
         # only once in total. The aggregate over a group is weighted with the group's share of all
         # workers. The shares of all merged rounds add up to 1, both if one round contains all
         # workers and if each worker has its own round.
-        stepped = [arrival for arrival in arrivals if arrival.samples or arrival.change is not None]
+        stepped = [each for each in arrivals if each.head.samples or each.change is not None]
         changes = [arrival.change or nothing for arrival in stepped]
         merged = self.method.aggregate.merge(changes, len(self.theta))
         self.freezer.before_change(self.theta, merged.indices)
@@ -383,7 +384,7 @@ class ShardModel:
             weighed = received[arrival.worker] is not arrival.update
             if weighed or arrival.blocks is None or arrival.change is not None:
                 return None
-            updates.append(RelayedUpdate(arrival.worker, arrival.step, arrival.blocks))
+            updates.append(RelayedUpdate(arrival.worker, arrival.head.step, arrival.blocks))
         factor = method.server.traits.factor(method.kind, rate)
         return None if factor is None else RelayedRound(tuple(updates), float(np.float32(factor)))
 
@@ -703,7 +704,7 @@ class CollectiveShardModel(ShardModel):
         them.
         """
         self.version += 1
-        self.clock.count(sum(arrival.batch_parts for arrival in arrivals) + empty_parts)
+        self.clock.count(sum(arrival.head.batch_parts for arrival in arrivals) + empty_parts)
         for arrival in arrivals:
             self.take(arrival.update)
         return list(arrivals)

@@ -25,11 +25,11 @@ class UpdateGuard:
 
     def check(self, push: events.Push) -> str | None:
         """Return a message why a push's values are too large; None if the push is accepted."""
-        if push.overflow or push.is_copy:
+        if push.head.overflow or push.is_copy:
             return None
         why = self._check_peak(push) or self._check_norm(push)
         if why is not None:
-            self._refused[push.worker] = push.step
+            self._refused[push.worker] = push.head.step
             self._waiting.pop(push.worker, None)
         return why
 

@@ -52,8 +52,8 @@ def not_member(
 
 def outlier(push: Push, why: str, epoch: int) -> Reject:
     """Refuse a worker's update that is too large; the worker then pulls the model and continues."""
-    message = f"the update of step {push.step} is an outlier: {why}; it was not applied."
-    return Reject(push.worker, push.incarnation, "OUTLIER", message, push.step, epoch)
+    message = f"the update of step {push.head.step} is an outlier: {why}; it was not applied."
+    return Reject(push.worker, push.incarnation, "OUTLIER", message, push.head.step, epoch)
 
 
 def other_optimizer(push: Push, differing: tuple[Push, Push], epoch: int) -> Reject:
@@ -62,12 +62,13 @@ def other_optimizer(push: Push, differing: tuple[Push, Push], epoch: int) -> Rej
     """
     first, second = differing
     message = (
-        f"worker {first.worker} steps optimizer {first.optimizer + 1} of the script and worker "
-        f"{second.worker} optimizer {second.optimizer + 1} in the same round; expected all workers "
-        "of a round to step their optimizers in the same order. Do not choose the optimizer by a "
-        "condition on the worker's own data, or use --method=asgd, which has no rounds."
+        f"worker {first.worker} steps optimizer {first.head.optimizer + 1} of the script and "
+        f"worker {second.worker} optimizer {second.head.optimizer + 1} in the same round; expected "
+        "all workers of a round to step their optimizers in the same order. Do not choose the "
+        "optimizer by a condition on the worker's own data, or use --method=asgd, which has no "
+        "rounds."
     )
-    return Reject(push.worker, push.incarnation, "OPTIMIZER", message, push.step, epoch)
+    return Reject(push.worker, push.incarnation, "OPTIMIZER", message, push.head.step, epoch)
 
 
 def quarantined(event: Join | Pull | Push, step: int, seconds: float, epoch: int) -> Reject:
@@ -83,10 +84,11 @@ def quarantined(event: Join | Pull | Push, step: int, seconds: float, epoch: int
 def stale_generation(push: Push, version: int, generation: int, epoch: int) -> Reject:
     """Refuse an update that was computed at weights that this shard has lost or never had."""
     message = (
-        f"the update was computed at version {push.base_version} of generation {push.generation}; "
-        f"this shard is at version {version} of generation {generation}. Pull the model again."
+        f"the update was computed at version {push.origin.base_version} of generation "
+        f"{push.origin.generation}; this shard is at version {version} of generation {generation}. "
+        "Pull the model again."
     )
-    return Reject(push.worker, push.incarnation, "STALE_GENERATION", message, push.step, epoch)
+    return Reject(push.worker, push.incarnation, "STALE_GENERATION", message, push.head.step, epoch)
 
 
 def stale_epoch(push: Push, epoch: int) -> Reject:
@@ -100,7 +102,7 @@ def stale_epoch(push: Push, epoch: int) -> Reject:
         f"the push names membership epoch {push.epoch}, which does not fit the last change of the "
         f"worker's group; send it again with epoch {epoch}."
     )
-    return Reject(push.worker, push.incarnation, "STALE_EPOCH", message, push.step, epoch)
+    return Reject(push.worker, push.incarnation, "STALE_EPOCH", message, push.head.step, epoch)
 
 
 def fault(event: Failed, incarnation: int, epoch: int) -> Reject:

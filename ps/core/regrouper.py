@@ -94,9 +94,9 @@ class RegroupPlanner:
     def pushed(self, push: events.Push, now: float) -> None:
         """End the measurement of a worker's cycle (reply to next push): the push has arrived."""
         since = self._replied_at.pop(push.worker, None)
-        if since is not None and now > since and push.samples:
+        if since is not None and now > since and push.head.samples:
             paces = self._paces.setdefault(push.worker, collections.deque(maxlen=_CYCLES))
-            paces.append((now - since) / push.samples)
+            paces.append((now - since) / push.head.samples)
 
     def left(self, worker: int) -> None:
         """Remove a worker's measured speeds, because the worker may return on another machine."""

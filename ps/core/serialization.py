@@ -21,6 +21,7 @@ from thinwire.ops.downlink.replicas import LastReply
 from thinwire.ops.downlink.types import ModelReply, Operation
 from thinwire.ops.offer import LossScale
 from thinwire.ops.optimizers import schedule
+from thinwire.ops.push_head import PushHead, PushOrigin
 from thinwire.ops.sync.base import Draw, Joiners
 from thinwire.ops.types import Block, ChunkedValues, CodedValues, ModelSpec, TensorSpec, Update
 from thinwire.ops.wire.blocks import IndexCoding, ValueCoding, WireBlock
@@ -38,13 +39,17 @@ class _Record:
         kind: Class object of the dataclass, which `from_plain` calls.
         fields: Names in the files of all fields that the dataclass compares, separated by spaces.
             ``old=new`` means that the field ``old`` in the files is the attribute ``new``.
+        embedded: For each attribute whose fields the files hold among the fields of the record
+            itself, the dataclass of the attribute. All fields of this dataclass have defaults,
+            which count for a file without the field.
     """
 
-    def __init__(self, name: str, kind: Any, fields: str) -> None:
+    def __init__(self, name: str, kind: Any, fields: str, **embedded: Any) -> None:
         self.name, self.kind = name, kind
         pairs = (field.partition("=") for field in fields.split())
         self.attributes = {in_file: attribute or in_file for in_file, _, attribute in pairs}
-        actual = {field.name for field in dataclasses.fields(kind) if field.compare}
+        self.embedded = {name: (part, _compared(part)) for name, part in embedded.items()}
+        actual = _compared(kind) - embedded.keys()
         if actual != set(self.attributes.values()):
             raise TypeError(
                 f"{name}: this module declares the fields {sorted(self.attributes.values())}, but "
@@ -57,11 +62,23 @@ class _Record:
             in_file: to_plain(getattr(value, attribute))
             for in_file, attribute in self.attributes.items()
         }
+        for attribute, (_, names) in self.embedded.items():
+            part = getattr(value, attribute)
+            content |= {name: to_plain(getattr(part, name)) for name in sorted(names)}
         return {_TYPE: self.name, _OF: content}
 
     def from_plain(self, content: dict[str, Any]) -> Any:
-        names = self.attributes
-        return self.kind(**{names[in_file]: from_plain(item) for in_file, item in content.items()})
+        values = {in_file: from_plain(item) for in_file, item in content.items()}
+        parts = {
+            attribute: part(**{name: values.pop(name) for name in names & values.keys()})
+            for attribute, (part, names) in self.embedded.items()
+        }
+        return self.kind(**{self.attributes[name]: item for name, item in values.items()}, **parts)
+
+
+def _compared(kind: Any) -> set[str]:
+    """Return the names of the fields that a dataclass compares."""
+    return {field.name for field in dataclasses.fields(kind) if field.compare}
 
 
 #: Forms of all dataclasses in events and in a core's state. A changed name or field makes old
@@ -73,9 +90,9 @@ _RECORDS = (
     _Record(
         "Push",
         events.Push,
-        "worker incarnation step base_version generation epoch update samples local_steps loss aux "
-        "base_checksum num_bytes lag learning_rate loss_scale overflow optimizer repeats_batch "
-        "batch_parts change blocks",
+        "worker incarnation epoch update aux num_bytes change blocks",
+        head=PushHead,
+        origin=PushOrigin,
     ),
     _Record(
         "Query",

@@ -27,7 +27,7 @@ from thinwire.ops.methods.method import Method
 from thinwire.ops.sharding.flat_updates import blocks_of
 from thinwire.ops.types import Kind, ShardLayout
 from thinwire.ops.wire.blocks import IndexChooser
-from thinwire.proto import messages
+from thinwire.proto import messages, push_head
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
@@ -38,11 +38,6 @@ _FRAME = struct.Struct("<II")
 _BODY = struct.Struct("<dB")
 _PUSH = struct.Struct("<III")  # fields: worker id, bytes of the coded update, bytes of the message
 _HEAD, _EVENT, _PUSH_EVENT = 0, 1, 2
-_KINDS = {
-    Kind.GRADIENT: pb.UPDATE_KIND_GRADIENT,
-    Kind.DELTA: pb.UPDATE_KIND_DELTA,
-    Kind.VALUES: pb.UPDATE_KIND_VALUES,
-}
 #: Exceptions that decoding the body of a damaged journal record may raise.
 _DECODING_ERRORS = (
     *(struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError),
@@ -99,27 +94,10 @@ class EventCoder:
 
     def _coded(self, push: events.Push) -> tuple[pb.Push, list[Any]]:
         """Code a push event that does not hold its received bytes as message and payload."""
-        message = pb.Push(
-            incarnation=push.incarnation,
-            step=push.step,
-            base_version=push.base_version,
-            lag=push.lag,
-            generation=push.generation,
-            epoch=push.epoch,
-            kind=_KINDS[self._kind],
-            samples=push.samples,
-            local_steps=push.local_steps,
-            loss=push.loss,
-            aux_count=0 if push.aux is None else len(push.aux),
-            base_checksum=push.base_checksum,
-            learning_rate=push.learning_rate or 0.0,
-            sets_rate=push.learning_rate is not None,
-            loss_scale=push.loss_scale,
-            overflow=push.overflow,
-            optimizer=push.optimizer,
-            repeats_batch=push.repeats_batch,
-            batch_parts=push.batch_parts,
-        )
+        message = pb.Push(incarnation=push.incarnation, epoch=push.epoch)
+        push_head.kind_to_message(self._kind, message)
+        push_head.head_to_message(push.head, message)
+        push_head.origin_to_message(push.origin, message)
         blocks = push.blocks or blocks_of(push.update, self._layout)
         coded = [self._chooser.encode(block) for block in blocks]
         pieces = list(messages.blocks_to_message(coded, message.blocks))
@@ -129,6 +107,7 @@ class EventCoder:
             message.change_bytes = sum(map(len, change_pieces))
             pieces += change_pieces
         if push.aux is not None:
+            message.aux_count = len(push.aux)
             pieces.append(push.aux.astype("<f4").tobytes())
         return message, pieces
 

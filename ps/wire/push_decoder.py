@@ -15,7 +15,7 @@ from thinwire.ops.kernels.numpy_ops import peak
 from thinwire.ops.sharding.flat_updates import flatten
 from thinwire.ops.types import Block, Kind, ShardLayout, SpareUpdate, Update
 from thinwire.ops.wire.blocks import WireBlock
-from thinwire.proto import messages
+from thinwire.proto import messages, push_head
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
@@ -23,12 +23,6 @@ from thinwire.ps.wire.claims import ClaimBounds
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
-
-_KINDS = {
-    pb.UPDATE_KIND_GRADIENT: Kind.GRADIENT,
-    pb.UPDATE_KIND_DELTA: Kind.DELTA,
-    pb.UPDATE_KIND_VALUES: Kind.VALUES,
-}
 
 
 class NonFinite(Exception):
@@ -158,7 +152,7 @@ class PushDecoder:
             Malformed: The push message does not fit the run or the shard, or one of its numbers is
                 out of bounds.
         """
-        if _KINDS.get(push.kind) is not self._kind:
+        if push_head.kind_from_message(push) is not self._kind:
             raise Malformed(
                 f"the push has updates of kind {push.kind}, but the updates of this run are of "
                 f"kind {self._kind.value}"
@@ -215,36 +209,24 @@ class PushDecoder:
         Raises:
             NonFinite: A value of the update, or its loss, is NaN or infinite.
         """
-        largest = 0.0
+        largest, loss_is_finite = 0.0, math.isfinite(push.loss)
         for values, what in (
             (update.values, "the update or its loss"),
             (aux, "an averaged value (aux)"),
             (None if change is None else change.values, "a weight that the script set"),
         ):
             largest = max(largest, _peak(values))
-            if not (math.isfinite(largest) and math.isfinite(push.loss)):
+            if not (loss_is_finite and math.isfinite(largest)):
                 raise NonFinite(f"step {push.step}: {what} is not finite")
         return events.Push(
             worker=worker,
             incarnation=push.incarnation,
-            step=push.step,
-            base_version=push.base_version,
-            lag=push.lag,
-            generation=push.generation,
             epoch=push.epoch,
+            head=push_head.head_from_message(push),
+            origin=push_head.origin_from_message(push),
             update=update,
-            samples=push.samples,
-            local_steps=push.local_steps,
-            loss=push.loss if push.HasField("loss") else None,
             aux=aux,
-            base_checksum=push.base_checksum if push.HasField("base_checksum") else None,
             num_bytes=num_bytes,
-            learning_rate=push.learning_rate if push.sets_rate else None,
-            loss_scale=push.loss_scale,
-            overflow=push.overflow,
-            optimizer=push.optimizer,
-            repeats_batch=push.repeats_batch,
-            batch_parts=push.batch_parts,
             change=change,
             blocks=blocks,
             coded=coded,

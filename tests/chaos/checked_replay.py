@@ -32,6 +32,7 @@ from tests.chaos.recorder import follows
 from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.method import Method
+from thinwire.ops.push_head import PushHead
 from thinwire.ops.sync.base import ArrivalToken, Draw, Joiners, SyncRule
 from thinwire.ops.sync.rounds import Rounds
 from thinwire.ops.types import ModelSpec, Packet, Update
@@ -117,7 +118,7 @@ def replayed_model(
         before, model.samples = model.theta.copy(), entry.samples
         kept = model.apply(_arrivals(entry), entry.oldest_base, entry.share)
         where = f"shard {entry.shard}, version {entry.version}"
-        keys = {(each.worker, each.step) for each in kept}
+        keys = {(each.worker, each.head.step) for each in kept}
         if keys != {(each.worker, each.step) for each in entry.arrivals if each.kept}:
             yield f"{where}: the weighting keeps {sorted(keys)} of its updates"
             return
@@ -135,9 +136,8 @@ def _arrivals(entry: Released) -> list[Arrival]:
                 np.frombuffer(each.values, np.float32).copy(),
             ),
             base_version=each.base_version,
-            step=each.step,
             lag=each.lag,
-            samples=each.samples,
+            head=PushHead(each.step, each.samples),
         )
         for each in entry.arrivals
     ]

@@ -108,7 +108,7 @@ def _applied_twice() -> list[Patch]:
 
     def forget(core: PsCore, push: events.Push) -> None:
         member = core._members.get(push.worker)
-        if member is not None and push.step == member.last_step and member.waiting is None:
+        if member is not None and push.head.step == member.last_step and member.waiting is None:
             member.last_step -= 1
 
     # The table of handlers holds the functions themselves.
@@ -187,9 +187,9 @@ def _epoch_skipped_by_one_shard() -> list[Patch]:
 def _old_generation_accepted() -> list[Patch]:
     """A shard takes updates that were computed with a reply of a life before."""
 
-    def usable_base(inner: Any, core: PsCore, event: Any) -> int | None:
+    def usable_base(inner: Any, core: PsCore, held: Any) -> int | None:
         del inner, core
-        base: int | None = event.base_version
+        base: int | None = held.base_version
         return base
 
     return [(PsCore, "_usable_base", usable_base)]

@@ -215,13 +215,13 @@ class Recorder:
     def _on_open(self, inner: Any, protocol: ShardProtocol, request: Any, step: int) -> Any:
         claims = {}
         if isinstance(request, PushRequest):
-            shard = self._owners[protocol][1]
+            origin = request.origins[self._owners[protocol][1]]
             claims = {
-                "base_version": request.base_versions[shard],
-                "generation": request.generations[shard],
-                "samples": request.samples,
-                "local_steps": request.local_steps,
-                "lag": request.lags[shard] if request.lags else 0,
+                "base_version": origin.base_version,
+                "generation": origin.generation,
+                "samples": request.head.samples,
+                "local_steps": request.head.local_steps,
+                "lag": origin.lag,
             }
         self.write(Request, step=step, **claims, **self._of_worker(protocol))
         return inner(protocol, request, step)
@@ -245,7 +245,7 @@ class Recorder:
         for shard, (layout, blocks) in enumerate(zip(core.layouts, request.shards, strict=True)):
             decoder = PushDecoder(layout, request.kind, core.kernels)
             found = digest_of(decoder.flatten([expanded(block) for block in blocks]))
-            self.write(Made, worker=worker, shard=shard, step=request.step, digest=found)
+            self.write(Made, worker=worker, shard=shard, step=request.head.step, digest=found)
         return request
 
     def _on_receive(self, inner: Any, core: WorkerCore, shard: int, reply: Any) -> Any:
@@ -371,7 +371,7 @@ class Recorder:
     def _attach(self, shard: int, core: PsCore) -> None:
         members = (core._members[worker] for worker in core._members)
         waiting = [push for each in members for push in (*each.submitted, each.buffered) if push]
-        self._accepted[shard] = {(push.worker, push.step): push for push in waiting}
+        self._accepted[shard] = {(push.worker, push.head.step): push for push in waiting}
         for part in (core, core.model, core._members):
             self._of[id(part)] = (shard, core)
 
@@ -412,7 +412,7 @@ class Recorder:
     def _on_buffer(self, inner: Any, table: MemberTable, push: events.Push) -> None:
         inner(table, push)
         if (found := self._found(table)) is not None:
-            self._accepted[found[0]["shard"]][push.worker, push.step] = push
+            self._accepted[found[0]["shard"]][push.worker, push.head.step] = push
 
     def _on_apply(
         self,
@@ -432,9 +432,9 @@ class Recorder:
         small = len(model.theta) <= MOST_ENTRIES
         content = [_content(each.update, small) for each in came]
         kept = inner(model, arrivals, oldest_base, share, empty_parts)
-        keys = {(each.worker, each.step) for each in kept}
+        keys = {(each.worker, each.head.step) for each in kept}
         accepted = self._accepted[about["shard"]]
-        pushes = [accepted[each.worker, each.step] for each in came]
+        pushes = [accepted[each.worker, each.head.step] for each in came]
         self._write_entry(
             Released,
             before=before,
@@ -447,14 +447,14 @@ class Recorder:
                 Arrived(
                     worker=push.worker,
                     incarnation=push.incarnation,
-                    step=push.step,
-                    base_version=push.base_version,
-                    generation=push.generation,
+                    step=push.head.step,
+                    base_version=push.origin.base_version,
+                    generation=push.origin.generation,
                     epoch=push.epoch,
-                    samples=push.samples,
-                    local_steps=push.local_steps,
-                    lag=push.lag,
-                    kept=(push.worker, push.step) in keys,
+                    samples=push.head.samples,
+                    local_steps=push.head.local_steps,
+                    lag=push.origin.lag,
+                    kept=(push.worker, push.head.step) in keys,
                     **update,
                 )
                 for push, update in zip(pushes, content, strict=True)

@@ -131,7 +131,7 @@ class Honest:
             self._say(message.SerializeToString())
         assert self.world.core.version == before + (not over)
         self.num_pushes += not over
-        self._take(outgoing.step)
+        self._take(outgoing.head.step)
 
     def _say(self, data: bytes) -> None:
         self.client.say(data)
@@ -219,8 +219,8 @@ class World:
         actions: list[events.Action] = self._handle(event, now)
         if self.core.version != before:
             assert isinstance(event, events.Push) and self.core.version == before + 1
-            newest = max((p.step for p in self.applied if p.worker == event.worker), default=0)
-            assert event.step > newest
+            newest = max((p.head.step for p in self.applied if p.worker == event.worker), default=0)
+            assert event.head.step > newest
             assert event.incarnation == self.core.incarnation_of(event.worker)
             assert event.worker in (HONEST, ROGUE)
             self.applied.append(event)

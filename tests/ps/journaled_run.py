@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from tests.pushes import with_numbers
 from tests.virtual.run import MiniRun
 from tests.virtual.toy import KERNELS
 from thinwire.ps.core import events
@@ -44,7 +45,7 @@ class JournaledRun(MiniRun):
 
     def feed(self, shard, event):
         if isinstance(event, events.Push):  # the wire has it in float32
-            event = dataclasses.replace(event, loss=float(np.float32(event.loss)))
+            event = with_numbers(event, loss=float(np.float32(event.head.loss)))
         self.journals[shard].append(event, self.now)
         return super().feed(shard, event)
 

@@ -4,8 +4,10 @@ import dataclasses
 
 import numpy as np
 
+from tests.pushes import with_numbers
 from tests.virtual.run import MiniRun, MiniWorker
 from tests.virtual.toy import KERNELS, method
+from thinwire.ops.push_head import PushOrigin
 from thinwire.ops.routing.base import Transport
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import thinwire_pb2 as pb
@@ -109,14 +111,13 @@ class Talker:
         values = np.ones(28, np.float32) if gradient is None else gradient
         outgoing = self.core.begin(values, 8, 0.5)
         core = self.port.core
-        outgoing = dataclasses.replace(
-            outgoing, base_versions=[core.version], generations=[core.config.generation]
-        )
-        return outgoing if step is None else dataclasses.replace(outgoing, step=step)
+        origin = PushOrigin(core.version, core.config.generation)
+        outgoing = dataclasses.replace(outgoing, origins=[origin])
+        return outgoing if step is None else with_numbers(outgoing, step=step)
 
     def messages(self, outgoing: PushRequest, **fields):
         """Return (push, payload) from the stream."""
-        sealed = self.leg.seal(outgoing.step, outgoing.routed[0])
+        sealed = self.leg.seal(outgoing.head.step, outgoing.routed[0])
         epoch = self.port.core.membership.epoch
         spoken = push_messages(
             outgoing, 0, self.incarnation, epoch, IndexChooser(), sealed, self.leg.marks_slots
@@ -132,7 +133,7 @@ class Talker:
 
     def datagrams(self, outgoing: PushRequest):
         """Return [(data, size)] of the exchange, signed."""
-        self.leg.seal(outgoing.step, outgoing.routed[0])
+        self.leg.seal(outgoing.head.step, outgoing.routed[0])
         return [(bytes(each.datagrams.data), each.datagrams.size) for each in self.leg.after()]
 
     def send(self, outgoing: PushRequest):

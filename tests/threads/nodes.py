@@ -112,7 +112,7 @@ class ElasticShard:
         keep, core = self.core.counters.applied, self.core
 
         def applied(push, version, group):
-            self.applied.append((core.version - 1, push.worker, push.incarnation, push.step))
+            self.applied.append((core.version - 1, push.worker, push.incarnation, push.head.step))
             keep(push, version, group)
 
         core.counters.applied = applied
@@ -186,7 +186,7 @@ class ElasticWorker(threading.Thread):
                 self.num_rounds += 1
                 reply = replies[0]  # step 0: the reply to the pull that replaced an abandoned push
                 if reply is not None and reply.step and not reply.refused and not reply.stop:
-                    self.acknowledged.append(outgoing.step)
+                    self.acknowledged.append(outgoing.head.step)
             cause = "done"
         finally:
             if not self._killed.is_set():

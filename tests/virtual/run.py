@@ -190,16 +190,11 @@ class MiniRun:
         return events.Push(
             worker.number,
             worker.incarnation,
-            outgoing.step,
-            outgoing.base_versions[shard],
-            outgoing.generations[shard],
             self.shards[0].membership.epoch,
+            outgoing.head,
+            outgoing.origins[shard],
             update,
-            outgoing.samples,
-            outgoing.local_steps,
-            outgoing.loss,
             outgoing.aux if shard == 0 else None,
-            outgoing.base_checksums and outgoing.base_checksums[shard],
             blocks=tuple(blocks) if self.method.down_codec.relays else None,
         )
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tests.pushes import push_event
 from tests.virtual.toy import KERNELS
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.optimizers.schedule import Budget, Schedule
@@ -39,7 +40,7 @@ def push(core, worker, step, base, indices=None, values=None, now=0.0, generatio
     )
     update = Update(None if indices is None else np.asarray(indices, np.int64), values)
     epoch = core.membership.epoch
-    event = events.Push(worker, worker, step, base, generation, epoch, update, samples, 1, 1.0)
+    event = push_event(worker, worker, step, base, generation, epoch, update, samples, 1, 1.0)
     return core.handle(event, now)
 
 

@@ -53,7 +53,7 @@ class TimedWorker(MiniWorker):
 
     def take_reply(self, shard: int, action: events.Reply) -> None:
         self.epoch = max(self.epoch, action.epoch)
-        waits_for = 0 if self.outgoing is None or self.life_began else self.outgoing.step
+        waits_for = 0 if self.outgoing is None or self.life_began else self.outgoing.head.step
         if action.step != waits_for:
             return
         self.take(shard, self.run.decoded(shard, action))

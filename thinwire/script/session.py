@@ -523,8 +523,10 @@ class Session:
         if self.stopped:
             raise RunOver(f"this run has ended ({self.stop_reason or 'interrupted'}).")
         part = self.part
-        parts = figures.batch_parts + self._left_out.pop(figures.optimizer, 0)
-        figures = dataclasses.replace(figures, batch_parts=parts)
+        optimizer = figures.head.optimizer
+        parts = figures.head.batch_parts + self._left_out.pop(optimizer, 0)
+        head = dataclasses.replace(figures.head, batch_parts=parts)
+        figures = dataclasses.replace(figures, head=head)
         if not self.takes_weights:
             decay(values, part.core.weights, self.own.weight_decay)
             clip(values, self.own.clip_norm)
@@ -554,7 +556,7 @@ class Session:
         except NonFiniteUpdate as error:
             part.skip(error)
             # the next push counts the batch parts of the skipped mini-batch
-            self._left_out[figures.optimizer] = parts
+            self._left_out[optimizer] = parts
             self._means, skipped = means, True
         except ShardGone:
             part.core.stopped = applied = True
@@ -613,7 +615,7 @@ class Session:
         if not self.stopped:
             own.step(values, loss, statistics)
             self._go_on(statistics)
-            ahead = self._batches(figures.batch_parts)
+            ahead = self._batches(figures.head.batch_parts)
             self._counts_ahead = tuple(count + ahead for count in part.core.schedule_counts)
             part.exchange_watch.start()
             self._exchanges.start(functools.partial(self._exchange, arguments))

@@ -132,7 +132,7 @@ class Exchange:
             self._totals.record(request.routed)
         for shard in self.shards:
             shard.push(request)
-        self._sent_step = request.step
+        self._sent_step = request.head.step
 
     def replies(self) -> list[ShardReply | None]:
         """Wait for every shard's reply to the push that `send` has sent.

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from thinwire.ops.routing.base import Manifest, Routed
 from thinwire.ops.routing.packetizer import SealedStep
-from thinwire.ops.types import Kind
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import messages as proto_messages
+from thinwire.proto import push_head
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import BytesLike
 from thinwire.worker.client.datagrams import DatagramChannel
@@ -21,12 +21,6 @@ from thinwire.worker.core.messages import PushRequest
 
 #: A message to a shard, and the buffers that make up the message's payload, in order.
 EncodedMessage = tuple[pb.ToServer, Sequence[BytesLike]]
-
-_KINDS = {
-    Kind.GRADIENT: pb.UPDATE_KIND_GRADIENT,
-    Kind.DELTA: pb.UPDATE_KIND_DELTA,
-    Kind.VALUES: pb.UPDATE_KIND_VALUES,
-}
 
 
 def push_messages(
@@ -112,7 +106,7 @@ class PushEncoder:
         """
         channel, sealed, each_slot = self.channel, None, False
         if channel is not None:
-            sealed = channel.seal(request.step, request.routed[self.shard])
+            sealed = channel.seal(request.head.step, request.routed[self.shard])
             each_slot = channel.marks_slots
         messages = push_messages(
             request, self.shard, incarnation, epoch, self._chooser, sealed, each_slot
@@ -132,21 +126,8 @@ class PushEncoder:
 def _header(outgoing: PushRequest, shard: int, incarnation: int, epoch: int) -> pb.ToServer:
     message = pb.ToServer()
     push = message.push
-    push.incarnation = incarnation
-    push.step, push.kind = outgoing.step, _KINDS[outgoing.kind]
-    push.base_version = outgoing.base_versions[shard]
-    push.generation = outgoing.generations[shard]
-    if outgoing.lags:
-        push.lag = outgoing.lags[shard]
-    push.epoch = epoch
-    push.samples, push.local_steps = outgoing.samples, outgoing.local_steps
-    push.learning_rate = outgoing.learning_rate
-    if outgoing.loss is not None:
-        push.loss = outgoing.loss
-    push.loss_scale, push.overflow = outgoing.loss_scale, outgoing.overflow
-    push.sets_rate = outgoing.sets_rate
-    push.optimizer, push.repeats_batch = outgoing.optimizer, outgoing.repeats_batch
-    push.batch_parts = outgoing.batch_parts
-    if outgoing.base_checksums is not None:
-        push.base_checksum = outgoing.base_checksums[shard]
+    push.incarnation, push.epoch = incarnation, epoch
+    push_head.kind_to_message(outgoing.kind, push)
+    push_head.head_to_message(outgoing.head, push)
+    push_head.origin_to_message(outgoing.origins[shard], push)
     return message

@@ -196,7 +196,7 @@ class ShardProtocol:
 
     def push(self, request: PushRequest) -> list[Action]:
         """Push the shard's part of an exchange; the request stays open until the shard replies."""
-        return self._open(request, request.step)
+        return self._open(request, request.head.step)
 
     def abandon_push(self) -> list[Action]:
         """Replace the unanswered push by a pull, because other shards have answered their parts."""

@@ -20,6 +20,7 @@ from absl import logging
 
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.kernels.numpy_ops import all_finite
+from thinwire.ops.push_head import PushHead, PushOrigin
 from thinwire.ops.types import Block, CodedValues, ConfigurationError, Kind, State
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import chunk_bytes_for
@@ -80,15 +81,10 @@ class ModelCopy:
     def alone(self, at: RoundId) -> PushRequest:
         """Return an exchange that sends shard 0 the weights of version `at`, outside of a round."""
         return PushRequest(
-            step=self._core.step + 1,
+            head=PushHead(self._core.step + 1, schedule_rate=self._core.learning_rate),
+            origins=[PushOrigin(at.number, at.generation)],
             kind=Kind.VALUES,
             shards=[self.blocks()],
-            base_versions=[at.number],
-            generations=[at.generation],
-            samples=0,
-            local_steps=0,
-            learning_rate=self._core.learning_rate,
-            loss=None,
         )
 
     def _place(self, slot: int) -> slice:
@@ -259,12 +255,14 @@ class CollectiveExchange(Exchange):
         is_last = self.iter_max is not None and goal.number >= self.iter_max
         is_due = goal.number % self._own.sync_every == 0 or is_last
         sends_weights = self._leads and is_due
+        origin = dataclasses.replace(
+            request.origins[0], base_version=goal.number - 1, generation=goal.generation
+        )
         report = dataclasses.replace(
             request,
+            origins=[origin],
             kind=Kind.VALUES,
             shards=[self._copy.blocks() if sends_weights else ()],
-            base_versions=[goal.number - 1],
-            generations=[goal.generation],
             routed=(),
         )
         super().send(report)

@@ -27,6 +27,7 @@ from thinwire.ops.downlink.types import Operation, RepeatedRound
 from thinwire.ops.kernels.numpy_ops import KERNELS, aligned, all_finite
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import RateInRound
+from thinwire.ops.push_head import PushOrigin
 from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
 from thinwire.ops.sharding.flat_updates import SlicesInModel, blocks_of, flatten, joined
 from thinwire.ops.sharding.split import part_of_spec, shard_positions, split_packet
@@ -441,10 +442,10 @@ class WorkerCore:
             raise NonFiniteUpdate(
                 "the script has set weights to NaN or infinity; expected finite weights"
             )
-        if figures.overflow:
+        if figures.head.overflow:
             return self._begin_overflow(samples, loss, statistics, computed_at, figures)
         if self.method.takes_local_steps and not samples:
-            self.round.record(0, None, figures.batch_parts)
+            self.round.record(0, None, figures.head.batch_parts)
             return self.end_round() if self.method.pacer.push_now(self.round.num_steps) else None
         if self.own is not None:
             if not self.own.is_ahead:
@@ -456,13 +457,14 @@ class WorkerCore:
             # `LocalRound.step` and the codec check `values` before they change any state, so that
             # an error leaves the engine unchanged.
             values = np.full(self.spec.num_parameters, np.nan, np.float32)
-        rate = self.step_rate() if figures.learning_rate is None else figures.learning_rate
+        set_rate = figures.head.learning_rate
+        rate = self.step_rate() if set_rate is None else set_rate
         if self.method.takes_local_steps:
             self.round.step(values, rate)
         packet = self._encode(*self._to_send(values, rate), figures) if self.ends_round else None
         if statistics is not None:
             self.statistics[:] = statistics
-        self.round.record(samples, loss, figures.batch_parts)
+        self.round.record(samples, loss, figures.head.batch_parts)
         request = self._request(packet, computed_at, figures) if packet is not None else None
         if self._runs_ahead:
             self._run_ahead()
@@ -514,7 +516,7 @@ class WorkerCore:
         if statistics is not None and np.isfinite(statistics).all():
             self.statistics[:] = statistics
         finite_loss = loss if loss is not None and np.isfinite(loss) else None
-        self.round.record(samples, finite_loss, figures.batch_parts)
+        self.round.record(samples, finite_loss, figures.head.batch_parts)
         return self._request(self._packer.empty(), computed_at, figures)
 
     def end_round(self) -> PushRequest:
@@ -552,44 +554,48 @@ class WorkerCore:
         figures: ScriptFigures = NO_FIGURES,
     ) -> PushRequest:
         self.step += 1
-        loss, own_rate = self.round.loss, figures.learning_rate
+        loss = self.round.loss
         routed = self._packer.route(packet, self.step, loss)
         self._unanswered = set(range(len(self.layouts)))
-        return PushRequest(
+        head = dataclasses.replace(
+            figures.head,
             step=self.step,
-            kind=packet.kind,
-            shards=self._packer.sent,
-            base_versions=list(self.versions),
-            generations=list(self.generations),
             samples=self.round.samples,
             local_steps=0 if self.round.is_empty else self.round.num_steps,
-            learning_rate=own_rate if own_rate is not None else self.learning_rate,
             loss=loss,
-            aux=self._aux() if self.aux_size else None,
-            base_checksums=self._checksums(),
-            routed=routed,
-            lags=self._lags(computed_at),
-            loss_scale=figures.loss_scale,
-            overflow=figures.overflow,
-            sets_rate=own_rate is not None,
-            optimizer=figures.optimizer,
-            repeats_batch=figures.repeats_batch,
             batch_parts=self.round.batch_parts,
+            schedule_rate=self.learning_rate,
+        )
+        return PushRequest(
+            head=head,
+            origins=self._origins(computed_at),
+            kind=packet.kind,
+            shards=self._packer.sent,
+            aux=self._aux() if self.aux_size else None,
+            routed=routed,
             changes=self._packer.divide_change(figures.change),
         )
 
-    def _lags(self, computed_at: Sequence[int] | None) -> Sequence[int]:
-        """Return, for each shard, the number of model versions from `computed_at` until now."""
-        if computed_at is None:
-            return ()
+    def _origins(self, computed_at: Sequence[int] | None) -> list[PushOrigin]:
+        """Return, for each shard, the model that this worker holds.
+
+        Args:
+            computed_at: For each shard, the version that the update was computed at; None for the
+                present versions.
+        """
+        then = self.versions if computed_at is None else computed_at
+        rows = zip(self.versions, self.generations, then, self._checksums(), strict=True)
         # A restarted shard may continue from a checkpoint with a smaller version. The number of
         # versions by which a gradient is late is then 0 instead of negative.
-        return [max(0, now - then) for now, then in zip(self.versions, computed_at, strict=True)]
+        return [
+            PushOrigin(version, generation, max(0, version - before), checksum)
+            for version, generation, before, checksum in rows
+        ]
 
-    def _checksums(self) -> list[int] | None:
-        """Return the base weights' checksums for the shards, or None if no checksums are due."""
+    def _checksums(self) -> Sequence[int | None]:
+        """Return the base weights' checksum for each shard; None if no checksums are due."""
         if not self.method.down_codec.keeps_replicas or self.step % replicas.CHECKSUM_INTERVAL:
-            return None
+            return [None] * len(self.layouts)
         places = (shard_positions(self.spec, layout) for layout in self.layouts)
         return [replicas.checksum(self.base[at] for at in shard) for shard in places]
 
@@ -813,7 +819,7 @@ class WorkerCore:
     def _encode(self, values: Float32, rate: float, figures: ScriptFigures = NO_FIGURES) -> Packet:
         step = self.step + 1
         return self._packer.encode(
-            values, step, rate, self._epoch, figures.touched, figures.optimizer
+            values, step, rate, self._epoch, figures.touched, figures.head.optimizer
         )
 
     @property

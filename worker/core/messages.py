@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from thinwire.ops.downlink.types import Operation, RepeatedRound
+from thinwire.ops.push_head import NO_HEAD, PushHead, PushOrigin
 from thinwire.ops.routing.base import LostEntries, Routed
 from thinwire.ops.types import Block, Kind
 
@@ -19,17 +20,8 @@ class ScriptFigures:
     """Settings of a mini-batch from a script and its optimizer.
 
     Attributes:
-        learning_rate: Learning rate that the script has set; None to use the rate of the run's
-            schedule.
-        loss_scale: Factor by which the loss was multiplied when the gradient was computed; 0
-            without loss scaling. The gradient in the push is unscaled.
-        overflow: True if the gradient overflowed at the scale `loss_scale`. The push then has no
-            blocks.
-        optimizer: Number of the script's optimizer, from 0, with which the PS applies this
-            gradient.
-        repeats_batch: True if an earlier push has counted the examples of this mini-batch.
-        batch_parts: Size of the mini-batch in parts of the script's batch. Each batch of the script
-            has nb_workers parts.
+        head: Numbers of the mini-batch that only the script knows, for example its learning rate.
+            The worker adds the other numbers, for example the step, when the round ends.
         touched: Maps a tensor's number to ascending indices along the first axis where the gradient
             may be nonzero. A tensor that is missing may be nonzero anywhere.
         change: [num_parameters] float32 change that the script's own code has made to weights since
@@ -37,12 +29,7 @@ class ScriptFigures:
             changed no weights.
     """
 
-    learning_rate: float | None = None
-    loss_scale: float = 0.0
-    overflow: bool = False
-    optimizer: int = 0
-    repeats_batch: bool = False
-    batch_parts: int = 0
+    head: PushHead = NO_HEAD
     touched: Mapping[int, Int64] = dataclasses.field(default_factory=dict)
     change: Float32 | None = None
 
@@ -108,58 +95,24 @@ class PushRequest:
     """The pushes of one exchange, one push per shard.
 
     Attributes:
-        step: Number of the exchange, which the worker counts from 1.
+        head: Numbers of the push that are the same for all shards.
+        origins: For each shard, the shard's model that the worker holds.
         kind: Meaning of the values in a push, such as gradient or change of weights.
         shards: For each shard, the blocks to push. The slot of a block is the number of the shard's
             slice of the model.
-        base_versions: For each shard, the version of the shard's model that the worker holds.
-        generations: For each shard, the number of restarts of the shard's model that the worker
-            holds.
-        samples: Number of examples from whose gradients the push was computed.
-        local_steps: Number of local steps in the push; 0 if the push has no update.
-        learning_rate: Learning rate of the training step to which the pushed values belong.
-        loss: Mean loss over the mini-batches of the push; None if unknown, as in a script's own
-            training loop.
         aux: [m] values that shard 0 averages over the workers; None if no values are averaged.
-        base_checksums: For each shard, a checksum of the shard's part of the worker's base weights.
-            None in most pushes, because a worker sends checksums only at intervals.
         routed: For each shard, the worker's update divided by class of service. Empty if the gRPC
             stream carries the whole update.
-        lags: For each shard, the number of versions between the model at which the gradient was
-            computed and the worker's base weights. Empty means 0 for all shards.
-        loss_scale: Factor by which the loss was multiplied when the gradient was computed; 0
-            without loss scaling.
-        overflow: True if the gradient overflowed at the scale `loss_scale`. The push then has no
-            blocks.
-        sets_rate: True if the script, not the run's schedule, has set `learning_rate`.
-        optimizer: Number of the script's optimizer, from 0, with which the PS applies this
-            gradient.
-        repeats_batch: True if an earlier push has counted the examples of this push.
-        batch_parts: Size of the push in parts of the script's batch. Each batch of the script has
-            nb_workers parts.
         changes: For each shard, the blocks of the change that the script's own code has made to
             weights; empty without a change.
     """
 
-    step: int
+    head: PushHead
+    origins: list[PushOrigin]
     kind: Kind
     shards: list[tuple[Block, ...]]
-    base_versions: list[int]
-    generations: list[int]
-    samples: int
-    local_steps: int
-    learning_rate: float
-    loss: float | None
     aux: Float32 | None = None
-    base_checksums: list[int] | None = None
     routed: Sequence[Routed] = ()
-    lags: Sequence[int] = ()
-    loss_scale: float = 0.0
-    overflow: bool = False
-    sets_rate: bool = False
-    optimizer: int = 0
-    repeats_batch: bool = False
-    batch_parts: int = 0
     changes: Sequence[tuple[Block, ...]] = ()
 
 

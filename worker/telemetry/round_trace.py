@@ -90,18 +90,18 @@ class RoundMeasure:
             return
         held = max(reply.held_seconds for reply in replies if reply is not None)
         held = min(max(held, 0.0), exchange)
-        before = self._bytes
+        head, before = request.head, self._bytes
         self._bytes = (self._counters.bytes_up, self._counters.bytes_down)
         self._rows.append(
             RoundRecord(
-                num_iters=request.step,
-                num_samples=request.samples,
+                num_iters=head.step,
+                num_samples=head.samples,
                 total_time=self._clock() - self._started_at,
-                n_local=request.local_steps,
+                n_local=head.local_steps,
                 epoch=epoch,
                 version=first.version,
                 staleness=first.staleness,
-                loss=request.loss if math.isfinite(request.loss or 0.0) else None,
+                loss=head.loss if math.isfinite(head.loss or 0.0) else None,
                 bytes_sent=max(0, self._bytes[0] - before[0]),
                 bytes_received=max(0, self._bytes[1] - before[1]),
                 barrier_wait=held,

@@ -13,6 +13,7 @@ from thinwire.ops.optimizers.base import Moment
 from thinwire.ops.optimizers.outer import FedAdagrad, FedAdam, FedYogi, Nesterov
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.optimizers.server import keras_optimizer
+from thinwire.ops.push_head import PushHead
 from thinwire.ops.types import ConfigurationError, Kind, Update
 from thinwire.ops.weighting.base import Arrival
 from thinwire.ps.core.model import ShardModel
@@ -44,7 +45,12 @@ def played(chosen, samples=(1, 1), rounds=ROUNDS, shard=None):
     shard, found = shard or shard_of(chosen), []
     for deltas in rounds:
         arrivals = [
-            Arrival(number, Update(None, -np.array(delta, np.float32)), shard.version, samples=n)
+            Arrival(
+                number,
+                Update(None, -np.array(delta, np.float32)),
+                shard.version,
+                head=PushHead(samples=n),
+            )
             for number, (delta, n) in enumerate(zip(deltas, samples, strict=True), 1)
         ]
         shard.apply(arrivals, shard.version)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.pushes import push_event
 from tests.virtual.shard import core_of, join, of
 from tests.virtual.toy import KERNELS, SPEC, method
 from thinwire.ops.sharding.split import place_tensors
@@ -31,7 +32,7 @@ def with_aux(chosen, num_slots=0, statistics=START):
 
 def push(core, worker, step, aux, base=0, now=0.0):
     update = Update(None, np.ones(4, np.float32))
-    event = events.Push(
+    event = push_event(
         worker,
         worker,
         step,

@@ -1,6 +1,5 @@
 """The count of a script's batches: fractions add up exactly and survive a restart."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.pushes import push_event
 from tests.virtual.shard import core_of, joined, of
 from tests.virtual.toy import method
 from thinwire.ops.types import Update
@@ -49,10 +49,9 @@ def pushed(core, worker, step, local_steps, parts):
     values = np.ones(4 if local_steps else 0, np.float32)
     update = Update(None if local_steps else np.empty(0, np.int64), values)
     epoch, samples = core.membership.epoch, 8 * local_steps
-    event = events.Push(
-        worker, worker, step, core.version, 0, epoch, update, samples, local_steps, 1.0
-    )
-    return core.handle(dataclasses.replace(event, batch_parts=parts), 0.0)
+    about = {"samples": samples, "local_steps": local_steps, "batch_parts": parts}
+    event = push_event(worker, worker, step, core.version, 0, epoch, update, **about)
+    return core.handle(event, 0.0)
 
 
 def counts(actions):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.pushes import push_event
 from tests.virtual.shard import core_of, join, of
 from tests.virtual.toy import method
 from thinwire.ops.downlink.types import Operation
@@ -22,7 +23,7 @@ def whole(value):
 
 def done(core, worker, round_, update=NONE, now=0.0, base=None, samples=8, incarnation=None):
     base = round_ - 1 if base is None else base
-    event = events.Push(
+    event = push_event(
         worker,
         incarnation or worker,
         round_,

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.pushes import push_event
 from tests.virtual.run import MiniRun
 from tests.virtual.shard import core_of, join, of, push
 from tests.virtual.toy import KERNELS, method
@@ -149,7 +150,7 @@ def test_a_push_from_before_its_group_changed_is_sent_again():
     join(core, 2)
     old = core.membership.epoch
     join(core, 3)
-    event = events.Push(1, 1, 1, 0, 0, old, Update(None, np.ones(4, np.float32)), 1, 1, 1.0)
+    event = push_event(1, 1, 1, 0, 0, old, Update(None, np.ones(4, np.float32)))
     refusal = of(events.Reject, core.handle(event, 0.0))[0]
     assert (refusal.reason, refusal.epoch) == ("STALE_EPOCH", core.membership.epoch)
     assert core._members[1].last_step == 0
@@ -163,7 +164,7 @@ def test_a_push_of_a_newer_epoch_waits_for_it():
     core = PsCore(settings, chosen, np.zeros(4, np.float32), KERNELS, FollowerMembership(2))
     core.handle(events.Join(1, 1, True, "a"), 0.0)
     core.handle(events.MembershipEpoch(1, (1,), True), 0.0)
-    event = events.Push(1, 1, 1, 0, 0, 2, Update(None, np.ones(4, np.float32)), 1, 1, 1.0)
+    event = push_event(1, 1, 1, 0, 0, 2, Update(None, np.ones(4, np.float32)))
     assert of(events.Reply, core.handle(event, 0.0)) == []
     core.handle(events.MembershipEpoch(2, (1,), True), 0.0)
     core.handle(events.Tick(), 0.0)
@@ -201,7 +202,7 @@ def test_a_replayed_shard_refuses_the_pushes_that_the_dead_one_refused():
     again.load_state_dict(core.state_dict(soft=True), soft=True)
     update = Update(None, np.ones(4, np.float32))
     for each in (core, again):
-        event = events.Push(1, 1, 1, 0, 0, old, update, 1, 1, 1.0)
+        event = push_event(1, 1, 1, 0, 0, old, update)
         assert [refused.reason for refused in of(events.Reject, each.handle(event, 2.0))] == [
             "STALE_EPOCH"
         ]

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from tests.pushes import push_event, with_numbers
 from tests.virtual.run import MiniRun
 from tests.virtual.shard import core_of, join, of, push
 from tests.virtual.toy import method
@@ -179,10 +180,10 @@ def test_only_generations_whose_updates_may_be_undone_count_as_lost(generation, 
 def test_a_worker_s_totals_are_sums_and_its_loss_is_the_last_that_means_something():
     counters = Counters()
     update = Update(None, np.zeros(3, np.float32))
-    applied = events.Push(1, 11, 1, 0, 0, 1, update, samples=8, local_steps=3, loss=0.5)
+    applied = push_event(1, 11, 1, 0, 0, 1, update, samples=8, local_steps=3, loss=0.5)
     losses = []
     for about in ({}, {"loss": 7.0, "overflow": True}, {"loss": 9.0, "samples": 0}, {"loss": 0.25}):
-        counters.applied(dataclasses.replace(applied, **about), 0, "1")
+        counters.applied(with_numbers(applied, **about), 0, "1")
         losses.append(counters.worker(1).loss)
     assert losses == [0.5, 0.5, 0.5, 0.25]
     assert counters.worker(1) == WorkerTotals(pushes=4, samples=24, local_steps=12, loss=0.25)

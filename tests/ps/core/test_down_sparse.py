@@ -267,7 +267,8 @@ def test_a_wrong_checksum_brings_the_whole_model(monkeypatch):
 def test_a_checksum_out_of_place_does_no_harm():
     world = World(sending("delta"))
     outgoing = world.lives[1].core.begin(np.ones(SIZE, np.float32), 1, 0.5)
-    world.exchange(1, dataclasses.replace(outgoing, base_checksums=[2**32 - 1]), 0)
+    origin = dataclasses.replace(outgoing.origins[0], base_checksum=2**32 - 1)
+    world.exchange(1, dataclasses.replace(outgoing, origins=[origin]), 0)
     np.testing.assert_array_equal(world.base(1), world.theta)
     assert world.counts["mismatches"] == 0
 

@@ -9,6 +9,7 @@ from absl import logging
 from tests.ps.journaled_run import JournaledRun, assert_same, everything
 from tests.ps.streams import HONEST, ROGUE, frame
 from tests.ps.wire.test_claims import Talk, refusals
+from tests.pushes import push_event, with_numbers
 from tests.virtual.shard import core_of, guarded, join, joined, of
 from tests.virtual.toy import method
 from thinwire.ops.types import Update
@@ -123,7 +124,7 @@ def test_whoever_waits_is_answered_though_a_round_broke_off(where):
 
 def _push(core, worker, step):
     empty = Update(None, np.zeros(4, np.float32))
-    return events.Push(
+    return push_event(
         worker, worker, step, core.version, 0, core.membership.epoch, empty, 1, 1, 1.0
     )
 
@@ -167,7 +168,7 @@ class Survivor(JournaledRun):
 
     def _carry_out(self, shard, event):
         if isinstance(event, events.Push):
-            event = dataclasses.replace(event, loss=float(np.float32(event.loss)))
+            event = with_numbers(event, loss=float(np.float32(event.head.loss)))
         actions = self.shards[shard].handle(event, self.now)
         core, self.shards[shard] = self.shards[shard], self.shards[shard].core
         for action in actions:
@@ -248,7 +249,7 @@ def test_the_journal_has_the_rejection_of_an_event_that_cannot_be_coded(tmp_path
     journaled.write_to(run.journals[0], {})
     update = Update(None, np.ones(28, np.float32))
     epoch = run.shards[0].membership.epoch
-    bad = events.Push(1, 1000, 9, 0, 0, epoch, update, 1, 1, "no number")
+    bad = push_event(1, 1000, 9, 0, 0, epoch, update, 1, 1, "no number")
     journaled.handle(bad, run.now)
     assert run.shards[0].membership.state_of(1) == "left"
     come, core = run.come_back()

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from tests.pushes import with_numbers
 from tests.virtual.run import MiniRun
 from tests.virtual.toy import method
 from thinwire.ps.core import events
@@ -16,10 +17,11 @@ def push_of(run, number):
     return run.push_event(worker, 0)
 
 
-def answered(run, push, **changes):
+def answered(run, push, **numbers):
     """Let a push arrive; return the workers that may now continue."""
-    push = dataclasses.replace(push, epoch=run.shards[0].membership.epoch, **changes)
-    return {each.worker for each in run.feed(0, push) if isinstance(each, events.Reply)}
+    push = dataclasses.replace(push, epoch=run.shards[0].membership.epoch)
+    actions = run.feed(0, with_numbers(push, **numbers))
+    return {each.worker for each in actions if isinstance(each, events.Reply)}
 
 
 def test_an_answer_to_a_push_means_that_it_was_applied():
@@ -57,7 +59,7 @@ def test_a_push_that_comes_late_takes_no_answer_from_a_newer_one():
     assert answered(run, second) == {1, 2}
     assert answered(run, first, step=2) == set()
     assert answered(run, first) == set()  # held up on a stream that worker 1 gave up
-    actions = run.feed(0, dataclasses.replace(second, step=2))
+    actions = run.feed(0, with_numbers(second, step=2))
     assert {(each.worker, each.step) for each in actions} == {(1, 2), (2, 2)}
     run.feed(0, events.Pull(1, first.incarnation, None, 0))
     assert [type(each) for each in run.feed(0, first)] == [events.Reply]  # sent again: answered

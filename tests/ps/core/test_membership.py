@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.pushes import push_event
 from tests.virtual.shard import core_of, join, of, push
 from tests.virtual.toy import KERNELS, method
 from thinwire.ops.sync.base import Joiners
@@ -29,7 +30,7 @@ def hello(core, worker, life, epoch=0, now=0.0):
 
 def push_of(worker, life, step, epoch, base=0):
     update = Update(None, np.ones(4, np.float32))
-    return events.Push(worker, life, step, base, 0, epoch, update, 1, 1, 1.0)
+    return push_event(worker, life, step, base, 0, epoch, update)
 
 
 def beating(period=1.0, count=12):

@@ -18,6 +18,7 @@ from thinwire.ops.downlink.exact import DownDelta
 from thinwire.ops.downlink.own_entries import OwnEntries, find
 from thinwire.ops.downlink.types import ModelRequest, Operation, ShardView
 from thinwire.ops.kernels import load_kernels
+from thinwire.ops.push_head import PushHead
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import VALUE_DTYPES, Update
 from thinwire.ops.weighting.base import Arrival
@@ -285,7 +286,7 @@ def test_an_entry_that_leaves_the_normal_range_is_no_own_one():
     tiny = np.finfo(np.float32).tiny
     before = np.array([1.5 * tiny, 1.0, 0.5 * tiny, 0.0], np.float32)
     values = np.array([-tiny, 1.0, tiny, 0.5 * tiny], np.float32)
-    arrival = Arrival(1, Update(np.arange(4), values), 0, 5)
+    arrival = Arrival(1, Update(np.arange(4), values), 0, head=PushHead(5))
     found = find(arrival, before, before + values, 3)
     assert found.indices.tolist() == [1, 2]
 

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from tests.pushes import push_event
 from tests.virtual.shard import core_of
 from tests.virtual.timed import TimedRun
 from tests.virtual.toy import method
@@ -258,7 +259,7 @@ def test_a_worker_that_left_is_measured_again_before_groups_form():
         for step in range(1, count + 1):
             planner.replied(worker, step, 0.0)
             update = Update(None, np.ones(4, np.float32))
-            push = events.Push(worker, worker, step + 1, 0, 0, 0, update, 1, 1, 1.0)
+            push = push_event(worker, worker, step + 1, 0, 0, 0, update)
             planner.pushed(push, seconds)
 
     measure(1, 0.1)

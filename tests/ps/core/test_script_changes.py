@@ -8,6 +8,7 @@ import pytest
 
 from tests.script_run import BODIES, Rows, ScriptRun, flat_of, offer_of, variables
 from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.push_head import PushHead
 from thinwire.ops.types import Update
 from thinwire.proto.framing import Malformed
 from thinwire.ps.wire.claims import ClaimBounds
@@ -24,8 +25,8 @@ def run_of(name="bsp", nb_ps=1, nb_workers=2, optimizer=None, **choices):
     return ScriptRun(offer, THETA, nb_ps, nb_workers, name, **choices)
 
 
-def push(run, worker, change, gradient=NOTHING, samples=4, **figures):
-    run.push(worker, gradient.copy(), samples, ScriptFigures(change=change, **figures))
+def push(run, worker, change, gradient=NOTHING, samples=4, **numbers):
+    run.push(worker, gradient.copy(), samples, ScriptFigures(PushHead(**numbers), change=change))
 
 
 @pytest.mark.parametrize("name", ["bsp", "asgd", "ssp", "adacomp", "dgs", "gsp"])

@@ -8,9 +8,11 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.pushes import push_event
 from tests.virtual.shard import core_of, of
 from tests.virtual.toy import KERNELS, method
-from thinwire.ops.types import Update
+from thinwire.ops.push_head import PushHead, PushOrigin
+from thinwire.ops.types import Kind, Update
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
@@ -21,11 +23,9 @@ from thinwire.worker.core.messages import PushRequest
 SHARDS, LEASE = (0, 1), 10.0
 
 
-class Part(PushRequest):
-    """A push; only its step matters."""
-
-    def __init__(self, step):
-        object.__setattr__(self, "step", step)
+def part_of(step):
+    """Return a push of which only the step matters."""
+    return PushRequest(PushHead(step), [PushOrigin()] * len(SHARDS), Kind.GRADIENT, [])
 
 
 class Worker:
@@ -156,7 +156,7 @@ class Run:
             return
         worker.step, worker.num_rounds = worker.step + 1, worker.num_rounds + 1
         for shard, part in enumerate(worker.parts):
-            self.perform(worker, shard, part.push(Part(worker.step)))
+            self.perform(worker, shard, part.push(part_of(worker.step)))
 
     def rejoin(self, worker, shard, after):
         """Do as `Exchange` and `ShardClient` do."""
@@ -174,8 +174,8 @@ class Run:
         number = worker.number
         if isinstance(sending.request, pb.Pull):
             return events.Pull(number, number, base, generation)
-        update, step = Update(None, np.ones(4, np.float32)), sending.request.step
-        return events.Push(number, number, step, base, generation, sending.epoch, update, 1, 1, 1.0)
+        update, step = Update(None, np.ones(4, np.float32)), sending.request.head.step
+        return push_event(number, number, step, base, generation, sending.epoch, update)
 
 
 def message_of(action, generation):

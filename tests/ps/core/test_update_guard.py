@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from tests.pushes import push_event
 from tests.virtual.shard import HUGE, guarded, joined, of, pull, push, reasons
 from tests.virtual.toy import method
 from thinwire.ops.aggregation.outliers import LEAST_NORMS
@@ -120,7 +121,7 @@ def test_the_norm_is_that_of_the_update():
 
 def of_values(worker, values):
     update = Update(None, np.array(values, np.float32))
-    return events.Push(worker, worker, 1, 0, 0, 1, update, 1, 1, 1.0)
+    return push_event(worker, worker, 1, 0, 0, 1, update)
 
 
 RUINOUS = [3e38, 0, 0, 0]  # finite
@@ -144,7 +145,7 @@ def test_what_a_script_itself_sets_is_looked_at_too():
     core = joined(guarded(method("asgd")))
     none = Update(np.empty(0, np.int64), np.empty(0, np.float32))
     change = Update(None, np.asarray(RUINOUS, np.float32))
-    event = events.Push(1, 1, 1, 0, 0, core.membership.epoch, none, 1, 1, 1.0)
+    event = push_event(1, 1, 1, 0, 0, core.membership.epoch, none)
     assert reasons(core.handle(dataclasses.replace(event, change=change), 0.0)) == ["OUTLIER"]
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.ps.journaled_run import JournaledRun, assert_same, everything, watched
 from tests.ps.persistence.test_shard_store import RECEIVED, shard
+from tests.pushes import push_event, with_numbers
 from tests.virtual.toy import SPEC, method
 from thinwire.ops.methods.builder import adopt
 from thinwire.ops.offer import Described, LossScale, Offer, OptimizerOffer
@@ -60,7 +61,7 @@ class Lossy(JournaledRun):
     def feed(self, shard, event):
         if isinstance(event, events.Push) and self.rng.random() < 0.8:
             size = self.layouts[shard].size
-            kept = np.flatnonzero(np.random.default_rng(event.step).random(size) < 0.6)
+            kept = np.flatnonzero(np.random.default_rng(event.head.step).random(size) < 0.6)
             update = Update(kept, event.update.values[kept])
             event = dataclasses.replace(event, update=update)
         return super().feed(shard, event)
@@ -71,13 +72,14 @@ class Scripted(JournaledRun):
 
     def feed(self, shard, event):
         if isinstance(event, events.Push):
-            chance = np.random.default_rng([event.worker, event.step]).random()
+            chance = np.random.default_rng([event.worker, event.head.step]).random()
             scale = 8.0 if chance < 0.5 else 4.0
-            event = dataclasses.replace(event, loss_scale=scale)
+            event = with_numbers(event, loss_scale=scale)
             if chance < 0.1:
-                event = dataclasses.replace(event, update=NOTHING, overflow=True)
+                event = with_numbers(event, overflow=True)
+                event = dataclasses.replace(event, update=NOTHING)
             elif chance < 0.2:
-                event = dataclasses.replace(event, learning_rate=chance)
+                event = with_numbers(event, learning_rate=chance)
         return super().feed(shard, event)
 
 
@@ -86,7 +88,7 @@ class Setting(JournaledRun):
 
     def feed(self, shard, event):
         if isinstance(event, events.Push):
-            rng = np.random.default_rng([event.worker, event.step])
+            rng = np.random.default_rng([event.worker, event.head.step])
             size = self.layouts[shard].size
             values = rng.normal(0, 0.1, size).astype(np.float32)
             few = np.flatnonzero(rng.random(size) < 0.2)
@@ -326,9 +328,9 @@ def test_a_push_without_a_message_of_its_own_is_journaled_with_all_its_claims(tm
     run = JournaledRun(tmp_path, METHODS["bsp"](), iter_max=99)
     values = np.arange(run.layouts[0].size, dtype=np.float32)
     update = NOTHING if overflow else Update(None, values)
-    push = events.Push(2, 7, 5, 3, 1, 4, update, 6, 2, 1.5, num_bytes=99, lag=1)
     claims = {"learning_rate": 0.25, "loss_scale": 8.0, "repeats_batch": True, "batch_parts": 3}
-    push = dataclasses.replace(push, overflow=overflow, **claims)
+    claims |= {"num_bytes": 99, "lag": 1, "overflow": overflow}
+    push = push_event(2, 7, 5, 3, 1, 4, update, 6, 2, 1.5, **claims)
     record = b"".join(map(bytes, run.coders[0].code(push, 2.5)))
     [(_, body)] = journal_format.bodies(memoryview(record))
     back, now = run.coders[0].decode(body)

@@ -6,6 +6,7 @@ import errno
 import numpy as np
 import pytest
 
+from tests.pushes import push_event
 from tests.virtual.run import MiniRun
 from tests.virtual.shard import guarded, joined, of
 from tests.virtual.toy import KERNELS, method
@@ -158,12 +159,12 @@ def test_a_following_shard_whose_disk_is_full_acknowledges_no_push(tmp_path):
     replies, step = [], 0
     while journaled.failure is None:
         step += 1
-        event = events.Push(1, 1, step, core.version, 0, 1, update, 1, 1, 1.0)
+        event = push_event(1, 1, step, core.version, 0, 1, update)
         replies = of(events.Reply, journaled.handle(event, 0.0))
     applied = core.version
     assert step > 1 and not [each for each in replies if each.stop_reason is None]
     for again in (step, step + 1):  # a retry and later events
-        event = events.Push(1, 1, again, applied, 0, 1, update, 1, 1, 1.0)
+        event = push_event(1, 1, again, applied, 0, 1, update)
         assert journaled.handle(event, 1.0) == []
     assert core.version == applied
 

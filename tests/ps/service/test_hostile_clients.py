@@ -18,7 +18,7 @@ from tests.virtual.toy import KERNELS
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.types import Block, CodedValues
 from thinwire.ops.wire.blocks import IndexChooser
-from thinwire.proto import framing, messages
+from thinwire.proto import framing, messages, push_head
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.worker.core.messages import ShardReply
@@ -66,9 +66,9 @@ class Honest:
         outgoing = core.begin(gradient, run.batch, loss)
         message = pb.ToServer()
         message.push.incarnation, message.push.epoch = welcome.incarnation, welcome.epoch
-        message.push.step, message.push.base_version = outgoing.step, outgoing.base_versions[0]
-        message.push.samples, message.push.local_steps = outgoing.samples, outgoing.local_steps
-        message.push.loss, message.push.kind = outgoing.loss, self.shard.kind
+        message.push.kind = self.shard.kind
+        push_head.head_to_message(outgoing.head, message.push)
+        push_head.origin_to_message(outgoing.origins[0], message.push)
         coded = [IndexChooser().encode(block) for block in outgoing.shards[0]]
         pieces = messages.blocks_to_message(coded, message.push.blocks)
         return framing.frames(message, pieces)

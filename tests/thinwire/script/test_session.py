@@ -6,6 +6,7 @@ import pytest
 
 from tests.thinwire.toy import LOSS, X, Y, build, gradients_of, serving, trained
 from thinwire.models.flat_model import SharedModel
+from thinwire.ops.push_head import PushHead
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.session import Session
 from thinwire.script.settings import read_settings
@@ -75,7 +76,9 @@ def test_a_step_that_is_not_finite_is_skipped_and_the_last_good_weights_come_bac
         info = session.step(np.full_like(before, np.nan), 16, 1.0)
         assert (info.skipped, info.exchanged) == (True, False)
         np.testing.assert_array_equal(session.weights, before)
-        info = session.step(before + 0.25, 16, 1.0, figures=ScriptFigures(learning_rate=0.5))
+        info = session.step(
+            before + 0.25, 16, 1.0, figures=ScriptFigures(PushHead(learning_rate=0.5))
+        )
         assert (info.skipped, info.exchanged) == (False, True)
         assert server.version == 1
         session.close()

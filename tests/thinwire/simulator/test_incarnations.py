@@ -21,7 +21,7 @@ def sent_by(worker):
 
     def noted(shard, event, sizes, counted):
         if isinstance(event, events.Push) and shard == 0:
-            found.append((event.step, event.update.values.copy()))
+            found.append((event.head.step, event.update.values.copy()))
         send(shard, event, sizes, counted)
 
     worker.exchange.send = noted

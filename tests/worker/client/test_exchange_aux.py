@@ -8,6 +8,7 @@ import pytest
 from tests.command_line import given
 from tests.virtual.worker import SPEC, normed_core, numbers, start
 from thinwire.flags.run import read_run
+from thinwire.ops.push_head import PushOrigin
 from thinwire.ops.types import ConfigurationError, Link
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import thinwire_pb2 as pb
@@ -43,8 +44,7 @@ def test_other_shards_send_and_get_none():
     outgoing = core.begin(numbers(1), 8, 1.0, np.float32([4, 5, 6]))
     outgoing.shards.append(outgoing.shards[0])
     outgoing.routed.append(outgoing.routed[0])
-    outgoing.base_versions.append(0)
-    outgoing.generations.append(0)
+    outgoing.origins.append(PushOrigin())
     ((message, _),) = push_messages(outgoing, 1, 1, 0, IndexChooser())
     assert message.push.aux_count == 0
     assert exchange(nb_ps=2)._decode(1, pb.Reply(), memoryview(b"")).aux is None

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from thinwire.ops.push_head import PushHead, PushOrigin
 from thinwire.ops.types import Kind
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.worker.client.protocol import (
@@ -28,7 +29,7 @@ STEP, LIFE, NOW = 4, 7, 100.0
 
 
 def push(step=STEP):
-    return PushRequest(step, Kind.GRADIENT, [()], [0], [0], 1, 1, 0.1, 0.0)
+    return PushRequest(PushHead(step, 1, 1, 0.0), [PushOrigin()], Kind.GRADIENT, [()])
 
 
 def welcome(epoch=3, incarnation=LIFE):
@@ -356,8 +357,8 @@ class AnyOrder(RuleBasedStateMachine):
     def take(self, actions, abandons=False):
         for action in actions:
             match action:
-                case Send(request=PushRequest(step=step), incarnation=incarnation):
-                    assert self.open is not None and step == self.open.step
+                case Send(request=PushRequest(head=PushHead(step=step)), incarnation=incarnation):
+                    assert self.open is not None and step == self.open.head.step
                     assert self.incarnation in (0, incarnation)
                     self.incarnation = incarnation
                 case Send(request=pb.Pull()):
@@ -419,7 +420,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def an_open_push_is_kept(self):
         if self.open is not None:
-            assert self.protocol.is_requesting and self.protocol.step == self.open.step
+            assert self.protocol.is_requesting and self.protocol.step == self.open.head.step
 
     @invariant()
     def something_leads_on(self):

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from thinwire.ops.push_head import PushHead, PushOrigin
 from thinwire.ops.types import Kind
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
@@ -97,17 +98,7 @@ class Client:
 
     def push(self, step=4):
         self.client.push(
-            PushRequest(
-                step=step,
-                kind=Kind.GRADIENT,
-                shards=[(), ()],
-                base_versions=[0, 0],
-                generations=[0, 0],
-                samples=1,
-                local_steps=1,
-                learning_rate=0.1,
-                loss=0.0,
-            )
+            PushRequest(PushHead(step, 1, 1, 0.0), [PushOrigin()] * 2, Kind.GRADIENT, [(), ()])
         )
         return self.client
 

@@ -52,11 +52,11 @@ def test_a_push_holds_the_gradient_and_where_it_was_computed(nb_ps):
             ),
         )
     outgoing = core.begin(numbers(1), samples=8, loss=0.75)
-    assert (outgoing.step, outgoing.kind, outgoing.samples) == (1, Kind.GRADIENT, 8)
-    assert (outgoing.local_steps, outgoing.loss) == (1, 0.75)
-    assert outgoing.learning_rate == 0.25, "shard 0's"
-    assert outgoing.base_versions == [10, 11, 12][:nb_ps]
-    assert outgoing.generations == [0, 1, 2][:nb_ps]
+    assert (outgoing.head.step, outgoing.kind, outgoing.head.samples) == (1, Kind.GRADIENT, 8)
+    assert (outgoing.head.local_steps, outgoing.head.loss) == (1, 0.75)
+    assert outgoing.head.schedule_rate == 0.25, "shard 0's"
+    assert [origin.base_version for origin in outgoing.origins] == [10, 11, 12][:nb_ps]
+    assert [origin.generation for origin in outgoing.origins] == [0, 1, 2][:nb_ps]
     for layout, blocks in zip(core.layouts, outgoing.shards, strict=True):
         sent = np.concatenate([block.values.data for block in blocks])
         np.testing.assert_array_equal(sent, part(layout, numbers(1)))
@@ -70,7 +70,8 @@ def test_the_version_vector_moves_shard_by_shard():
     assert (core.versions, core.generations) == ([0, 7, 0], [0, 2, 0])
     outgoing = core.begin(numbers(), 8, 0.5)
     core.receive(2, reply(core.layouts[2], Operation.NONE, blocks=[], version=9))
-    assert outgoing.base_versions == [0, 7, 0], "a push keeps the versions it was computed at"
+    versions = [origin.base_version for origin in outgoing.origins]
+    assert versions == [0, 7, 0], "a push keeps the versions it was computed at"
 
 
 @pytest.mark.parametrize(
@@ -129,8 +130,8 @@ def test_local_steps_send_the_change_of_weights():
         here = here - np.float32(0.5) * gradient
         np.testing.assert_array_equal(core.weights, here)
         assert (outgoing is None) == (number < 3)
-    assert (outgoing.kind, outgoing.local_steps, outgoing.samples) == (Kind.DELTA, 3, 12)
-    assert outgoing.loss == 2.0 and outgoing.step == 1
+    assert (outgoing.kind, outgoing.head.local_steps, outgoing.head.samples) == (Kind.DELTA, 3, 12)
+    assert outgoing.head.loss == 2.0 and outgoing.head.step == 1
     sent = np.concatenate([block.values.data for block in outgoing.shards[0]])
     np.testing.assert_array_equal(sent, here - numbers())
     np.testing.assert_array_equal(core.base, numbers())
@@ -235,8 +236,12 @@ def test_what_is_not_finite_changes_nothing(local_steps, bad):
             core.begin(gradient, 8, loss)
     np.testing.assert_array_equal(core.weights, numbers())
     outgoing = [core.begin(numbers(1), 8, 1.0) for _ in range(local_steps)][-1]
-    assert (outgoing.step, outgoing.samples, outgoing.loss) == (1, 8 * local_steps, 1.0)
-    assert outgoing.local_steps == local_steps
+    assert (outgoing.head.step, outgoing.head.samples, outgoing.head.loss) == (
+        1,
+        8 * local_steps,
+        1.0,
+    )
+    assert outgoing.head.local_steps == local_steps
 
 
 def test_two_workers_draw_different_numbers_and_one_worker_the_same():
@@ -289,7 +294,7 @@ def test_weights_that_a_script_sets_to_no_number_are_refused(value):
     change = np.zeros(SIZE, np.float32)
     change[3] = value
     if np.isfinite(value):
-        assert core.begin(numbers(1), 4, 0.5, figures=ScriptFigures(change=change)).step == 1
+        assert core.begin(numbers(1), 4, 0.5, figures=ScriptFigures(change=change)).head.step == 1
         return
     with pytest.raises(NonFiniteUpdate, match="set weights to NaN or infinity"):
         core.begin(numbers(1), 4, 0.5, figures=ScriptFigures(change=change))

@@ -20,6 +20,7 @@ from tests.virtual.worker import (
 )
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.downlink.types import Operation
+from thinwire.ops.push_head import PushHead
 from thinwire.ops.types import Kind, Packet
 from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.worker.core.core import WorkerCore
@@ -133,7 +134,7 @@ def test_a_residual_comes_back_only_at_its_own_step(applied, fits, tmp_path):
     np.testing.assert_array_equal(np.concatenate(other.save()["codec"]["residual"]), expected)
     assert other.step == applied
     start(other, numbers())
-    assert other.begin(numbers(3), 8, 1.0).step == applied + 1
+    assert other.begin(numbers(3), 8, 1.0).head.step == applied + 1
 
 
 def test_statistics_go_with_each_push_and_are_replaced_by_the_reply():
@@ -198,7 +199,7 @@ def test_a_refused_push_without_an_update_returns_nothing_to_the_residual():
     core.begin(numbers(1), 8, 1.0)
     core.finish([reply(core.layouts[0], Operation.NONE, blocks=[])])
     before = np.concatenate(core.save()["codec"]["residual"]).copy()
-    core.begin(numbers(2), 8, 1.0, figures=ScriptFigures(overflow=True, loss_scale=2.0))
+    core.begin(numbers(2), 8, 1.0, figures=ScriptFigures(PushHead(overflow=True, loss_scale=2.0)))
     core.undelivered()
     np.testing.assert_array_equal(np.concatenate(core.save()["codec"]["residual"]), before)
 
@@ -210,7 +211,7 @@ def test_what_was_refused_returns_to_the_optimizer_that_it_was_for(optimizer):
     groups = ((0,), (1, 2))
     core = WorkerCore(SPEC, core.layouts, chosen, KERNELS, [1, 1], groups=groups)
     start(core, numbers())
-    core.begin(numbers(1), 8, 1.0, figures=ScriptFigures(optimizer=optimizer))
+    core.begin(numbers(1), 8, 1.0, figures=ScriptFigures(PushHead(optimizer=optimizer)))
     core.undelivered()
     saved = core.save()
     for number, state in enumerate((saved["codec"], saved["more_codecs"]["1"])):
@@ -222,7 +223,7 @@ def test_what_was_refused_returns_to_the_optimizer_that_it_was_for(optimizer):
 def test_what_a_round_has_counted_comes_back_with_it():
     def round_of(core, numbers_, losses):
         pairs = zip(numbers_, losses, strict=True)
-        parts = ScriptFigures(batch_parts=2)
+        parts = ScriptFigures(PushHead(batch_parts=2))
         return [core.begin(numbers(n), 4, loss, figures=parts) for n, loss in pairs][-1]
 
     core, other = (core_of(local_steps=3, overrides={"pacer": "fixed"}) for _ in range(2))
@@ -234,14 +235,15 @@ def test_what_a_round_has_counted_comes_back_with_it():
     outgoing = round_of(other, (3,), (8.0,))
     expected = round_of(core, (3,), (8.0,))
     for push in (outgoing, expected):
-        assert (push.loss, push.samples, push.local_steps, push.batch_parts) == (4.0, 12, 3, 6)
+        head = push.head
+        assert (head.loss, head.samples, head.local_steps, head.batch_parts) == (4.0, 12, 3, 6)
 
 
 def test_the_loss_of_no_example_is_no_loss():
     core = core_of()
     start(core, numbers())
     push = core.begin(np.zeros(SIZE, np.float32), samples=0, loss=0.0)
-    assert (push.samples, push.loss) == (0, None)
+    assert (push.head.samples, push.head.loss) == (0, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +273,11 @@ def test_a_push_says_how_old_its_gradient_is_at_each_shard():
     start(core, numbers())
     for shard, version in enumerate((7, 3)):
         core.receive(shard, reply(core.layouts[shard], Operation.NONE, blocks=[], version=version))
-    assert core.begin(numbers(1), 8, 1.0, computed_at=[5, 3]).lags == [2, 0]
-    restarted = core.begin(numbers(1), 8, 1.0, computed_at=[9, 3])  # a shard came back older
-    assert restarted.lags == [0, 0]
-    assert core.begin(numbers(1), 8, 1.0).lags == ()
+    cases = (
+        ([5, 3], [2, 0]),
+        ([9, 3], [0, 0]),  # a shard came back older
+        (None, [0, 0]),
+    )
+    for computed_at, lags in cases:
+        push = core.begin(numbers(1), 8, 1.0, computed_at=computed_at)
+        assert [origin.lag for origin in push.origins] == lags

@@ -8,6 +8,7 @@ import pytest
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.pacing.esync import Esync
 from thinwire.ops.pacing.fixed import Every, Fixed
+from thinwire.ops.push_head import PushHead, PushOrigin
 from thinwire.ops.types import Kind
 from thinwire.runtime.telemetry import round_trace
 from thinwire.runtime.telemetry.round_trace import MeasuredBy, unpack
@@ -31,7 +32,9 @@ class FakeClock:
 
 
 def outgoing(step=1, samples=64, local_steps=1, loss=0.5):
-    return PushRequest(step, Kind.GRADIENT, [()], [0], [0], samples, local_steps, 0.1, loss)
+    return PushRequest(
+        PushHead(step, samples, local_steps, loss), [PushOrigin()], Kind.GRADIENT, [()]
+    )
 
 
 def reply(held=0.0, staleness=0, version=1):

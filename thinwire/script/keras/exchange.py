@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import logging
 
+from thinwire.ops.push_head import PushHead
 from thinwire.script.data.place import BatchParts, WorkerPlace
 from thinwire.script.gradient_sgd import RATE_TOLERANCE
 from thinwire.script.keras.checks import check_rate_change
@@ -165,13 +166,16 @@ class StepExchange:
             # Keras also finishes the batch in progress.
             if not (member.in_fit and (self.has_failed or member.catch_up.is_behind)):
                 parts = self._parts_of_batch(repeats)
-                figures = ScriptFigures(
+                head = PushHead(
                     learning_rate=self._set_rate(step, float(rate)),
                     loss_scale=float(scale),
                     overflow=bool(scale) and not np.isfinite(values).all(),
                     optimizer=0 if session.takes_weights else step.number,
                     repeats_batch=repeats,
                     batch_parts=parts if has_stepped else 0,
+                )
+                figures = ScriptFigures(
+                    head,
                     touched={
                         int(number): np.unique(row_numbers)
                         for number, row_numbers in zip(sparse, touched, strict=True)
@@ -214,7 +218,9 @@ class StepExchange:
                 step = optimizers.stepping[number]
                 number = 0 if takes_weights else number
                 figures = ScriptFigures(
-                    loss_scale=session.loss_scale, optimizer=number, batch_parts=batch_parts
+                    PushHead(
+                        loss_scale=session.loss_scale, optimizer=number, batch_parts=batch_parts
+                    )
                 )
                 means = session.means.copy()
                 self._try_step(step, held, True, nothing, 0, None, means, step.known_rate, figures)
