@@ -34,6 +34,7 @@ from thinwire.worker.background import BackgroundCalls
 from thinwire.worker.client.offering import Offering
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.client.slots import fetch_slots
+from thinwire.worker.core.local_model import ScriptOwned
 from thinwire.worker.core.messages import (
     NO_FIGURES,
     PushRequest,
@@ -41,7 +42,6 @@ from thinwire.worker.core.messages import (
     ShardReply,
     was_accepted,
 )
-from thinwire.worker.core.own_changes import OwnChanges
 from thinwire.worker.script import RECORD
 from thinwire.worker.train_step import clip, decay
 from thinwire.worker.trainer import Stopwatch, WorkerSession
@@ -602,7 +602,7 @@ class Session:
         else:
             self._change, self._is_change_sent = change, True
 
-    def _begin_behind(self, own: OwnChanges, arguments: Any) -> _Exchanged:
+    def _begin_behind(self, own: ScriptOwned, arguments: Any) -> _Exchanged:
         """Exchange a step's change of the weights in a background thread, to overlap computing.
 
         Returns:

@@ -19,7 +19,7 @@ import numpy as np
 
 from thinwire.ops.aggregation.aggregates import Mean
 from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate, TouchedRows
-from thinwire.ops.codecs.error_feedback import residuals_of, wrappers_of
+from thinwire.ops.codecs.error_feedback import residuals_of
 from thinwire.ops.codecs.packets import on_host
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import replicas
@@ -42,13 +42,13 @@ from thinwire.ops.types import (
     where_of,
 )
 from thinwire.ops.wire.low_rank import expanded
-from thinwire.worker.core.local_round import LocalRound
+from thinwire.worker.core.local_model import ScriptOwned, WorkerArrays, local_model
 from thinwire.worker.core.messages import NO_FIGURES, PushRequest, ScriptFigures, ShardReply
-from thinwire.worker.core.own_changes import OwnChanges
 
 if TYPE_CHECKING:
     from thinwire.ops.kernels.base import Kernels
     from thinwire.ops.types import Float32, Int64
+    from thinwire.worker.core.local_round import LocalRound
     from thinwire.worker.core.mirror import DeviceMirror
 
 
@@ -284,9 +284,8 @@ class WorkerCore:
 
     Attributes:
         base: [num_parameters] float32 weights as received from the shards, in host memory.
-        own: Changes of weights by the script's own optimizer that were not sent yet. None in runs
-            where the PS or Thinwire runs the optimizer.
-        round: Weights and counts of the local steps since the last exchange with the shards.
+        local: Weights at which to compute the next gradient, and what happens between two
+            exchanges.
         statistics: [m] float32 moving statistics (of batch normalization) that shard 0 averages
             over the workers.
         aux_size: Number of statistics and optimizer values that shard 0 averages over the workers.
@@ -340,29 +339,17 @@ class WorkerCore:
         self._rate_in_round = rate_in_round if method.takes_local_steps else None
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)
-        # The attribute `_newest` holds the shards' weights where steps are computed: the copy of
-        # `base` on the device, or `base` itself.
         on_host = method.steps_on_workers or method.collective != THROUGH_PS
         is_there = keeps_on_device and kernels.name == "tf" and not on_host
         self._mirror = self._new_mirror() if is_there else None
-        self._newest = newest = self.base if self._mirror is None else self._mirror.array
-        steps_itself = method.steps_on_workers and not method.takes_local_steps
-        # With momentum, the codec sends more than the change by a step, and only the codec knows
-        # how much. So the unsent part of the changes cannot be recorded outside of the codec.
-        has_momentum = any(codec.keeps_momentum for codec in wrappers_of(method.codec))
-        self.own = OwnChanges(self.base) if steps_itself and not has_momentum else None
-        self._runs_ahead = method.overlap and steps_itself and has_momentum
-        # The attribute `_weights` holds the weights after the local steps, or `base` plus the
-        # unanswered push if the run computes ahead. In runs without local steps that do not compute
-        # ahead, it is `base` itself.
-        has_own = method.takes_local_steps or self._runs_ahead
-        self._weights = self._new_weights() if has_own else newest
-        # The attribute `_start` holds the weights before the first local step of the round.
-        self._start = self._new_weights() if method.ahead else newest
+        newest = self.base if self._mirror is None else self._mirror.array
+        self.local = local_model(
+            WorkerArrays(
+                method, spec, kernels, self.base, newest, self._new_weights, self._add_sent
+            )
+        )
         self.loss_scale = 0.0
         self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
-        stepped = self._weights if method.takes_local_steps else newest
-        self.round = LocalRound(method.local, newest, self._start, stepped, spec, kernels)
         self._num_examples = num_examples
         self.aux_size = len(self.statistics) + method.num_averaged(spec.num_parameters)
         self.step = 0
@@ -406,7 +393,17 @@ class WorkerCore:
         device. The weights are on the host if workers sum updates among themselves, or if a
         script's own optimizer updates them.
         """
-        return self._weights if self.own is None else self.own.weights
+        return self.local.weights
+
+    @property
+    def own(self) -> ScriptOwned | None:
+        """The local model if the script's own optimizer steps, with its unsent changes."""
+        return self.local if isinstance(self.local, ScriptOwned) else None
+
+    @property
+    def round(self) -> LocalRound:
+        """Counts of the mini-batches since the last exchange, and the local optimizer."""
+        return self.local.round
 
     def begin(
         self,
@@ -444,30 +441,28 @@ class WorkerCore:
             )
         if figures.head.overflow:
             return self._begin_overflow(samples, loss, statistics, computed_at, figures)
-        if self.method.takes_local_steps and not samples:
+        if self.local.takes_local_steps and not samples:
             self.round.record(0, None, figures.head.batch_parts)
             return self.end_round() if self.method.pacer.push_now(self.round.num_steps) else None
-        if self.own is not None:
-            if not self.own.is_ahead:
-                self.own.step(values, loss, statistics)
-            self.own.is_ahead = False
         finite = statistics is None or np.isfinite(statistics).all()
         if not (finite and (loss is None or np.isfinite(loss))):
-            # Replace the values by NaN, so that the check of `values` fails too. The method
-            # `LocalRound.step` and the codec check `values` before they change any state, so that
-            # an error leaves the engine unchanged.
+            # Replace the values by NaN, so that the check of `values` fails too. The local model
+            # and the codec check `values` before they change any state, so that an error leaves the
+            # engine unchanged.
             values = np.full(self.spec.num_parameters, np.nan, np.float32)
         set_rate = figures.head.learning_rate
         rate = self.step_rate() if set_rate is None else set_rate
-        if self.method.takes_local_steps:
-            self.round.step(values, rate)
-        packet = self._encode(*self._to_send(values, rate), figures) if self.ends_round else None
+        self.local.take(values, rate, loss, statistics)
+        packet = None
+        if self.ends_round:
+            packet = self._encode(*self.local.to_push(values, rate), figures)
         if statistics is not None:
             self.statistics[:] = statistics
         self.round.record(samples, loss, figures.head.batch_parts)
-        request = self._request(packet, computed_at, figures) if packet is not None else None
-        if self._runs_ahead:
-            self._run_ahead()
+        if packet is None:
+            return None
+        request = self._request(packet, computed_at, figures)
+        self.local.pushed(range(len(self.layouts)))
         return request
 
     @property
@@ -483,17 +478,6 @@ class WorkerCore:
         return self._rate_in_round.rate(
             self.versions[0], self.samples_of_run, round_.num_steps, round_.samples
         )
-
-    def _run_ahead(self) -> None:
-        """Set the worker's weights to `base` plus the newest push, before the shards' replies.
-
-        The shards add the blocks of a push to their own weights. The shards' replies add the
-        changes of other workers to this worker's weights, one step later than this worker's own
-        changes.
-        """
-        np.copyto(self.weights, self.base)
-        for shard in range(len(self.layouts)):
-            self._add_sent(self.weights, shard)
 
     def _begin_overflow(
         self,
@@ -523,7 +507,7 @@ class WorkerCore:
         """Return an exchange that pushes the change of weights by this round's local steps."""
         if self.round.is_empty:
             return self._request(self._packer.empty())
-        return self._request(self._encode(*self._to_send(self.weights, self.learning_rate)))
+        return self._request(self._encode(*self.local.to_push(self.weights, self.learning_rate)))
 
     def begin_empty(self) -> PushRequest:
         """Return an exchange without an update, for a round in which this worker has no rows."""
@@ -608,10 +592,7 @@ class WorkerCore:
         """Apply all shards' replies to a push to the weights; return the weights to train on."""
         for shard, reply in enumerate(replies):
             self.receive(shard, reply)
-        if self._runs_ahead:
-            np.copyto(self.weights, self.base)
-        if self.own is not None:
-            self.own.catch_up()
+        self.local.catch_up()
         return self.restart_from_base()
 
     def settle(self, replies: Sequence[ShardReply | None]) -> Float32:
@@ -637,12 +618,11 @@ class WorkerCore:
         for relayed in reply.rounds:
             self._repeat(shard, relayed)
         self._change(self.base, shard, reply.blocks, int(reply.operation is Operation.ADD))
-        # The shard has the newest push now, so the blocks of the push no longer belong to the
-        # unsent changes. The set `_unanswered` makes the subtraction happen once per push: the
-        # reply to a later pull must not subtract the blocks again.
-        if self.own is not None and shard in self._unanswered:
-            self._add_sent(self.own.unsent, shard, -1)
-        self._unanswered.discard(shard)
+        # The set `_unanswered` makes the call happen once per push: the reply to a later pull does
+        # not answer the push again.
+        if shard in self._unanswered:
+            self.local.answered(shard)
+            self._unanswered.discard(shard)
         if reply.lost is not None:
             self._packer.record_loss(shard, reply.lost)
         self.versions[shard], self.generations[shard] = reply.version, reply.generation
@@ -708,23 +688,11 @@ class WorkerCore:
             self.round.unpack(means[num_statistics:])
 
     def restart_from_base(self) -> Float32:
-        """Reset the weights to the start of the next round's local steps; return the weights.
-
-        The local steps of a round start at the shards' weights. If the training method is `ahead`,
-        a part of the residual (unsent changes) is added to the weights at which a round starts.
-        """
-        # Update the copy of the weights on the device first, because `_newest` is this copy.
+        """Start the next round of local steps at the shards' weights; return its weights."""
+        # Update the copy of the weights on the device first, because a round starts at this copy.
         if self._mirror is not None:
             self._mirror.catch_up()
-        if self.method.ahead:
-            self._start[:] = self._newest
-            unsent = self._packer.unsent()
-            if self._mirror is None:
-                # The residuals are copied to the host, because the codec may store them on the
-                # device.
-                unsent = np.asarray(unsent)
-            self._start += unsent * np.float32(self.method.ahead)
-        self.round.restart()
+        self.local.restart(self._packer.unsent)
         return self.weights
 
     def resume_round(self) -> Float32:
@@ -758,9 +726,7 @@ class WorkerCore:
         in parts.
         """
         self._packer.forget(shards)
-        self.round.forget()
-        if self.own is not None:
-            self.own.forget()
+        self.local.forget()
 
     def undelivered(self) -> None:
         """Add the last push's values, which shards rejected, to the residuals (unsent values)."""
@@ -773,7 +739,7 @@ class WorkerCore:
             **self.round.save(self.versions, self.statistics),
             "step": self.step,
             **self._packer.save(),
-            **({} if self.own is None else {"unsent": self._unsent(self.own)}),
+            **self.local.save(self._unanswered),
         }
 
     def restore(self, state: State, last_applied_step: int) -> bool:
@@ -792,29 +758,10 @@ class WorkerCore:
         fits = bool(state["step"] == last_applied_step)
         self._packer.restore(state, fits)
         self.round.restore(state, fits)
-        if self.own is not None and fits:
-            np.copyto(self.own.unsent, state["unsent"])
+        if fits:
+            self.local.restore(state)
         self.step = last_applied_step
         return fits
-
-    def _unsent(self, own: OwnChanges) -> Float32:
-        """Return a script's unsent changes [n], assuming that the shards apply the newest push.
-
-        The method `restore` uses the saved unsent changes only if the shards applied the newest
-        push.
-        """
-        unsent = own.unsent.copy()
-        for shard in self._unanswered:
-            self._add_sent(unsent, shard, -1)
-        return unsent
-
-    def _to_send(self, values: Float32, rate: float) -> tuple[Float32, float]:
-        """Return the values that an exchange must encode, and the learning rate for the values."""
-        if self.method.takes_local_steps:
-            return self.weights - self._start, rate
-        if self.own is not None:
-            return self.own.step_taken, 1.0
-        return self.method.local.as_gradient(self.weights, values, rate)
 
     def _encode(self, values: Float32, rate: float, figures: ScriptFigures = NO_FIGURES) -> Packet:
         step = self.step + 1

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import logging
@@ -25,13 +24,14 @@ from thinwire.script.keras.loops import LoopSteps
 from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import ExchangeStep
+from thinwire.script.keras.step_values import StepAnswer, StepValues
 from thinwire.script.keras.traffic import EpochTraffic
 from thinwire.script.session import Session, StepInfo
 from thinwire.worker.core.messages import ScriptFigures
 from thinwire.worker.script import RECORD
 
 if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64
+    from thinwire.ops.types import Float32
 
 
 class StepExchange:
@@ -105,97 +105,57 @@ class StepExchange:
         if failure is not None:
             raise failure
 
-    def exchange(
-        self,
-        step: ExchangeStep,
-        repeats: bool,
-        in_turn: bool,
-        values: Float32,
-        rows: int,
-        has_stepped: bool,
-        loss: Float32,
-        held: Float32,
-        has_assigned: bool,
-        statistics: Float32,
-        rate: float,
-        scale: float,
-        sparse: Sequence[int],
-        *touched: Any,
-    ) -> tuple[Float32, Float32, np.float32, np.float32, Int64]:
+    def exchange(self, step: ExchangeStep, values: StepValues) -> StepAnswer:
         """Push a step's gradient (or weights) and pull new weights; TensorFlow calls this method.
 
         Args:
             step: Object that replaces the optimizer's method `apply`.
-            repeats: True if an earlier training step has already counted the examples of the
-                mini-batch.
-            in_turn: True if other optimizers of a training loop may step before the weights are
-                exchanged.
-            values: [num_parameters] float32 gradient, or weights if the optimizer updates them on
-                this worker; a view of TensorFlow's memory.
-            rows: Number of examples in the mini-batch of the step.
-            has_stepped: False if an optimizer on this worker skipped the step, because its scaled
-                gradients overflowed.
-            loss: [1] float32 mean loss of the mini-batch; an empty array if the loss is unknown.
-            held: [num_parameters] float32 weights of the model if `values` is a gradient; an empty
-                array if `values` are the weights.
-            has_assigned: True if the script has set weights itself and `values` are weights.
-            statistics: [m] float32 moving statistics (of BatchNormalization) after the step.
-            rate: Learning rate of the optimizer, which a callback may have changed.
-            scale: Loss scale by which the loss was multiplied; 0 if the loss is not scaled, or if
-                the optimizer itself unscales the gradients.
-            sparse: Indices of the shared variables with sparse gradients (IndexedSlices).
-            touched: Row numbers of the sparse gradients: one array for each index in `sparse`,
-                unordered and with duplicates.
+            values: Values of the training step, as numpy arrays.
 
         Returns:
-            Weights [num_parameters], moving statistics [m], learning rate, loss scale and the
-            batch counts [k] of all schedules. The next step starts from these values.
+            The values with which the next step starts.
         """
-        member, optimizers = self._member, self._optimizers
+        member = self._member
         session, is_offered = member.joined, member.is_offered
         self.num_calls += 1
         if (change := self._join_loop()) is not None:
-            held = held + change if held.size else held
-            values = values + change if session.takes_weights else values
+            held = values.held + change if values.held.size else values.held
+            pushed = values.pushed + change if session.takes_weights else values.pushed
+            values = dataclasses.replace(values, held=held, pushed=pushed)
         with member.lock:
-            if in_turn and not self._loop_steps.is_due(step):
-                return self._unchanged(session, values, statistics, rate, scale)
+            if values.in_turn and not self._loop_steps.is_due(step):
+                return self._unchanged(session, values)
             # With steps_per_execution > 1, the graph executes more steps after a failed step, which
             # must not be pushed. Steps of a skipped `fit` (which the run completed before a
             # restart) are not pushed either. But a step after `stop_training` is pushed, because
             # Keras also finishes the batch in progress.
             if not (member.in_fit and (self.has_failed or member.catch_up.is_behind)):
-                parts = self._parts_of_batch(repeats)
+                parts = self._parts_of_batch(values.repeats)
                 head = PushHead(
-                    learning_rate=self._set_rate(step, float(rate)),
-                    loss_scale=float(scale),
-                    overflow=bool(scale) and not np.isfinite(values).all(),
+                    learning_rate=self._set_rate(step, float(values.rate)),
+                    loss_scale=float(values.scale),
+                    overflow=bool(values.scale) and not np.isfinite(values.pushed).all(),
                     optimizer=0 if session.takes_weights else step.number,
-                    repeats_batch=repeats,
-                    batch_parts=parts if has_stepped else 0,
+                    repeats_batch=values.repeats,
+                    batch_parts=parts if values.has_stepped else 0,
                 )
                 figures = ScriptFigures(
                     head,
-                    touched={
-                        int(number): np.unique(row_numbers)
-                        for number, row_numbers in zip(sparse, touched, strict=True)
-                    },
+                    touched={number: np.unique(rows) for number, rows in values.touched.items()},
                 )
-                # The array `values` is a view of TensorFlow's memory, which TensorFlow may reuse
+                # The array `pushed` is a view of TensorFlow's memory, which TensorFlow may reuse
                 # when the call returns. So a session that uses the values later needs a copy.
-                pushed = np.array(values) if session.keeps_values else values
-                rows = int(rows)
-                mean_loss = float(loss[0]) if len(loss) else None
-                arguments = pushed, rows, mean_loss, statistics, float(rate), figures
-                self._try_step(step, held, has_assigned, *arguments)
+                if session.keeps_values:
+                    values = dataclasses.replace(values, pushed=np.array(values.pushed))
+                self._try_step(step, values, figures)
             if not is_offered:
                 step.known_rate = session.part.core.learning_rate * self._rate_factor
-            return (
+            return StepAnswer(
                 session.weights.copy(),
                 session.means.copy(),
-                np.float32(rate if is_offered else step.known_rate),
-                np.float32(session.loss_scale or scale),
-                optimizers.advance(session),
+                np.float32(values.rate if is_offered else step.known_rate),
+                np.float32(session.loss_scale or values.scale),
+                self._optimizers.advance(session),
             )
 
     def sit_out(self, session: Session, batch_parts: int) -> None:
@@ -214,16 +174,23 @@ class StepExchange:
                 return
             for number in optimizers.sequence[:1] if takes_weights else optimizers.sequence:
                 held = session.variables.read()
-                nothing = held if takes_weights else np.zeros_like(held)
                 step = optimizers.stepping[number]
-                number = 0 if takes_weights else number
-                figures = ScriptFigures(
-                    PushHead(
-                        loss_scale=session.loss_scale, optimizer=number, batch_parts=batch_parts
-                    )
+                nothing = StepValues(
+                    pushed=held if takes_weights else np.zeros_like(held),
+                    rows=0,
+                    statistics=session.means.copy(),
+                    rate=step.known_rate,
+                    scale=session.loss_scale,
+                    held=held,
+                    loss=(),
+                    has_assigned=True,
                 )
-                means = session.means.copy()
-                self._try_step(step, held, True, nothing, 0, None, means, step.known_rate, figures)
+                head = PushHead(
+                    loss_scale=session.loss_scale,
+                    optimizer=0 if takes_weights else number,
+                    batch_parts=batch_parts,
+                )
+                self._try_step(step, nothing, ScriptFigures(head))
                 session.assign()
 
     def end_round(self, session: Session) -> None:
@@ -234,13 +201,15 @@ class StepExchange:
                 session.assign()
                 self._optimizers.start(session)
 
-    def _unchanged(
-        self, session: Session, values: Float32, statistics: Float32, rate: float, scale: float
-    ) -> tuple[Float32, Float32, np.float32, np.float32, Int64]:
+    def _unchanged(self, session: Session, values: StepValues) -> StepAnswer:
         """Return a local step's values unchanged, because a local step exchanges nothing."""
-        copies = np.array(values), np.array(statistics)
-        counts = self._optimizers.advance(session)
-        return (*copies, np.float32(rate), np.float32(scale), counts)
+        return StepAnswer(
+            np.array(values.pushed),
+            np.array(values.statistics),
+            np.float32(values.rate),
+            np.float32(values.scale),
+            self._optimizers.advance(session),
+        )
 
     def _set_rate(self, step: ExchangeStep, rate: float) -> float | None:
         """Return the learning rate that the PS must use from now on; None if it is unchanged.
@@ -259,47 +228,30 @@ class StepExchange:
         step.known_rate = rate
         return rate
 
-    def _try_step(
-        self,
-        step: ExchangeStep,
-        held: Float32,
-        has_assigned: bool,
-        values: Float32,
-        rows: int,
-        loss: float | None,
-        statistics: Float32,
-        rate: float,
-        figures: ScriptFigures,
-    ) -> None:
+    def _try_step(self, step: ExchangeStep, values: StepValues, figures: ScriptFigures) -> None:
         """Push a step to the servers and pull new weights; store an error for `raise_failure`.
 
         If the script has set weights itself, this change of the weights is sent with the step.
 
         Args:
             step: Object that replaces the optimizer's method `apply`.
-            held: [num_parameters] float32 weights of the model; an empty array if `values` are
-                weights.
-            has_assigned: True if the script has set weights itself and `values` are weights.
-            values: [num_parameters] float32 gradient, or weights if the optimizers update them on
-                this worker.
-            rows: Number of examples in the mini-batch of the step.
-            loss: Mean loss of the mini-batch; None if unknown.
-            statistics: [m] float32 moving statistics (of BatchNormalization) after the step.
-            rate: Learning rate of the optimizer in the present training step.
+            values: Values of the training step, as numpy arrays.
             figures: Numbers about the training step, for example its loss scale, that are sent with
-                `values`.
+                the values.
         """
         member, session = self._member, self._member.joined
+        rate = float(values.rate)
         try:
             if not session.stopped:
-                change = self._changed(session, held, has_assigned)
+                change = self._changed(session, values)
                 if change is not None:
                     figures = dataclasses.replace(figures, change=change)
                 is_new = abs(rate - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate)
                 if is_new and not member.is_offered:
                     self._scale_to_rate(session, rate)
-                factor = self._rate_factor
-                self.last = session.step(values, rows, loss, statistics, factor, figures)
+                loss = float(values.loss[0]) if len(values.loss) else None
+                pushed, rows, factor = values.pushed, int(values.rows), self._rate_factor
+                self.last = session.step(pushed, rows, loss, values.statistics, factor, figures)
                 self.traffic.add(self.last)
             if session.stopped:
                 member.raise_if_broken(session.stop_reason)
@@ -312,7 +264,7 @@ class StepExchange:
             if self._failure is not None or session.stopped:
                 member.model.stop_training = True
 
-    def _changed(self, session: Session, held: Float32, has_assigned: bool) -> Float32 | None:
+    def _changed(self, session: Session, values: StepValues) -> Float32 | None:
         """Return by how much the script itself changed the weights, [num_parameters] float32.
 
         Returns:
@@ -320,8 +272,9 @@ class StepExchange:
         """
         member = self._member
         if not session.takes_weights:
-            return changed_by_script(session, held, member.model.name)
-        change = member.assignments.take(session.shared.variables) if has_assigned else None
+            return changed_by_script(session, values.held, member.model.name)
+        assignments = member.assignments
+        change = assignments.take(session.shared.variables) if values.has_assigned else None
         return assigned_by_script(session, change)
 
     def _join_loop(self) -> Float32 | None:

@@ -29,6 +29,7 @@ from thinwire.script.keras.plan import Pairs, PlannedStep, StepPlan, named
 from thinwire.script.keras.row_sums import RowSums
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import ExchangeStep, StepCall, WeightsChanged, watch_steps
+from thinwire.script.keras.step_values import StepAnswer, StepValues
 from thinwire.script.keras.succession import Succession
 from thinwire.script.keras.traces import refuse_compiling
 from thinwire.script.keras.traffic import EpochTraffic
@@ -359,11 +360,9 @@ class ModelSession(LeavesOnExit):
             return StepPlan((PlannedStep.of(step.optimizer, pairs),))
         return self._loop_steps.plan(step, pairs)
 
-    def exchange(
-        self, step: ExchangeStep, repeats: bool, in_turn: bool, *values: Any
-    ) -> tuple[Any, ...]:
+    def exchange(self, step: ExchangeStep, values: StepValues) -> StepAnswer:
         """Push one step's gradient or weights and pull weights, as `StepExchange.exchange` does."""
-        return self._exchange.exchange(step, repeats, in_turn, *values)
+        return self._exchange.exchange(step, values)
 
     def raise_failure(self) -> None:
         """Raise the error that an exchange with the servers has stored, if there is one."""

@@ -22,6 +22,7 @@ import tensorflow as tf
 from thinwire.ops.optimizers.described import own_schedule
 from thinwire.script.keras.assignments import Assignments
 from thinwire.script.keras.plan import Pairs, StepRecorder
+from thinwire.script.keras.step_values import StepAnswer, StepValues, exchange_in_python
 from thinwire.script.keras.traces import (
     have_values,
     refuse_compiling,
@@ -210,14 +211,8 @@ class StepOwner(Protocol):
             computed before the call are still valid.
         """
 
-    def exchange(
-        self, step: ExchangeStep, repeats: bool, in_turn: bool, *values: Any
-    ) -> tuple[Any, ...]:
-        """Push one step's gradient or weights; return the pulled weights and other PS values.
-
-        The arguments and results of `exchange` are documented in
-        `thinwire.script.keras.exchange.StepExchange.exchange`.
-        """
+    def exchange(self, step: ExchangeStep, values: StepValues) -> StepAnswer:
+        """Push one step's gradient or weights; return the pulled weights and other PS values."""
 
     def raise_failure(self) -> None:
         """Raise the error that an exchange with the servers has stored, if there is one."""
@@ -453,47 +448,43 @@ class ExchangeStep:
         """
         session, rate, scale = self._session, self.rate, self._scale
         loss, session.call.loss = session.call.loss, None
+        takes_weights, nothing = session.takes_weights, tf.zeros([0])
         used_scale = tf.constant(0.0)
         if scale is not None:
             used_scale = tf.cast(scale.value, tf.float32)
             values = values / used_scale
-        touched = [_touched(gradient) for gradient in gradients]
+        if loss is not None:
+            loss = tf.reshape(tf.reduce_mean(tf.cast(loss, tf.float32)), [1])
+        touched = {number: _touched(gradient) for number, gradient in enumerate(gradients)}
         clocks = list(session.clocks)
-        values = [
-            values,
-            tf.cast(rows, tf.int64),
-            self._has_stepped(clocks),
-            tf.zeros([0])
-            if loss is None
-            else tf.reshape(tf.reduce_mean(tf.cast(loss, tf.float32)), [1]),
-            tf.zeros([0]) if session.takes_weights else session.flat_variables.joined(),
-            session.assignments.has_any if session.takes_weights else tf.constant(False),
-            session.flat_statistics.joined(),
-            tf.constant(0.0) if rate is None else tf.cast(rate.value, tf.float32),
-            used_scale,
-            tf.constant(
-                [n for n, rows_of_one in enumerate(touched) if rows_of_one is not None], tf.int64
-            ),
-            *(rows_of_one for rows_of_one in touched if rows_of_one is not None),
-        ]
-        types = [tf.float32, tf.float32, tf.float32, tf.float32, tf.int64]
-        in_turn = session.takes_weights and not session.call.ends_later
-        exchange = functools.partial(session.exchange, self, repeats, in_turn)
+        sent = StepValues(
+            pushed=values,
+            rows=tf.cast(rows, tf.int64),
+            statistics=session.flat_statistics.joined(),
+            rate=tf.constant(0.0) if rate is None else tf.cast(rate.value, tf.float32),
+            scale=used_scale,
+            held=nothing if takes_weights else session.flat_variables.joined(),
+            loss=nothing if loss is None else loss,
+            has_stepped=self._has_stepped(clocks),
+            has_assigned=session.assignments.has_any if takes_weights else tf.constant(False),
+            touched={number: rows for number, rows in touched.items() if rows is not None},
+            repeats=repeats,
+            in_turn=takes_weights and not session.call.ends_later,
+        )
         try:
-            answer = tf.numpy_function(exchange, values, types)
+            answer = exchange_in_python(functools.partial(session.exchange, self), sent)
         except tf.errors.OpError:  # the error of an eager step, whose cause is stored
             session.raise_failure()
             raise
-        weights, means, new_rate, new_scale, counts = answer
         flat, statistics = session.flat_variables, session.flat_statistics
-        flat.assign(tf.ensure_shape(weights, [flat.size]))
-        statistics.assign(tf.ensure_shape(means, [statistics.size]))
+        flat.assign(tf.ensure_shape(answer.weights, [flat.size]))
+        statistics.assign(tf.ensure_shape(answer.statistics, [statistics.size]))
         if rate is not None:
-            rate.assign(tf.reshape(new_rate, []))
+            rate.assign(tf.reshape(answer.rate, []))
         if scale is not None:
             with steps_allowed():
-                scale.assign(tf.reshape(new_scale, []))
-        counts = tf.ensure_shape(counts, [len(clocks)])
+                scale.assign(tf.reshape(answer.scale, []))
+        counts = tf.ensure_shape(answer.counts, [len(clocks)])
         for number, clock in enumerate(clocks):
             if clock is not None:
                 clock.variable.assign(tf.cast(counts[number], clock.variable.dtype))
