@@ -21,8 +21,9 @@ from thinwire.cli import node as command_line
 from thinwire.flags import run as run_flags
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.core import events
-from thinwire.ps.role import ShardProcess
 from thinwire.ps.scripts.initial_model import model_of_flags
+from thinwire.ps.shard.preparation import PreparedShard
+from thinwire.ps.shard.process import ShardProcess
 
 _WARM_UPDATES = 60  # both workers have traced their steps after these updates
 
@@ -70,10 +71,11 @@ def main(arguments: Sequence[str]) -> None:
     command_line.define_flags()
     flags.FLAGS(["main.py", *words])
     run = run_flags.read_run()
-    shard = ShardProcess(run, ps_flags.read(run.addresses), model_of_flags(run, 0))
-    turns = Turns(shard, float(seconds), int(count))
-    if not shard.start():
+    prepared = PreparedShard.of(run, ps_flags.read(run.addresses), model_of_flags(run, 0))
+    shard = ShardProcess.open(prepared)
+    if shard is None:
         raise RuntimeError("the run in --run_dir is finished; give a new directory")
+    turns = Turns(shard, float(seconds), int(count))
     threading.Thread(target=turns.take, daemon=True).start()
     shard.run_to_end()
     pathlib.Path(report).write_text(json.dumps(turns.lines))

@@ -27,6 +27,7 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator
 from thinwire.ps.service.handshake import identity
+from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
 from thinwire.runtime.malloc import keep_freed_memory
 
@@ -66,7 +67,7 @@ def serve_shard(name: str, workers: int, spec: ModelSpec) -> ShardServer:
     )
     theta = np.random.default_rng(1).normal(size=layout.size).astype(np.float32)
     core = PsCore(config, method, theta, bodies, Coordinator(workers, 1e9))
-    server = ShardServer(core, layout, 1.0, lambda version, state: None, 60.0)
+    server = ShardServer(ServedModel.of(core, spec, layout), 60.0)
     server.listen("127.0.0.1", 0)
     server.open_for(identity(RUN_ID, 0, 1, 0, method.fingerprint(), spec, []), "{}")
     return server

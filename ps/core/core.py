@@ -116,30 +116,23 @@ class PsCore:
         self._follower = RegroupFollower()
         self.is_behind = False
 
-    def begin_phase(self, other: PsCore) -> None:
-        """Continue the run with the next model of a training script, which an unused core holds.
+    def continue_run_of(self, before: PsCore) -> None:
+        """Continue a run with the next model of a training script, which this core holds.
 
-        The run's version number, its counts of examples and seconds, and its counters continue with
-        the next model of the script, as after a restart. All workers must join the run again when
-        the training of the script's next model starts. The learning rate schedule of the script's
-        optimizer continues from the batch count in the settings of the unused core.
+        The run's version number, its counts of examples and seconds, and its counters continue in
+        this core, as after a restart. All workers must join the run again. The learning rate
+        schedule of the script's optimizer continues from the batch count in this core's settings.
 
         Args:
-            other: Core with the next model and a higher generation (number of restarts), which has
-                handled no event. The caller of `begin_phase` must not use `other` after the call.
+            before: Core with the script's previous model, which must handle no more events. This
+                core has a higher generation (number of restarts) and has handled no event.
         """
-        before, has_started = self.state_dict(), self._lifecycle.has_started
-        version, samples = self.version, self.samples
-        # Replace all attributes of this core object, not the object itself, because the server, the
-        # journal and the status document hold references to the object.
-        for name, value in vars(other).items():
-            setattr(self, name, value)
-        self.model.go_on_from(version, samples)
-        parts = self._parts()
+        self.model.go_on_from(before.version, before.samples)
+        parts, former = self._parts(), before._parts()
         for name in _OF_RUN:
-            parts[name].load_state_dict(before[name], soft=False)
+            parts[name].load_state_dict(former[name].state_dict(False), soft=False)
         self._resumed()
-        if has_started:
+        if before.has_started:
             self._lifecycle.start()
 
     def continue_from(self, state: State, same_optimizer: bool) -> list[str]:

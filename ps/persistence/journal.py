@@ -324,24 +324,36 @@ class JournaledCore:
             the damage that ended a replay.
         high_water: Log of the newest version that the shard's state machine has reached; None:
             versions are not logged.
+
+    Args:
+        core: State machine of the shard.
         on_failure: Function called once, when the journal cannot be written.
     """
 
-    def __init__(self, core: PsCore) -> None:
+    def __init__(self, core: PsCore, on_failure: Callable[[], None] = lambda: None) -> None:
         """Begin without a journal, so that the events of the shard are not written to disk."""
-        self.core = core
+        self.core, self._on_failure = core, on_failure
         self.journal: Journal | None = None
         self.failure: JournalFailed | None = None
         self.about: dict[str, Any] = {}
         self.recovered: State = {"replayed": 0, "cuts": []}
         self.high_water: HighWaterLog | None = None
-        self.on_failure: Callable[[], None] = lambda: None
         self._settings: State = {}
         self._writes = self._ends = False
 
     def write_to(self, journal: Journal, settings: State) -> None:
         """Write the shard's events to the given journal from the next call of `begin` on."""
         self.journal, self._settings, self._writes = journal, settings, True
+
+    def continue_with(self, core: PsCore) -> None:
+        """Handle later events with the core of the script's next model, without a journal until
+        `write_to` is called.
+
+        Args:
+            core: State machine that continues the run. The caller has closed the journal of the
+                previous state machine.
+        """
+        self.core, self.journal = core, None
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
         """Write an event to the journal, then call the shard's state machine with it; end the run
@@ -447,7 +459,7 @@ class JournaledCore:
         self.failure = failure
         logging.error("%s", failure)
         self.close()
-        self.on_failure()
+        self._on_failure()
 
 
 def _log_failure(event: events.OfWorker, failed: events.Failed, error: Exception) -> None:

@@ -17,10 +17,15 @@ from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.method import Method
-from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.ops.types import ModelSpec, State, TensorSpec
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.ps.core.core import PsCore
-from thinwire.ps.persistence.journal import HighWaterLog, HighWaterMark, JournaledCore
+from thinwire.ps.persistence.journal import (
+    HighWaterLog,
+    HighWaterMark,
+    JournaledCore,
+    JournalPosition,
+)
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.replay import MakeCore, ReplaySettings
 from thinwire.ps.persistence.shard_store import SavedShard
@@ -41,6 +46,8 @@ class JournalPolicy:
     Attributes:
         about: Entries about the journal for the run's summary, without the counts of events and
             bytes.
+        recovered: Number of events restored from journals over all restarts, and descriptions of
+            the damage that ended a replay.
 
     Args:
         run: Settings of the training run.
@@ -55,6 +62,7 @@ class JournalPolicy:
     ) -> None:
         self._run, self._saved, self._coder = run, saved, coder
         self.about: dict[str, Any] = {"flag": choice, "on": choice == "on"}
+        self.recovered: State = saved.recovered
         if choice == "auto":
             fraction = push_fraction(run.method, spec)
             self.about |= {"on": fraction < LARGEST_FRACTION, "push_fraction": fraction}
@@ -71,15 +79,17 @@ class JournalPolicy:
                 the snapshot without a replay.
         """
         replayed = None if make is None else self._saved.replay(make, self._coder)
-        before = self._saved.recovered
-        self.recovered: dict[str, Any] = {
-            "replayed": before["replayed"] + (replayed.num_records if replayed else 0),
-            "cuts": [*before["cuts"], *([replayed.damage] if replayed and replayed.damage else [])],
+        if replayed is None:
+            return
+        before = self.recovered
+        self.recovered = {
+            "replayed": before["replayed"] + replayed.num_records,
+            "cuts": [*before["cuts"], *([replayed.damage] if replayed.damage else [])],
         }
 
     def begin(self, journaled: JournaledCore, decoder: PushDecoder, lease_seconds: float) -> None:
-        """Count updates lost before the restart; start a journal at the next snapshot if --journal
-        allows it.
+        """Count updates lost before the restart; then `start`, with a journal that continues the
+        replayed one.
 
         Args:
             journaled: State machine of the shard, with the journal of its events.
@@ -88,39 +98,36 @@ class JournalPolicy:
                 expelled.
         """
         self._count_lost(journaled.core)
-        self._write_to(journaled, decoder, lease_seconds)
+        journaled.recovered = self.recovered
+        self.start(journaled, decoder, lease_seconds, self._saved.replayed_to)
 
-    def begin_phase(
-        self, before: JournalPolicy, journaled: JournaledCore, decoder: PushDecoder, lease: float
+    def start(
+        self,
+        journaled: JournaledCore,
+        decoder: PushDecoder,
+        lease_seconds: float,
+        after: JournalPosition | None = None,
     ) -> None:
-        """Start the journal of the script's next model at the next snapshot, if --journal allows
-        it.
+        """Start a journal of the model at the next snapshot, if --journal allows it.
 
         Args:
-            before: `JournalPolicy` that was used for the training script's previous model.
-            journaled: State machine of the shard, whose previous journal has been closed.
-            decoder: Decoder of the new model's pushes.
-            lease: Time in seconds without a message of a worker, after which the worker is
+            journaled: State machine of the shard, without a journal.
+            decoder: Decoder of the model's pushes.
+            lease_seconds: Time in seconds without a message of a worker, after which the worker is
                 expelled.
+            after: End of the journal that the new journal continues; None if it continues none.
         """
-        self.recovered = before.recovered
-        journaled.journal = None
-        self._write_to(journaled, decoder, lease)
-
-    def _write_to(
-        self, journaled: JournaledCore, decoder: PushDecoder, lease_seconds: float
-    ) -> None:
         core, config = journaled.core, journaled.core.config
         mark = HighWaterMark(config.generation, core.version)
         journaled.high_water = HighWaterLog(self._saved.folder, mark)
-        journaled.about, journaled.recovered = self.about, self.recovered
+        journaled.about = self.about
         if not self.about["on"]:
             decoder.spares_updates = True
             return
         decoder.keeps_coded = True
         settings = ReplaySettings(config, lease_seconds).to_plain()
         model_bytes = core.model.theta.nbytes
-        journaled.write_to(self._saved.new_journal(self._coder, model_bytes), settings)
+        journaled.write_to(self._saved.new_journal(self._coder, model_bytes, after), settings)
 
     def _count_lost(self, core: PsCore) -> None:
         """Count and log the updates that the shard applied before its last restart and lost."""

@@ -43,6 +43,23 @@ _JOURNALS_OF = "journals.id"
 _NB_PS, _OPTIMIZER = "nb_ps", "server_optimizer"
 
 
+@dataclasses.dataclass(frozen=True)
+class ModelRecord:
+    """Description of a shard's model in its checkpoints.
+
+    Attributes:
+        spec: Names, shapes and dtypes of the whole model's variables.
+        offer: Description of the model that a worker has sent; None if flags select the model.
+        phase: Number of the script's phase in which the model is trained.
+        since: Number of the script's first phase that trained the model's variables.
+    """
+
+    spec: ModelSpec
+    offer: Offer | None = None
+    phase: int = 0
+    since: int = 0
+
+
 def _compiled(offer: Offer) -> list[object]:
     """Return the parts of a model's description that determine the computation of training
     steps.
@@ -144,14 +161,10 @@ class SavedShard:
 
     def __init__(self, run: Run, name: str) -> None:
         self._run = run
-        self._spec = ModelSpec(())  # the method `check` sets the specification of the run's model
-        self._offer: Offer | None = None
         self._name = name
         self.folder = checkpoints_of(run.run_dir, name)
-        self.on_fenced: Callable[[Fenced], None] = lambda error: None
         self._checkpoints = self._checkpoints_of(name, self.folder, run.keep_checkpoints)
         self._found = self._load()
-        self._phase, self._since = self.phase, self.since
         known = {} if self._found is None or run.resume else programs_of(self._found)
         self.programs = Programs(known, self.place)
         self._mark = journal.read_mark(self.folder)
@@ -169,18 +182,16 @@ class SavedShard:
         """
         return self._found.get("offer") if self._found else None
 
-    def check(self, spec: ModelSpec, offer: Offer | None = None) -> None:
+    def check(self, spec: ModelSpec) -> None:
         """Check that the saved run has this run's settings and model, and take over its
         checkpoints.
 
         Args:
             spec: Names, shapes and dtypes of the whole model's variables.
-            offer: Description of the model that a worker has sent; None if flags select the model.
 
         Raises:
             ConfigurationError: The run directory holds a run with other settings or another model.
         """
-        self._spec, self._offer = spec, offer
         self._refuse_other_run(spec)
         while not self._checkpoints.claim(self.generation, self._owner):
             # `claim` fails if another process has written a checkpoint since this process loaded
@@ -263,18 +274,6 @@ class SavedShard:
         without a checkpoint.
         """
         return int(self._found["since"]) if self._found else 0
-
-    def begin_phase(self, spec: ModelSpec, offer: Offer | None, phase: int, since: int) -> None:
-        """Save the training script's next model in later checkpoints, with a new journal.
-
-        Args:
-            spec: Names, shapes and dtypes of the whole model's variables.
-            offer: Description of the model that a worker has sent; None if flags select the model.
-            phase: Number of the script's phase in which this model is trained.
-            since: Number of the script's first phase that trained the variables of this model.
-        """
-        self._spec, self._offer, self._phase, self._since = spec, offer, phase, since
-        self._replayed = None
 
     @property
     def core(self) -> State | None:
@@ -382,16 +381,30 @@ class SavedShard:
             logging.warning("cut off the damaged end of the PS journal: %s", replayed.damage)
         return replayed
 
-    def open(self) -> None:
-        """Create the `Saver` of checkpoints, so that `put` can write checkpoints."""
-        self._saver = Saver(
-            self._checkpoints, self._remove_unneeded, lambda error: self.on_fenced(error)
-        )
+    @property
+    def replayed_to(self) -> JournalPosition | None:
+        """End of the journal that this process has replayed; None if it has replayed none."""
+        return self._replayed.place if self._replayed is not None else None
 
-    def new_journal(self, coder: EventCoder, model_bytes: int) -> Journal:
-        """Return a new journal; if a journal was replayed, the new journal continues it."""
-        end: JournalPosition | None = self._replayed.place if self._replayed is not None else None
-        return Journal(self.folder, coder, model_bytes, end)
+    def open(self, on_fenced: Callable[[Fenced], None] = lambda error: None) -> None:
+        """Create the `Saver` of checkpoints, so that `put` can write checkpoints.
+
+        Args:
+            on_fenced: Function called when a successor process has taken over the checkpoints.
+        """
+        self._saver = Saver(self._checkpoints, self._remove_unneeded, on_fenced)
+
+    def new_journal(
+        self, coder: EventCoder, model_bytes: int, after: JournalPosition | None
+    ) -> Journal:
+        """Return a new journal.
+
+        Args:
+            coder: Coder of the shard's events as journal records.
+            model_bytes: Size of the shard's weights, in bytes.
+            after: End of the journal that the new journal continues; None if it continues none.
+        """
+        return Journal(self.folder, coder, model_bytes, after)
 
     def _remove_unneeded(self, state: State) -> None:
         """Remove the journal files that no checkpoint on disk needs.
@@ -411,6 +424,7 @@ class SavedShard:
         self,
         version: int,
         core: State,
+        model: ModelRecord,
         run_id: str,
         bytes_down: dict[int, int],
         reports: dict[tuple[int, int], str],
@@ -423,6 +437,7 @@ class SavedShard:
             version: Version of the weights in the state (number of updates).
             core: Snapshot of the state of the shard's state machine; the caller must not change the
                 snapshot afterwards.
+            model: Description of the model in the state.
             run_id: Random identifier of the training run.
             bytes_down: Worker id -> number of bytes that the shard has sent to the worker.
             reports: Newest status report of each node: (role, id) -> JSON text.
@@ -440,13 +455,13 @@ class SavedShard:
                 "settings": resumed_settings(self._run),
                 "programs": self.programs.to_plain(),
                 "script_failed": self._fails_with(version, core),
-                "model": [[t.path, list(t.shape), t.dtype] for t in self._spec.tensors],
+                "model": [[t.path, list(t.shape), t.dtype] for t in model.spec.tensors],
                 "bytes_down": {str(worker): count for worker, count in bytes_down.items()},
                 "reports": {f"{role}:{number}": text for (role, number), text in reports.items()},
                 "datagrams": datagrams.to_dict(),
-                **({"offer": self._offer.to_json()} if self._offer is not None else {}),
-                "phase": self._phase,
-                "since": self._since,
+                **({"offer": model.offer.to_json()} if model.offer is not None else {}),
+                "phase": model.phase,
+                "since": model.since,
                 **({"journals_of": self._journals_of()} if self._is_elsewhere else {}),
                 **(begun or {}),
             },

@@ -79,16 +79,11 @@ class EndedModel:
 class EndedModels:
     """Final models of the run's newest ended phases, by phase number; used by the writer thread.
 
-    Attributes:
-        since: Number of the run's first phase (period with one model) that trained the current
-            model's variables.
-
     Args:
         checkpoints: Storage of the ended models for a restart of the shard; None to save nothing.
     """
 
     def __init__(self, checkpoints: CheckpointStore | None = None) -> None:
-        self.since = 0
         self._checkpoints = checkpoints
         self._kept: collections.deque[EndedModel] = collections.deque()
 
@@ -99,19 +94,17 @@ class EndedModels:
             since: Number of the first phase (period with one model) that trained the current
                 model's variables, from the shard's checkpoint.
         """
-        self.since = since
         states = [] if self._checkpoints is None else self._checkpoints.load_all()
         models = [EndedModel.from_plain(state) for state in states]
         self._kept.extend(model for model in models if model.last < since)
 
-    def add(self, ended: EndedModel, phase: int) -> None:
-        """Store and save the current model, because the run trains another model from phase number
-        `phase` on.
+    def add(self, ended: EndedModel) -> None:
+        """Store and save a model, because the run trains another model from now on.
 
         Raises:
             OSError: The checkpoint of the ended model cannot be written.
         """
-        models, self.since = self._kept, phase
+        models = self._kept
         models.append(ended)
         while len(models) > _LEAST_MODELS and sum(m.num_bytes for m in models) > _MOST_BYTES:
             models.popleft()

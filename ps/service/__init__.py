@@ -3,7 +3,8 @@ thread.
 
 One `StreamReader` (module stream_reader) for each client's stream checks and queues its messages.
 The module `connections` holds the open streams of clients and sends replies. The module `handshake`
-checks the Hello message of each client. `LeaderClient` (leader_client) connects a following shard
+checks the Hello message of each client. `ServedModel` (served_model) holds everything that another
+model of the script replaces. `LeaderClient` (leader_client) connects a following shard
 (id 1 and up) to shard 0. The package `ps.service` does not import its own modules, because they
 load gRPC, and --help must work without gRPC.
 """

@@ -317,10 +317,13 @@ class Observers:
 
     Args:
         connections: All open connections of the shard.
+        on_status: See the attribute.
     """
 
-    def __init__(self, connections: Connections) -> None:
-        self.on_status: Callable[[], str] | None = None
+    def __init__(
+        self, connections: Connections, on_status: Callable[[], str] | None = None
+    ) -> None:
+        self.on_status = on_status
         self.num_dropped = 0
         self._connections = connections
         self._rounds = RoundsRelay()

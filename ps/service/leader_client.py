@@ -126,7 +126,7 @@ class LeaderClient:
         self._session: ClientSession | None = None
         self._closing, self._hurry = threading.Event(), threading.Event()
         self._has_reported_end, self._lease_seconds = False, 0.0
-        # True after `begin_phase` has closed the stream to shard 0 in order to reconnect.
+        # True after `reconnect` has closed the stream to shard 0 in order to reconnect.
         self._comes_again = False
         limit, arrivals = payload_limit(layout), rhythm()
         self._dialler = Dialler(
@@ -165,7 +165,7 @@ class LeaderClient:
         ).start()
         threading.Thread(target=self._report_regularly, name="leader-report", daemon=True).start()
 
-    def begin_phase(self, hello: pb.Hello) -> None:
+    def reconnect(self, hello: pb.Hello) -> None:
         """Reconnect to shard 0 with the script's next model, as if this shard had restarted with
         the model.
 

@@ -4,10 +4,11 @@ machine.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import queue
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from absl import logging
@@ -17,34 +18,32 @@ from thinwire.ops.frozen import Copy
 from thinwire.ops.optimizers.slots import OptimizerState, whole_slots
 from thinwire.ops.optimizers.slots import encode as encode_slots
 from thinwire.ops.routing.base import Router
-from thinwire.ops.sync.base import Draw
 from thinwire.ops.sync.groups import format_groups, uneven
-from thinwire.ops.types import Kind, ShardLayout, State
+from thinwire.ops.types import Kind, ShardLayout
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frames
 from thinwire.proto.grpc import GrpcServer, ServerStream, serve
 from thinwire.proto.grpc.session import beat_seconds
 from thinwire.proto.moved import ShardDirectory
-from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.proto.udp import stream_dscp
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
+from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.datagrams.port import DatagramPort
 from thinwire.ps.persistence.journal import JournaledCore
-from thinwire.ps.programs import Programs
 from thinwire.ps.scripts.barriers import Barriers
-from thinwire.ps.scripts.ended_models import EndedModels
 from thinwire.ps.scripts.run_control import RunControl
 from thinwire.ps.service.admission import AdmissionWatch
 from thinwire.ps.service.connections import Connection, Connections, Observers, ReplySender
 from thinwire.ps.service.containment import ClientRequest, Containment, WriterQueue
 from thinwire.ps.service.handshake import Identity
-from thinwire.ps.service.stream_reader import PhaseGate, StreamReader
+from thinwire.ps.service.served_model import ServedModel
+from thinwire.ps.service.server_parts import ServerHooks, ServerParts
+from thinwire.ps.service.stream_reader import StreamReader
 from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.epochs import encode_epoch
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.runtime.run.settings import NOBODY_ADMITTED
-from thinwire.runtime.run.spill import Spill
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,6 +66,7 @@ _GIVEN_UP = ("OUTLIER", "STALE_GENERATION")
 _OF_ANY_CHANGE = "STALE_EPOCH"
 #: Rejection reasons that the core counts. The connection guard counts all other refusals.
 _COUNTED_BY_CORE = ("NON_FINITE", *_GIVEN_UP)
+_NO_HOOKS = ServerHooks()
 
 
 def dscp_of(router: Router, marks: str) -> int | None:
@@ -83,130 +83,138 @@ def dscp_of(router: Router, marks: str) -> int | None:
 class ShardServer:
     """Network server of one shard of the parameter server.
 
+    Attributes:
+        served: The model that the shard serves in the current phase; the writer thread replaces it.
+        journaled: State machine of the shard, with the journal of its events.
+        guard: Object that authenticates clients and limits their streams and messages.
+        queue: Queue of events and calls for the shard's writer thread.
+        connections: All open client connections of the shard.
+        observers: Object that sends status reports to supervisors, and membership epochs to other
+            shards.
+        scripts: The control streams between the shard and the workers' scripts.
+        server: Open network port; None before `listen` or `take_over`.
+
     Args:
-        core: State machine of the PS shard.
-        layout: Layout of this shard: the slices of variables that it holds.
-        share: Fraction of the model's values that this shard holds (0 to 1), for the rate of
-            emulated links.
-        save: Function called with (version, state) of a snapshot to save the snapshot as a
-            checkpoint; must not block.
+        served: The model that the shard serves first.
         lease_seconds: Time in seconds without a message of a worker, after which the worker is
             expelled; sent to the workers.
-        bounds: Limits of the numbers that workers may report in messages; None for the limits of
-            the training method.
-        groups: For each optimizer of the script, the slices of the shard's variables that the
-            optimizer updates; empty if one optimizer updates all slices.
+        hooks: Functions that the server calls on its writer thread.
+        parts: Objects that the server uses and does not make.
     """
 
     def __init__(
         self,
-        core: PsCore,
-        layout: ShardLayout,
-        share: float,
-        save: Callable[[int, State], None],
+        served: ServedModel,
         lease_seconds: float,
-        bounds: ClaimBounds | None = None,
-        groups: Sequence[Collection[int]] = (),
+        hooks: ServerHooks = _NO_HOOKS,
+        parts: ServerParts | None = None,
     ) -> None:
-        self.core = core
-        self.journaled = JournaledCore(core)
-        self.save, self.lease_seconds = save, lease_seconds
-        self.guard = ConnectionGuard()
+        parts = parts or ServerParts()
+        self._hooks, self.lease_seconds = hooks, lease_seconds
+        self.guard, self.programs, self.watch = parts.guard, parts.programs, parts.watch
+        self.phases, self.ended_models = parts.phases, parts.ended_models
+        # (role, id) of a node -> newest JSON document that the node sent
+        self.reports = parts.reports
+        self.payloads: Callable[[int], NDArray[Any]] = buffers.buffer
+        self.copied: Copy = buffers.copied
+        if parts.spill is not None:
+            self.payloads, self.copied = parts.spill.buffer, parts.spill.copied
+        self.journaled = JournaledCore(served.core, hooks.on_journal_failed)
         self.contained = Containment(lambda: self.guard)
         self.queue: WriterQueue = queue.SimpleQueue()
-        self._take_model(layout, share, bounds or ClaimBounds.of(core.model.method), groups)
-        self.phases: PhaseGate | None = None
-        self.ended_models = EndedModels()
-        self.programs = Programs()
         self.connections = Connections()
         # Identity of the shard; None before the shard can accept a client's Hello.
         self.identity: Identity | None = None
         self.directory = ShardDirectory(1)  # addresses of all shards; filled on shard 0 only
         # JSON text of the run's settings in the Welcome message to supervisors and shards
         self.document = "{}"
-        # (role, id) of a node -> newest JSON document that the node sent
-        self.reports: dict[tuple[int, int], str] = {}
-        self.observers = Observers(self.connections)
-        self.payloads: Callable[[int], NDArray[Any]] = buffers.buffer
-        self.copied: Copy = buffers.copied
-        barriers = Barriers(
-            core.config.nb_workers, lease_seconds, core.config.start_timeout_seconds
-        )
+        self.observers = Observers(self.connections, hooks.status)
+        config = served.core.config
         self.scripts = RunControl(
-            barriers,
+            Barriers(config.nb_workers, lease_seconds, config.start_timeout_seconds),
             lease_seconds,
             self.queue.put,
-            lambda: core.version,
-            lambda: core.rounds.waiting(),
+            lambda: self.core.version,
+            lambda: self.core.rounds.waiting(),
             self._publish_status,
         )
-        self.on_groups: Callable[[events.GroupsChanged], None] | None = None
-        self.on_draws: Callable[[Sequence[Draw]], None] | None = None
-        self.on_unreachable: Callable[[events.WorkersUnreachable], None] | None = None
         self._num_epochs = 0  # number of the newest membership epoch that was logged
         # worker's incarnation -> connection on which the worker's Hello arrived
         self._welcomes: dict[int, Connection] = {}
         # Encoded optimizer state that was last sent to a script: ((version, includes weights),
         # document, arrays).
         self._slots: tuple[tuple[int, bool], str, list[memoryview]] | None = None
-        self.watch: AdmissionWatch | None = None
         self._due = dict.fromkeys(("status", "beat", "scripts"), time.monotonic())
         self.server: GrpcServer | None = None
+        self.served = self._equipped(served)
 
-    def wait_in(self, spill: Spill) -> None:
-        """Store received payloads, and copies of weights for slow clients, in files to save
-        memory.
-        """
-        self.payloads, self.copied = spill.buffer, spill.copied
+    def _equipped(self, served: ServedModel) -> ServedModel:
+        """Return a model with its datagram port, if its training method sends datagrams."""
+        served.core.model.freezer.turn_on(lambda values: self.copied(values))
+        if not served.core.model.method.router.uses_datagrams:
+            return served
+        sizes = [piece.size for piece in served.layout.slices]
+        port = DatagramPort(served.core, served.decoder, sizes, self.queue.put, self._reject)
+        return dataclasses.replace(served, datagrams=port)
 
-    def _take_model(
-        self,
-        layout: ShardLayout,
-        share: float,
-        bounds: ClaimBounds,
-        groups: Sequence[Collection[int]],
-    ) -> None:
-        """Prepare the push decoder and the UDP datagram port for the shard's current model."""
-        core, model = self.core, self.core.model
-        model.freezer.turn_on(lambda values: self.copied(values))
-        self.layout, self.share, self.bounds = layout, share, bounds
-        self.decoder = PushDecoder(
-            *(layout, model.kind, model.kernels, core.averages.size, bounds, groups),
-            keeps_blocks=model.method.down_codec.relays,
-        )
-        self.datagrams: DatagramPort | None = None
-        if model.method.router.uses_datagrams:
-            sizes = [piece.size for piece in layout.slices]
-            put, reject = self.queue.put, self._reject
-            self.datagrams = DatagramPort(core, self.decoder, sizes, put, reject)
-
-    def begin_phase(
-        self,
-        layout: ShardLayout,
-        share: float,
-        bounds: ClaimBounds,
-        groups: Sequence[Collection[int]],
-    ) -> None:
-        """Serve the script's next model, which the shard's state machine has already loaded (called
-        on the writer thread).
+    def begin_phase(self, served: ServedModel) -> None:
+        """Serve the script's next model instead of the current one (called on the writer thread).
 
         During the change of the model, the shard admits no client until `open_for` is called.
         After a change of the model, workers and supervisors that evaluate must connect again.
 
         Args:
-            layout: Layout of this shard for the next model: the slices of variables that it holds.
-            share: Fraction of the next model's values that this shard holds (0 to 1).
-            bounds: Limits of the numbers that workers may report in messages, for example batch
-                sizes.
-            groups: For each optimizer of the script, the slices of the shard's variables that the
-                optimizer updates; empty if one optimizer updates all slices.
+            served: The script's next model, whose state machine continues the run.
         """
         self.identity = None
+        received = self.received() or DatagramCounts()
         if self.datagrams is not None:
             self.datagrams.close()
-        self._take_model(layout, share, bounds, groups)
+        self.served = self._equipped(served)
+        self.journaled.continue_with(served.core)
+        if self.datagrams is not None:
+            self.datagrams.receiver.restore(received)
         self._slots = None
         self.connections.end_training()
+
+    # -- parts of the served model ----------------------------------------------------------
+
+    @property
+    def core(self) -> PsCore:
+        """State machine of the shard in the current phase."""
+        return self.served.core
+
+    @property
+    def layout(self) -> ShardLayout:
+        """Layout of the shard: the slices of variables that it holds."""
+        return self.served.layout
+
+    @property
+    def share(self) -> float:
+        """Fraction of the model's values that the shard holds (0 to 1), for emulated links."""
+        return self.served.share
+
+    @property
+    def bounds(self) -> ClaimBounds:
+        """Limits of the numbers that workers may report in messages, for example batch sizes."""
+        return self.served.bounds
+
+    @property
+    def decoder(self) -> PushDecoder:
+        """Decoder of the shard's pushes."""
+        return self.served.decoder
+
+    @property
+    def datagrams(self) -> DatagramPort | None:
+        """Port that receives UDP datagrams; None if the training method sends no datagrams."""
+        return self.served.datagrams
+
+    def received(self) -> DatagramCounts | None:
+        """Return the counts of received datagrams; None if the training method sends none."""
+        port = self.datagrams
+        return port.counts() if port is not None else None
+
+    # -- the port and its clients -----------------------------------------------------------
 
     def listen(self, bind: str, port: int, marks: str = "off") -> int:
         """Open the shard's network port and start to accept clients; return the port number.
@@ -224,9 +232,9 @@ class ShardServer:
         self.server = serve(bind, port, self._read, dscp=dscp, guard=self.guard)
         return self.server.port
 
-    def take_over(self, listening: GrpcServer, guard: ConnectionGuard) -> int:
+    def take_over(self, listening: GrpcServer) -> int:
         """Serve the streams of a network port that is already open; return the port number."""
-        self.server, self.guard = listening, guard
+        self.server = listening
         listening.hand_over(self._read)
         return listening.port
 
@@ -288,7 +296,7 @@ class ShardServer:
         the writer thread).
         """
         phase = connection.phase
-        if connection.role != pb.ROLE_EVALUATOR or phase >= self.ended_models.since:
+        if connection.role != pb.ROLE_EVALUATOR or phase >= self.served.since:
             # The observer's request is not an event of the core, because after an event that fails,
             # the core's state may be inconsistent, but a failure to send the model concerns only
             # this observer.
@@ -516,25 +524,23 @@ class ShardServer:
         if self.core.stop_reason is None and epoch.number != self._num_epochs:
             logging.info("membership epoch %d: live workers %s", epoch.number, list(epoch.live))
         self._num_epochs = epoch.number  # an action that only adds draws repeats the epoch's number
-        if epoch.draws and self.on_draws is not None:
-            self.on_draws(epoch.draws)
+        if epoch.draws:
+            self._hooks.on_draws(epoch.draws)
         self.observers.send_epoch(encode_epoch(epoch, self.core.rounds.groups))
 
     def _report_unreachable(self, action: events.WorkersUnreachable) -> None:
         workers = [member.worker for member in action.members]
         logging.info("no message came for %g s from the workers %s", self.lease_seconds, workers)
-        if self.on_unreachable is not None:
-            self.on_unreachable(action)
+        self._hooks.on_unreachable(action)
 
     def _groups_changed(self, action: events.GroupsChanged) -> None:
         logging.info("new worker groups by speed: %s", format_groups(action.groups))
         if warning := uneven(action.groups):
             logging.warning("%s", warning)
-        if self.on_groups is not None:
-            self.on_groups(action)
+        self._hooks.on_groups(action)
 
     def _snapshot(self, action: events.SaveSnapshot) -> None:
-        self.save(action.version, action.state)
+        self._hooks.save(action.version, action.state)
 
     def _halt(self) -> pb.Halt | None:
         """Return the message to clients about the end of the run; None while the run continues."""

@@ -6,11 +6,10 @@ import collections
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinwire.ops.privacy.accountant import PrivacyLedger
 from thinwire.ops.routing.counters import BLOCK
-from thinwire.ops.types import ModelSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import MAX_MESSAGE_BYTES
 from thinwire.ps.core.core import PsCore
@@ -19,9 +18,6 @@ from thinwire.ps.wire import reports
 from thinwire.runtime.run.settings import Run
 from thinwire.runtime.telemetry import run_status
 
-if TYPE_CHECKING:
-    from thinwire.ps.service.server import ShardServer
-
 #: Largest size of a status document in a message, in characters. A character takes one byte,
 #: because the JSON text is ASCII. The remaining bytes of the message are for its other fields.
 _LONGEST_STATUS = MAX_MESSAGE_BYTES - 1024
@@ -29,9 +25,18 @@ _LONGEST_STATUS = MAX_MESSAGE_BYTES - 1024
 
 @dataclasses.dataclass(frozen=True)
 class StatusSources:
-    """Functions that return counters of a shard that are stored outside the shard's state machine.
+    """Functions that return what a status document needs of a shard. A server, the Simulator and
+    tests each pass their own functions.
 
     Attributes:
+        core: Function that returns the shard's current state machine.
+        num_parameters: Function that returns the number of parameters of the whole model.
+        run_id: Function that returns the run's random identifier; "" if it is not known yet.
+        bytes_down: Function that returns worker id -> training bytes that the shard has sent.
+        reports: Function that returns (role, id) of a node -> newest JSON document that the node
+            reported. Other threads may change the dictionary meanwhile.
+        received: Function that returns the counts of received datagrams, or None if the training
+            method sends no datagrams.
         refused_peers: Function that returns reason -> number of clients that were refused or
             disconnected.
         journal: Function that returns the journal's counters for the run's summary, or {} without a
@@ -42,6 +47,12 @@ class StatusSources:
             the next `fit`.
     """
 
+    core: Callable[[], PsCore]
+    num_parameters: Callable[[], int]
+    run_id: Callable[[], str]
+    bytes_down: Callable[[], dict[int, int]]
+    reports: Callable[[], dict[tuple[int, int], str]]
+    received: Callable[[], DatagramCounts | None] = lambda: None
     refused_peers: Callable[[], dict[str, int]] = dict
     journal: Callable[[], dict[str, Any]] = dict
     awaits: Callable[[], bool] = bool
@@ -49,28 +60,22 @@ class StatusSources:
 
 
 class StatusReporter:
-    """Maker of a shard's status documents, for supervisors, the run's summary and shard 0."""
+    """Maker of a shard's status documents, for supervisors, the run's summary and shard 0.
 
-    def __init__(
-        self,
-        run: Run,
-        spec: ModelSpec,
-        core: PsCore,
-        server: ShardServer,
-        received: Callable[[], DatagramCounts | None] = lambda: None,
-        sources: StatusSources | None = None,
-    ) -> None:
-        """Store the functions and objects from which status documents are computed.
+    For each status document, the writer thread reads the current values of the counters.
 
-        For each status document, the writer thread reads the current values of the counters.
-        """
-        self._run, self._spec, self._core, self._server = run, spec, core, server
-        self._received, self._sources = received, sources or StatusSources()
+    Args:
+        run: Settings of the training run.
+        sources: Functions that return the shard's counters and its current model.
+    """
+
+    def __init__(self, run: Run, sources: StatusSources) -> None:
+        self._run, self._sources = run, sources
         self._ledger = PrivacyLedger(run.method.privacy, run.dp_delta)
 
-    def begin_phase(self, spec: ModelSpec) -> None:
-        """Report the variables and shapes in `spec` as the model in all later status documents."""
-        self._spec = spec
+    @property
+    def _core(self) -> PsCore:
+        return self._sources.core()
 
     def about(self) -> dict[str, Any]:
         """Return the settings of the run that the shard sends in the Welcome message to a
@@ -91,9 +96,10 @@ class StatusReporter:
         Args:
             is_last: True if this is the last report of the shard.
         """
-        core, model = self._core, self._core.model
+        core = self._core
+        model = core.model
         figures = {
-            "bytes_down": self._server.connections.bytes_down(),
+            "bytes_down": self._sources.bytes_down(),
             "rejected": dict(core.counters.rejected),
             "weighting": model.memory(),
             "down": model.down_summary(),
@@ -104,7 +110,7 @@ class StatusReporter:
         }
         if guards := core.guard_summary():
             figures["guards"] = guards["refused"]
-        if (received := self._received()) is not None:
+        if (received := self._sources.received()) is not None:
             figures["datagrams"] = received.summarized().to_dict()
         return json.dumps(figures)
 
@@ -129,12 +135,12 @@ class StatusReporter:
         workers = self._workers()
         counters, membership = core.counters, core.membership
         return run_status.RunStatus(
-            run_id=self._server.identity.run_id if self._server.identity else "",
+            run_id=self._sources.run_id(),
             method=run.method.name,
             seams=self._composition(),
             nb_workers=run.nb_workers,
             nb_ps=run.nb_ps,
-            num_parameters=self._spec.num_parameters,
+            num_parameters=self._sources.num_parameters(),
             seed=run.seed,
             iter_max=run.iter_max or 0,
             version=core.version,
@@ -228,7 +234,7 @@ class StatusReporter:
         self, worker: int, state: str, clock: int, fastest: int, bytes_down: int
     ) -> run_status.WorkerMetrics:
         totals = self._core.counters.worker(worker)
-        reported = reports.own_counters(self._server.reports.get((pb.ROLE_WORKER, worker), "{}"))
+        reported = reports.own_counters(self._sources.reports().get((pb.ROLE_WORKER, worker), "{}"))
         return run_status.WorkerMetrics(
             id=worker,
             state=state,  # type: ignore[arg-type]
@@ -252,7 +258,7 @@ class StatusReporter:
         return "suspect" if membership == "suspect" else ("waiting" if waits else "training")
 
     def _bytes_down(self) -> dict[int, int]:
-        totals = dict(self._server.connections.bytes_down())
+        totals = dict(self._sources.bytes_down())
         for text in self._reports(pb.ROLE_SHARD).values():
             for worker, count in reports.by_worker(text, "bytes_down").items():
                 totals[worker] = totals.get(worker, 0) + count
@@ -269,7 +275,7 @@ class StatusReporter:
         """Return the datagram counts of all shards and workers; {} if the training method sends no
         datagrams.
         """
-        received = self._received()
+        received = self._sources.received()
         if received is None:
             return {}
         reported = map(reports.received, self._reports(pb.ROLE_SHARD).values())
@@ -302,7 +308,7 @@ class StatusReporter:
     def _reports(self, role: int) -> dict[int, str]:
         """Return client id -> newest status report, for the clients of one role such as workers."""
         # copy the reports of nodes, because reader threads write to `reports` meanwhile
-        documents = self._server.reports.copy()
+        documents = self._sources.reports().copy()
         return {number: text for (client, number), text in documents.items() if client == role}
 
     def _totals(self, block: str, own: Mapping[str, int]) -> collections.Counter[str]:

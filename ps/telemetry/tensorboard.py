@@ -41,12 +41,13 @@ class PsScalars:
     def __init__(
         self,
         directory: pathlib.Path,
-        core: PsCore,
+        core: Callable[[], PsCore],
         bytes_down: Callable[[], dict[int, int]],
         received: Callable[[], DatagramCounts | None] = lambda: None,
         privacy: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """Store the objects that the TensorBoard scalars are read from.
+        """Store the functions that the TensorBoard scalars are read from; `core` returns the
+        shard's current state machine.
 
         The thread that writes TensorBoard scalars reads the shard's counters while the shard's
         writer thread runs.
@@ -78,7 +79,7 @@ class PsScalars:
         pushes = reading.pushes - before.pushes
         elapsed = now - before.at
         return {
-            "train/learning_rate": self._core.model.learning_rate,
+            "train/learning_rate": self._core().model.learning_rate,
             "train/updates_per_second": (reading.version - before.version) / elapsed
             if elapsed > 0
             else None,
@@ -89,7 +90,7 @@ class PsScalars:
         }
 
     def _read(self, now: float) -> _Reading:
-        core = self._core
+        core = self._core()
         # copy the counts of delays, because the writer thread changes the counts
         delays = dict(core.counters.staleness)
         weighted = sum(delay * pushes for delay, pushes in delays.items())
@@ -99,9 +100,9 @@ class PsScalars:
 
     def _run(self) -> None:
         try:
-            while not self._closing.wait(_INTERVAL_SECONDS) and self._core.stop_reason is None:
-                self._file.write(self.values(time.monotonic()), self._core.version)
-            self._file.write(self.values(time.monotonic()), self._core.version)
+            while not self._closing.wait(_INTERVAL_SECONDS) and self._core().stop_reason is None:
+                self._file.write(self.values(time.monotonic()), self._core().version)
+            self._file.write(self.values(time.monotonic()), self._core().version)
         except OSError as error:
             logging.warning("cannot write TensorBoard scalars, writing no more: %s", error)
 

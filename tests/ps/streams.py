@@ -15,6 +15,7 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import MessageAssembler
 from thinwire.proto.grpc.common import ChunkPace
 from thinwire.ps.service.handshake import identity
+from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
 from thinwire.ps.service.stream_reader import StreamReader
 from thinwire.ps.telemetry.status import StatusReporter, StatusSources
@@ -77,9 +78,7 @@ class Shard:
         self.core = self.run.shards[0]
         self.kind = int(self.run.method.kind is Kind.DELTA)  # as on the wire
         self.core.membership.lease_seconds = 1e9
-        self.server = ShardServer(
-            self.core, self.run.layouts[0], 1.0, lambda version, state: None, 1e9
-        )
+        self.server = ShardServer(ServedModel.of(self.core, SPEC, self.run.layouts[0]), 1e9)
         self.fingerprint = self.run.method.fingerprint()
         mine = identity("run", 0, 1, 0, self.fingerprint, SPEC, [])
         about = types.SimpleNamespace(
@@ -91,8 +90,16 @@ class Shard:
             iter_max=10**6,
             dp_delta=1e-5,
         )
-        sources = StatusSources(lambda: self.server.guard.refused, self.server.journaled.summary)
-        self.board = StatusReporter(about, SPEC, self.core, self.server, sources=sources)
+        self.sources = StatusSources(
+            core=lambda: self.core,
+            num_parameters=lambda: SPEC.num_parameters,
+            run_id=lambda: self.server.identity.run_id,
+            bytes_down=self.server.connections.bytes_down,
+            reports=lambda: self.server.reports,
+            refused_peers=lambda: self.server.guard.refused,
+            journal=self.server.journaled.summary,
+        )
+        self.board = StatusReporter(about, self.sources)
         self.server.observers.on_status = self.board.document
         self.server.open_for(mine, "{}")
 

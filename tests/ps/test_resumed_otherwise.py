@@ -128,9 +128,9 @@ def test_flags_that_change_the_result_are_compared_and_no_others(tmp_path, flag,
         settings, own, _ = run.settings(flag, "--id_ps=0", "--type_node=PS")
         saved = SavedShard(settings, own.node)
         if words is None:
-            saved.check(SPEC, OFFER)
+            saved.check(SPEC)
             return
         with pytest.raises(OtherRun, match=words):
-            saved.check(SPEC, OFFER)
+            saved.check(SPEC)
         resumed, _, _ = run.settings(flag, "--resume", "--id_ps=0", "--type_node=PS")
-        SavedShard(resumed, own.node).check(SPEC, OFFER)
+        SavedShard(resumed, own.node).check(SPEC)

@@ -1,6 +1,5 @@
 """The initial state of a shard's core: its own weights, and only its part of the run."""
 
-import contextlib
 import types
 
 import numpy as np
@@ -17,9 +16,10 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.ps import role
 from thinwire.ps.core import events
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
-from thinwire.ps.role import ShardInitials, build_core
 from thinwire.ps.scripts.initial_model import model_of_flags
-from thinwire.runtime.run.draws_file import DrawsFile
+from thinwire.ps.shard.preparation import ShardInitials, build_core
+from thinwire.ps.shard.process import ShardProcess
+from thinwire.ps.shard.run_records import RunRecords
 
 TWO = ("--nb_workers=3", "--nb_ps=2", "--ps_hosts=localhost:1,localhost:2", "--kernels=numpy")
 
@@ -118,8 +118,8 @@ def test_a_shard_that_comes_back_imports_keras_quietly_where_it_may_need_it(monk
     monkeypatch.setattr(role, "read_offer", lambda document, limit: document)
     monkeypatch.setattr(role, "import_quietly", lambda name: happened.append(name))
     monkeypatch.setattr(role, "model_of_offer", lambda *given: happened.append("model"))
-    process = types.SimpleNamespace(serve=lambda: 0)
-    monkeypatch.setattr(role, "ShardProcess", lambda *given: process)
+    monkeypatch.setattr(role.PreparedShard, "of", lambda *given: None)
+    monkeypatch.setattr(role.ShardProcess, "open", lambda prepared: None)  # a finished run
     assert role.main(run) == 0
     assert happened == ["keras", "model"]
 
@@ -134,18 +134,22 @@ def test_what_takes_a_lost_ps_s_place_does_not_begin_anew(tmp_path, by):
         role.main(read_run())
 
 
+def records_in(folder):
+    return RunRecords(types.SimpleNamespace(nb_workers=2, run_dir=folder))
+
+
 @pytest.mark.parametrize(("speeds", "is_proposed"), [({1: 4.0}, False), ({1: 4.0, 2: 1.0}, True)])
 def test_groups_are_proposed_once_all_workers_are_measured(tmp_path, speeds, is_proposed):
-    process = types.SimpleNamespace(run=types.SimpleNamespace(nb_workers=2, run_dir=tmp_path))
     found = events.GroupsChanged(((1,), (2,)), speeds)
-    role.ShardProcess._propose(process, found)
+    records_in(tmp_path).propose_groups(found)
     assert (tmp_path / "groups.txt").is_file() == is_proposed
 
 
 def test_draws_are_recorded_for_a_run_that_is_resumed(tmp_path):
-    process = types.SimpleNamespace(_draws=DrawsFile(tmp_path))
-    role.ShardProcess._record_draws(process, [Draw(1, 0, (2, 3)), Draw(2, 1, (1, 3))])
-    assert list(parse_draws(process._draws.path.read_text(), "d", 3)) == [(2, 3), (1, 3)]
+    records = records_in(tmp_path)
+    records.record_draws([Draw(1, 0, (2, 3)), Draw(2, 1, (1, 3))])
+    text = records._draws.path.read_text()
+    assert list(parse_draws(text, "d", 3)) == [(2, 3), (1, 3)]
 
 
 def test_the_last_snapshot_is_on_disk_before_the_summary_and_a_full_disk_hinders_none():
@@ -160,13 +164,10 @@ def test_the_last_snapshot_is_on_disk_before_the_summary_and_a_full_disk_hinders
 
         return noted
 
-    core = types.SimpleNamespace(version=7, snapshot=lambda: {})
     server = types.SimpleNamespace(journaled=types.SimpleNamespace(close=note("close")))
     for error in (None, OSError("No space left on device")):
-        saved = types.SimpleNamespace(flush=note("flush", error))
         process = types.SimpleNamespace(
-            server=server, core=core, saved=saved, _save=note("save"), _sum_up=note("sum up")
+            server=server, _save_now=note("save", error), _sum_up=note("sum up")
         )
-        with pytest.raises(OSError) if error else contextlib.nullcontext():
-            role.ShardProcess._leave_behind(process)
-    assert calls == ["close", "save", "flush", "sum up"] * 2
+        assert ShardProcess._leaves_all_behind(process) == (error is None)
+    assert calls == ["close", "save", "sum up"] * 2

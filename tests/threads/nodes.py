@@ -21,7 +21,9 @@ from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.service.handshake import hello_to_leader, identity
 from thinwire.ps.service.leader_client import LeaderClient
+from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
+from thinwire.ps.service.server_parts import ServerHooks
 from thinwire.runtime.run import fingerprint
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.flags import EmulatedDevice, WorkerFlags
@@ -68,9 +70,9 @@ class ElasticShard:
             self.core.load_state_dict(copy.deepcopy(self.saved))
             self.applied = [each for each in self.applied if each[0] < self.core.version]
         self._keep_what_is_applied()
-        self.server = ShardServer(
-            self.core, layout, layout.size / 28, self._save, cluster.lease_seconds
-        )
+        hooks = ServerHooks(save=self._save, on_unreachable=self._report_unreachable)
+        model = ServedModel.of(self.core, SPEC, layout)
+        self.server = ShardServer(model, cluster.lease_seconds, hooks)
         self.port = self.server.listen("127.0.0.1", self.port)
         self.server.server._listener.stop()  # nothing passes the wires by
         self.ended = threading.Event()
@@ -98,9 +100,12 @@ class ElasticShard:
                 is_wanted=lambda: bool(self.server.connections.workers),
             )
             self.leader.connect(20.0)
-            self.server.on_unreachable = self.leader.report_unreachable
             self.leader.follow(20.0)
         self.server.open_for(mine, "{}")
+
+    def _report_unreachable(self, action):
+        if self.leader is not None:
+            self.leader.report_unreachable(action)
 
     def _run(self):
         self.server.run_until(self.ended.is_set)

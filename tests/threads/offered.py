@@ -17,9 +17,11 @@ from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.core import events
 from thinwire.ps.persistence.shard_store import SavedShard
-from thinwire.ps.role import ShardProcess, start_offered
+from thinwire.ps.role import start_offered
 from thinwire.ps.scripts.initial_model import model_of_offer
 from thinwire.ps.scripts.offering import OfferStage
+from thinwire.ps.shard.preparation import PreparedShard
+from thinwire.ps.shard.process import ShardProcess
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.client.offering import Offering
 from thinwire.worker.trainer import WorkerSession
@@ -61,10 +63,10 @@ class Lying(Offering):
 
 
 def restored_shard(run, own):
-    """Return a shard that is started again, as its process does; it does not listen yet."""
+    """Return a shard that is restored as its process does; it does not listen yet."""
     saved = SavedShard(run, own.node)
     offer = read_offer(saved.offer, own.max_model_bytes)
-    return ShardProcess(run, own, model_of_offer(run, own.id_ps, offer, None), saved)
+    return PreparedShard.of(run, own, model_of_offer(run, own.id_ps, offer, None), saved)
 
 
 class OfferedRun:
@@ -92,8 +94,8 @@ class OfferedRun:
         """Start a shard that has no model, or resumes the model of its folder."""
         run, own, _ = self.settings(f"--id_ps={number}", "--type_node=PS")
         if SavedShard(run, own.node).offer is not None and not run.resume:
-            shard = self.shards[number] = restored_shard(run, own)
-            thread = threading.Thread(target=self._go_on, args=(number, shard), daemon=True)
+            prepared = restored_shard(run, own)
+            thread = threading.Thread(target=self._go_on, args=(number, prepared), daemon=True)
             self.threads.append(thread)
             thread.start()
             return None
@@ -105,9 +107,9 @@ class OfferedRun:
         thread.start()
         return stage
 
-    def _go_on(self, number, shard):
+    def _go_on(self, number, prepared):
         try:
-            shard.start()
+            shard = self.shards[number] = ShardProcess.open(prepared)
             self.codes[number] = shard.run_to_end()
         except Exception as error:  # noqa: BLE001 - tests look at it
             self.failures[number] = error

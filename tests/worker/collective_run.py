@@ -16,6 +16,7 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator
 from thinwire.ps.service.handshake import identity
+from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
 from thinwire.runtime.run import fingerprint
 from thinwire.runtime.run.credentials import NO_CREDENTIALS
@@ -51,9 +52,8 @@ class Shard:
         if state is not None:
             self.core.load_state_dict(state)
         self.layouts = place_tensors(SPEC, 1)
-        self.server = ShardServer(
-            self.core, self.layouts[0], 1.0, lambda version, state: None, LEASE_SECONDS
-        )
+        model = ServedModel.of(self.core, SPEC, self.layouts[0])
+        self.server = ShardServer(model, LEASE_SECONDS)
         self.port = self.server.listen("127.0.0.1", port)
         self.run = types.SimpleNamespace(
             method=method,

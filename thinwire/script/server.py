@@ -19,8 +19,10 @@ from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc.common import host_and_port
-from thinwire.ps.role import ShardProcess
+from thinwire.ps.core.core import PsCore
 from thinwire.ps.scripts.initial_model import model_of_flags
+from thinwire.ps.shard.preparation import PreparedShard
+from thinwire.ps.shard.process import ShardProcess
 from thinwire.runtime.persistence.places import CHECKPOINTS, check_place
 from thinwire.runtime.run.directory import lock_of
 from thinwire.runtime.run.lock import LockOwner
@@ -128,26 +130,37 @@ class ServerHandle:
         with contextlib.ExitStack() as unless_made:
             unless_made.callback(self._folder.close)
             model = model_of_flags(run, shard_flags.id_ps, shared, num_train)
-            self._shard = ShardProcess(run, shard_flags, model)
+            self._prepared = PreparedShard.of(run, shard_flags, model)
             unless_made.pop_all()
+        self._shard: ShardProcess | None = None
         self._bind = shard_flags.bind
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
     @property
     def address(self) -> str:
-        """Address ``host:port`` at which the started server listens."""
+        """Address ``host:port`` at which the started server listens.
+
+        Raises:
+            ConfigurationError: The server does not listen, because it was not started, or because
+                the run in run_dir is finished.
+        """
+        if self._shard is None:
+            raise ConfigurationError(
+                "the server has no address: start() was not called, or the run in run_dir is "
+                "finished. Call start() first, for a new run_dir."
+            )
         return host_and_port(self._bind, self._shard.port)
 
     @property
     def version(self) -> int:
         """Number of updates that the server has applied to the model so far."""
-        return self._shard.core.version
+        return self._core.version
 
     @property
     def stop_reason(self) -> str | None:
         """Reason why the training run ended; None while the run continues."""
-        return self._shard.core.stop_reason
+        return self._core.stop_reason
 
     def start(self) -> ServerHandle:
         """Serve workers in background threads; for a finished run in run_dir, only read its model.
@@ -157,9 +170,9 @@ class ServerHandle:
         """
         if self._thread is not None:
             raise ConfigurationError("start() was called twice on a server; expected one call.")
-        must_serve = self._shard.start()
+        shard = self._shard = ShardProcess.open(self._prepared)
         self._thread = threading.Thread(target=self._serve, name="thinwire-server", daemon=True)
-        if must_serve:
+        if shard is not None:
             self._thread.start()
         else:
             self._folder.close()
@@ -167,8 +180,8 @@ class ServerHandle:
 
     def stop(self) -> None:
         """End the run and notify the workers, so that a call of `join` returns soon."""
-        if self._running:
-            self._shard.interrupt()
+        if (shard := self._serving) is not None:
+            shard.interrupt()
 
     def join(
         self, timeout_seconds: float | None = None, idle_seconds: float | None = None
@@ -188,11 +201,11 @@ class ServerHandle:
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         seen = time.monotonic()
-        while self._running:
+        while (shard := self._serving) is not None:
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 return None
-            if self._shard.server.connections.workers or not self._shard.core.known_workers():
+            if shard.server.connections.workers or not shard.core.known_workers():
                 # the server is not idle if no worker has joined yet, or if a worker is connected
                 seen = now
             elif idle_seconds is not None and now - seen >= idle_seconds:
@@ -207,9 +220,9 @@ class ServerHandle:
     def snapshot(self) -> Snapshot:
         """Return a copy of the server's model, taken between two updates."""
         taken: queue.SimpleQueue[Snapshot] = queue.SimpleQueue()
-        if self._running:
-            self._shard.server.queue.put(lambda: taken.put(self._copy()))
-        while self._running:
+        if (shard := self._serving) is not None:
+            shard.server.queue.put(lambda: taken.put(self._copy()))
+        while self._serving is not None:
             with contextlib.suppress(queue.Empty):
                 return taken.get(timeout=_LOOK_SECONDS)
         return self._copy()
@@ -227,19 +240,27 @@ class ServerHandle:
         self.join()
 
     @property
-    def _running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+    def _core(self) -> PsCore:
+        """State machine of the shard, also before the start and after the end."""
+        return self._prepared.served.core
+
+    @property
+    def _serving(self) -> ShardProcess | None:
+        """The shard while its threads serve workers; None before and afterwards."""
+        is_alive = self._thread is not None and self._thread.is_alive()
+        return self._shard if is_alive else None
 
     def _serve(self) -> None:
         try:
-            self._shard.run_to_end()
+            if self._shard is not None:
+                self._shard.run_to_end()
         except BaseException as error:  # noqa: BLE001 - join() raises it
             self._failure = error
         finally:
             self._folder.close()
 
     def _copy(self) -> Snapshot:
-        spec, core, layout = self._shared.spec, self._shard.core, self._shard.layout
+        spec, core, layout = self._shared.spec, self._core, self._prepared.served.layout
         flat = np.empty(spec.num_parameters, np.float32)
         starts = layout.offsets
         for slot, place in enumerate(shard_positions(spec, layout)):

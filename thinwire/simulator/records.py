@@ -47,7 +47,7 @@ class SimulationRecords:
     ) -> None:
         self._run, self._own, self._recorder, self._simulation = run, own, recorder, simulation
         self._boards = [
-            StatusReporter(run, simulation.spec, shard.core, shard, shard.received)  # type: ignore[arg-type]
+            StatusReporter(run, shard.status_sources(simulation.spec.num_parameters))
             for shard in simulation.shards
         ]
         self.dashboard = Dashboard()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -21,6 +20,7 @@ from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.persistence.journal import STOP_REASON, JournaledCore
+from thinwire.ps.telemetry.status import StatusSources
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.ps.wire.replies import SharedBlocks, coded_update, reply_frames
 from thinwire.simulator.clock import Clock
@@ -35,7 +35,7 @@ from thinwire.simulator.messages import (
     ToWorker,
     reply_in_flight,
 )
-from thinwire.simulator.storage import SimulatedKill, StoredShard
+from thinwire.simulator.storage import RUN_ID, SimulatedKill, StoredShard
 
 #: Python's id() of an update -> blocks of the update, encoded once for all workers.
 CodedBlocks = dict[int, SharedBlocks]
@@ -57,10 +57,6 @@ class Port:
     incarnation: int = 0  # newest process of the worker that got a Welcome; 0: none
     #: Incarnation (process) of the worker -> stream on which its Hello message arrived.
     hellos: dict[int, int] = dataclasses.field(default_factory=dict)
-
-
-#: Run id in the records of a simulated run.
-RUN_ID = "simulated"
 
 
 class SimulatedShard:
@@ -94,8 +90,7 @@ class SimulatedShard:
     ) -> None:
         """Create a running PS shard with the given PS core (state machine)."""
         self.number, self.core, self.clock = number, core, clock
-        self.journaled = JournaledCore(core)
-        self.journaled.on_failure = self.request_end
+        self.journaled = JournaledCore(core, self.request_end)
         self.ports: dict[int, Port] = {}
         self.followers: list[SimulatedShard] = []
         self.leader: SimulatedShard | None = None
@@ -109,14 +104,10 @@ class SimulatedShard:
         self.reports: dict[tuple[int, int], str] = {}
         self.on_end: Callable[[str], None] | None = None
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
-        self.identity = types.SimpleNamespace(run_id=RUN_ID)
-        self.guard = types.SimpleNamespace(refused={})  # a simulation has no clients of other runs
         self.decoder: PushDecoder | None = None
         self.lease_seconds = 10.0
         self.on_draws: Callable[[Sequence[Draw]], None] | None = None
         self.on_begin: Callable[[SimulatedShard], None] = lambda shard: None
-        # The writer of the status document reads `connections.bytes_down`.
-        self.connections = self
         self.uplink, self.downlink = (Pipe(Link(server.mbps)) for _ in range(2))
         self.has_own_link = server.mbps > 0
         self._seconds_per_push = server.seconds_per_push
@@ -147,6 +138,21 @@ class SimulatedShard:
     def bytes_down(self) -> dict[int, int]:
         """Return worker id -> number of training bytes that the PS shard has sent to the worker."""
         return {worker: port.down.num_bytes for worker, port in self.ports.items()}
+
+    def status_sources(self, num_parameters: int) -> StatusSources:
+        """Return the functions from which the PS shard's status documents are made.
+
+        Args:
+            num_parameters: Number of parameters of the whole model.
+        """
+        return StatusSources(
+            core=lambda: self.core,
+            num_parameters=lambda: num_parameters,
+            run_id=lambda: RUN_ID,
+            bytes_down=self.bytes_down,
+            reports=lambda: self.reports,
+            received=self.received,
+        )
 
     def live_workers(self) -> Iterable[int]:
         """Return the ids of the live workers, whose datagram sessions remain open."""
@@ -395,10 +401,9 @@ class SimulatedShard:
                 self.datagrams.receiver.poll()
             self.handle(events.Tick())
 
-    def take_core(self, core: PsCore, journaled: JournaledCore) -> None:
+    def take_core(self, core: PsCore) -> None:
         """Continue with a new PS core (state machine), after the PS shard's process restarted."""
-        self.core, self.journaled = core, journaled
-        journaled.on_failure = self.request_end
+        self.core, self.journaled = core, JournaledCore(core, self.request_end)
         self._busy_until, self._tick_at = 0.0, None
         if self.datagrams is not None:
             self.datagrams.begin_life()

@@ -224,7 +224,7 @@ class Simulation:
             shard.alive = shard.is_open = False
 
     def _config(self, number: int, generation: int, undone: int, goes_on: bool) -> CoreConfig:
-        """Return the settings of a PS core for one start of a PS shard, like those from `ps.role`.
+        """Return the settings of a PS core for one start of a PS shard, as a real shard has them.
 
         Args:
             number: Id of the PS shard.

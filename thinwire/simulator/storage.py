@@ -13,15 +13,17 @@ from absl import logging
 from thinwire.ops.types import ModelSpec, State
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.datagrams.counters import DatagramCounts
-from thinwire.ps.persistence.journal import Journal, JournaledCore
+from thinwire.ps.persistence.journal import Journal, JournalPosition
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.replay import MakeCore
-from thinwire.ps.persistence.shard_store import SavedShard
-from thinwire.runtime.persistence.checkpoint import CheckpointStore
+from thinwire.ps.persistence.shard_store import ModelRecord, SavedShard
+from thinwire.runtime.persistence.checkpoint import CheckpointStore, Fenced
 from thinwire.runtime.run.settings import Run
 from thinwire.simulator.clock import Clock
 
+#: Run id in the records of a simulated run.
+RUN_ID = "simulated"
 #: Time to write a snapshot, in virtual seconds, during which a newer snapshot waits.
 WRITE_SECONDS = 0.05
 
@@ -123,15 +125,18 @@ class SimulatedShardStore(SavedShard):
         self.check(spec)
         self._disk, self._later = disk, later
 
-    def open(self) -> None:
-        """Create the object that writes the PS shard's snapshots to checkpoint files."""
+    def open(self, on_fenced: Callable[[Fenced], None] = lambda error: None) -> None:
+        """Create the object that writes the PS shard's snapshots to checkpoint files; no other
+        process takes over a simulated shard, so `on_fenced` is never called.
+        """
         saver = SimulatedSaver(self._checkpoints, self._remove_unneeded, self._disk, self._later)
         self._saver = saver  # type: ignore[assignment]  # the same methods
 
-    def new_journal(self, coder: EventCoder, model_bytes: int) -> Journal:
-        """Return a journal that continues the journal which was replayed at the restart."""
-        end = self._replayed.place if self._replayed is not None else None
-        return Journal(self.folder, coder, model_bytes, end, self._disk.create)
+    def new_journal(
+        self, coder: EventCoder, model_bytes: int, after: JournalPosition | None
+    ) -> Journal:
+        """Return a new journal on the simulated disk; see `SavedShard.new_journal`."""
+        return Journal(self.folder, coder, model_bytes, after, self._disk.create)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +192,7 @@ class StoredShard:
         if saved.finished:
             return False
         saved.open()
-        shard.take_core(core, JournaledCore(core))
+        shard.take_core(core)
         keeping.begin(shard.journaled, shard.decoder, shard.lease_seconds)
         return True
 
@@ -198,8 +203,8 @@ class StoredShard:
         journaled, received = shard.journaled, shard.received() or DatagramCounts()
         state, begun = journaled.consistent(state), journaled.begin()
         reports = shard.reports.copy()
-        run_id = shard.identity.run_id
-        self.saved.put(version, state, run_id, shard.bytes_down(), reports, received, begun)
+        model = ModelRecord(self._spec)
+        self.saved.put(version, state, model, RUN_ID, shard.bytes_down(), reports, received, begun)
 
 
 def _later(shard: Any, clock: Clock, seconds: float, call: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ from tests.virtual.toy import SPEC
 from thinwire.flags.run import read_run
 from thinwire.runtime.persistence import places
 from thinwire.ps.datagrams.counters import DatagramCounts
-from thinwire.ps.persistence.shard_store import SavedShard
+from thinwire.ps.persistence.shard_store import ModelRecord, SavedShard
 
 places.StoredCheckpoints = functools.partial(places.StoredCheckpoints, part_bytes=100_000)
 with given("--nb_workers=2", f"--run_dir={sys.argv[1]}", f"--checkpoint_dir={sys.argv[2]}"):
@@ -37,7 +37,7 @@ while True:
     version += 1
     core = {"theta": np.full(250_000, version, np.float32), "generation": saved.generation}
     core |= {"version": version, "lifecycle": {"stop_reason": None}}
-    saved.put(version, core, "abc", {}, {}, DatagramCounts())
+    saved.put(version, core, ModelRecord(SPEC), "abc", {}, {}, DatagramCounts())
     saved.flush()
     print("saved", version, flush=True)
 """

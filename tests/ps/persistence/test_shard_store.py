@@ -25,10 +25,11 @@ from thinwire.ps.persistence.journal import (
 )
 from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.replay import Replayed
-from thinwire.ps.persistence.shard_store import SavedShard, Saver
+from thinwire.ps.persistence.shard_store import ModelRecord, SavedShard, Saver
 from thinwire.runtime.persistence.checkpoint import Checkpoints, Fenced
 from thinwire.runtime.run.resuming import OtherRun
 
+MODEL = ModelRecord(SPEC)
 RECEIVED = DatagramCounts({2: ReassemblyCounters.zero(3)}, {"unknown session": 4})
 
 
@@ -45,7 +46,7 @@ def save(folder, stop_reason=None, *flags):
     saved.open()
     core = {"theta": np.arange(3, dtype=np.float32), "generation": 0}
     core["lifecycle"] = {"stop_reason": stop_reason}
-    saved.put(7, core, "abc", {1: 10, 2: 20}, {(1, 2): "{}"}, RECEIVED)
+    saved.put(7, core, MODEL, "abc", {1: 10, 2: 20}, {(1, 2): "{}"}, RECEIVED)
     saved.flush()
 
 
@@ -116,7 +117,7 @@ def test_every_snapshot_on_disk_keeps_its_journal(tmp_path):
     def cut(number):
         path_of(folder, number).touch()
         begun = {"journal": number} if number else {}
-        saved.put(number, core, "abc", {}, {}, RECEIVED, begun)
+        saved.put(number, core, MODEL, "abc", {}, {}, RECEIVED, begun)
         saved.flush()
         return numbers(folder)
 
@@ -136,7 +137,7 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
     for generation, more, lost in ((2, 9, 0), (3, 9, 9), (4, 7, 7), (3, 0, 0)):
         saved = shard(tmp_path)
         saved.open()
-        saved.put(version, state, "abc", {}, {}, RECEIVED)
+        saved.put(version, state, MODEL, "abc", {}, {}, RECEIVED)
         saved.flush()
         mark = HighWaterLog(folder, HighWaterMark(generation, version - 1))
         for reached in range(version, version + more + 1):
@@ -213,21 +214,20 @@ def test_another_machine_goes_on_from_stored_checkpoints(tmp_path, caplog):
         core = {"theta": np.ones(3, np.float32), "generation": saved.generation}
         core["lifecycle"] = {"stop_reason": None}
         begun = {"journal": journal, "soft": {}, "recovered": saved.recovered}
-        saved.put(7, core, "abc", {}, {}, RECEIVED, begun)
+        saved.put(7, core, MODEL, "abc", {}, {}, RECEIVED, begun)
         saved.flush()
         return saved
 
     assert life("one", 5).generation == 0
     old = shard(tmp_path / "one", stored)
-    old.open()
+    fenced = []
+    old.open(fenced.append)
     assert life("two", 5).generation == 2
     back = shard(tmp_path / "one", stored)
     assert back.generation == 3 and back.run_id == "abc"
     assert back.replay(None, None) is None
     assert "is on another machine" in caplog.text
-    fenced = []
-    old.on_fenced = fenced.append
-    old.put(9, back.core, "abc", {}, {}, RECEIVED)
+    old.put(9, back.core, MODEL, "abc", {}, {}, RECEIVED)
     with pytest.raises(Fenced, match="taken over by PS 0, .* as generation 3"):
         old.flush()
     assert len(fenced) == 1
@@ -248,7 +248,7 @@ def test_the_generation_of_a_damaged_snapshot_is_not_used_again(tmp_path):
         assert saved.generation == life
         saved.open()
         core = {"generation": life, "lifecycle": {"stop_reason": None}, "theta": np.ones(3)}
-        saved.put(7 + life, core, "abc", {}, {}, RECEIVED)
+        saved.put(7 + life, core, MODEL, "abc", {}, {}, RECEIVED)
         saved.flush()
     damage_newest(tmp_path)
     assert shard(tmp_path).generation > 1
@@ -310,7 +310,7 @@ def test_what_journals_restored_adds_up_over_lives_and_phases(tmp_path):
     saved.open()
     core = {"generation": 0, "lifecycle": {"stop_reason": None}, "theta": np.ones(3)}
     before = {"recovered": {"replayed": 30, "cuts": ["of the first"]}}
-    saved.put(7, core, "abc", {}, {}, RECEIVED, before)
+    saved.put(7, core, MODEL, "abc", {}, {}, RECEIVED, before)
     saved.flush()
     saved = shard(tmp_path)
     saved.replay = lambda make, coder: Replayed(core, JournalPosition(1, 0), 12, 0, "of this")
@@ -322,7 +322,8 @@ def test_what_journals_restored_adds_up_over_lives_and_phases(tmp_path):
     journaled = JournaledCore(run.shards[0])
     policy.begin(journaled, run.decoders[0], 10.0)
     following = JournalPolicy(saved._run, "off", saved, None, SPEC)
-    following.begin_phase(policy, journaled, run.decoders[0], 10.0)
+    journaled.continue_with(run.shards[0])
+    following.start(journaled, run.decoders[0], 10.0)
     assert journaled.begin()["recovered"] == expected
     assert journaled.summary()["journal"]["cuts"] == expected["cuts"]
     journaled.close()

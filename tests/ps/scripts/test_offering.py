@@ -67,7 +67,7 @@ def test_workers_that_come_together_get_the_same_weights(tmp_path, nb_ps):
         np.testing.assert_array_equal(one, two)
         assert any(np.array_equal(one, weights_of(number)) for number in (1, 2))
         leave_all(*workers)
-        digests = {shard.offer.weights_digest for shard in run.shards.values()}
+        digests = {shard.served.offer.weights_digest for shard in run.shards.values()}
         assert len(run.shards) == nb_ps and len(digests) == 1
 
 

@@ -2,9 +2,11 @@
 
 import concurrent.futures
 import dataclasses
+import gc
 import shutil
 import threading
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -89,6 +91,7 @@ def test_all_go_on_with_the_chief_s_model_and_version_and_examples_go_on(nb_ps, 
         for script in scripts:
             script.step()
         generation = run.shards[0].core.config.generation
+        former = [weakref.ref(shard.core) for shard in run.shards.values()]
         assert together(scripts, Script.change) == [True, False]
         for script in scripts:
             np.testing.assert_array_equal(script.weights, weights_of(1, LAST))
@@ -99,9 +102,11 @@ def test_all_go_on_with_the_chief_s_model_and_version_and_examples_go_on(nb_ps, 
         weights = scripts[1].step(2.0)
         np.testing.assert_allclose(weights, weights_of(1, LAST) - 0.5, rtol=1e-6)
         for shard in run.shards.values():
-            assert (shard.core.version, shard.phase) == (3, 4)
+            assert (shard.core.version, shard.served.phase) == (3, 4)
             assert shard.core.config.generation == generation + 1
-            assert shard.spec == LAST
+            assert shard.served.spec == LAST
+        gc.collect()
+        assert [core() for core in former] == [None] * nb_ps, "its weights take memory"
         for script in scripts:
             script.close()
 
@@ -132,8 +137,8 @@ def test_an_evaluator_that_comes_late_gets_what_a_phase_has_ended_with(tmp_path,
         for shard in run.shards.values():
             kept = shard.server.ended_models
             other = dataclasses.replace(kept.find(0), first=3, last=3)
-            kept.add(other, 4)
-            kept.add(other, 4)
+            kept.add(other)
+            kept.add(other)
         with pytest.raises(RequestRejected, match="phase 0"):
             central(run, script, SPEC, 0)
         script.close()
@@ -189,11 +194,11 @@ def test_nobody_begins_a_phase_that_the_scripts_have_not_agreed_on(tmp_path):
         waits = threading.Thread(target=eager.join, daemon=True)
         waits.start()
         waits.join(0.5)
-        assert waits.is_alive() and run.shards[0].phase == 0
+        assert waits.is_alive() and run.shards[0].served.phase == 0
         script.control.barrier(BEGIN[0], changes=True)
         script.worker.leave("done")
         waits.join(20)
-        assert not waits.is_alive() and run.shards[0].phase == 4
+        assert not waits.is_alive() and run.shards[0].served.phase == 4
         eager.leave("done")
         script.control.finish()
 
@@ -211,14 +216,16 @@ def test_a_shard_that_is_started_again_is_in_the_phase_that_it_was_in(journal, t
         shard = restored_shard(
             *run.settings("--type_node=PS", f"--run_dir={tmp_path / 'copy'}")[:2]
         )
-        assert (shard.phase, shard.spec, shard.run_id) == (4, LAST, script.worker.run_id)
-        assert shard.core.model.schedule_counts == (0,)
+        assert (shard.served.phase, shard.served.spec) == (4, LAST)
+        assert shard.run_id == script.worker.run_id
+        core = shard.served.core
+        assert core.model.schedule_counts == (0,)
         if journal == "on":
-            assert shard.core.version == 2
-            np.testing.assert_array_equal(shard.core.model.theta, weights)
+            assert core.version == 2
+            np.testing.assert_array_equal(core.model.theta, weights)
         else:  # only the snapshot that the phase began with
-            assert shard.core.version == 1
-            np.testing.assert_array_equal(shard.core.model.theta, weights_of(1, LAST))
+            assert core.version == 1
+            np.testing.assert_array_equal(core.model.theta, weights_of(1, LAST))
         script.close()
 
 

@@ -7,11 +7,12 @@ import pytest
 
 from tests.ps.streams import Shard, Stream, frame
 from tests.virtual.run import MiniRun
-from tests.virtual.toy import method
+from tests.virtual.toy import SPEC, method
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security.credentials import part_of, part_of_worker
 from thinwire.ps.service import server
+from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.stream_reader import StreamReader
 from thinwire.runtime.run.settings import FINISHED, SCRIPT_FAILED
 
@@ -178,10 +179,10 @@ def test_slots_are_those_of_the_present_phase(monkeypatch):
     one = Script(shard, 1).send(slots=pb.SlotsRequest(weights=True))
     other = MiniRun(method("asgd", nb_workers=2), iter_max=10**6).shards[0]
     other.model.theta += 1.0
-    core, layout, version = shard.core, shard.server.layout, shard.core.version
-    core.begin_phase(other)
-    shard.server.begin_phase(layout, 1.0, shard.server.bounds, ())
-    assert core.version == version
+    layout, version = shard.server.layout, shard.core.version
+    other.continue_run_of(shard.core)
+    shard.server.begin_phase(ServedModel.of(other, SPEC, layout, phase=1))
+    assert shard.server.core.version == version
     one.send(slots=pb.SlotsRequest(weights=True))
     before, after = (np.frombuffer(b"".join(map(bytes, each)), "<f4") for each in sent)
     np.testing.assert_array_equal(after[: layout.size], before[: layout.size] + 1)

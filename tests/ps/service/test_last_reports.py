@@ -1,5 +1,6 @@
 """Summaries wait for the last figures of following shards, up to a time limit."""
 
+import dataclasses
 import json
 import time
 import types
@@ -11,7 +12,7 @@ from thinwire.ps.core import events
 from thinwire.ps.scripts.barriers import Barriers
 from thinwire.ps.scripts.run_control import RunControl
 from thinwire.ps.service import leader_client
-from thinwire.ps.telemetry.status import StatusReporter, StatusSources
+from thinwire.ps.telemetry.status import StatusReporter
 from thinwire.supervisor.dashboard import Progress, plain_line
 
 
@@ -35,6 +36,10 @@ def ended():
     shard = Shard()
     shard.core.handle(events.Stop("target_accuracy"), time.monotonic())
     return shard
+
+
+def board_of(shard, **sources):
+    return StatusReporter(shard.board._run, dataclasses.replace(shard.sources, **sources))
 
 
 def test_nothing_is_awaited_before_the_end_or_without_other_shards():
@@ -75,10 +80,7 @@ def test_a_shard_s_figures_are_due_when_its_workers_have_gone():
 
 def test_workers_are_done_when_nothing_more_is_awaited():
     shard, awaits = Shard(), [True]
-    sources = StatusSources(awaits=lambda: awaits[0])
-    board = StatusReporter(
-        shard.board._run, shard.board._spec, shard.core, shard.server, sources=sources
-    )
+    board = board_of(shard, awaits=lambda: awaits[0])
     shard.say({"pull": pb.Pull()}, {"leave": pb.Leave(cause="done")})
     shard.core.handle(events.Stop("iter_max"), time.monotonic())
     assert set(board.states().values()) == {"left"}
@@ -88,10 +90,8 @@ def test_workers_are_done_when_nothing_more_is_awaited():
 
 def test_a_board_tells_what_it_is_handed():
     shard = Shard()
-    sources = StatusSources(lambda: {"token": 3}, lambda: {"journal": {"on": False}})
-    board = StatusReporter(
-        shard.board._run, shard.board._spec, shard.core, shard.server, sources=sources
-    )
+    journal = {"journal": {"on": False}}
+    board = board_of(shard, refused_peers=lambda: {"token": 3}, journal=lambda: journal)
     policies = board.status().policies
     assert policies["refused_peers"] == {"token": 3}
     assert policies["journal"] == {"on": False}
@@ -103,13 +103,7 @@ def test_a_worker_whose_script_goes_on_is_between_fits_and_has_not_left():
     barriers = Barriers(2, lease_seconds=10.0, patience_seconds=10.0)
     now = [0.0]
     scripts = RunControl(barriers, 10.0, put=lambda event: None, clock=lambda: now[0])
-    board = StatusReporter(
-        shard.board._run,
-        shard.board._spec,
-        shard.core,
-        shard.server,
-        sources=StatusSources(runs_script=scripts.is_running),
-    )
+    board = board_of(shard, runs_script=scripts.is_running)
     shard.say({"pull": pb.Pull()}, {"leave": pb.Leave(cause="done")})
     (worker,) = board.states()
     assert board.states() == {worker: "left"}, "it has no script"

@@ -5,7 +5,8 @@ import types
 
 import pytest
 
-from thinwire.ps.role import ShardProcess
+from thinwire.ps.shard.process import ShardProcess
+from thinwire.ps.shard.run_records import RunRecords
 from thinwire.runtime.run.finished import has_evaluated_summary
 
 END = {"updates": 7, "stop_reason": "max_seconds", "test_accuracy": 0.9}
@@ -37,32 +38,29 @@ def test_what_is_no_summary_is_not(tmp_path, content):
 class Core:
     version, stop_reason = 7, "max_seconds"
 
-    def snapshot(self):
-        return {}
-
 
 class Board:
     def status(self):
         raise LookupError("a summary was to be written")
 
 
-def shard_in(folder, **changes):
-    """A shard 0 at its end while its Supervisor still writes the report."""
-    quiet = types.SimpleNamespace(close=lambda: None, flush=lambda: None)
-    shard = ShardProcess.__new__(ShardProcess)
-    shard.run, shard.leads, shard.core = run_in(folder, **changes), True, Core()
+def sum_up_in(folder, **changes):
+    """Let shard 0 end while its Supervisor still writes the report."""
     connections = types.SimpleNamespace(was_evaluated=False)
-    shard.server = types.SimpleNamespace(journaled=quiet, connections=connections)
-    shard.saved, shard.board = quiet, Board()
-    shard._save = lambda version, state: None
-    return shard
+    shard = types.SimpleNamespace(
+        server=types.SimpleNamespace(core=Core(), connections=connections),
+        _leads=True,
+        _records=RunRecords(run_in(folder, **changes)),
+        _board=Board(),
+    )
+    ShardProcess._sum_up(shard)
 
 
 def test_a_shard_that_ends_before_the_report_is_written_leaves_the_summary_alone(tmp_path):
-    shard_in(tmp_path)._leave_behind()
+    sum_up_in(tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text()) == END
 
 
 def test_a_shard_writes_over_an_older_summary(tmp_path):
     with pytest.raises(LookupError):
-        shard_in(tmp_path, updates=3)._leave_behind()
+        sum_up_in(tmp_path, updates=3)

@@ -50,7 +50,7 @@ def test_a_loss_is_logged_unless_this_shard_has_ended_the_stream_itself(
     leader, caplog, begins_phase
 ):
     if begins_phase:
-        leader.begin_phase(pb.Hello(phase=2))
+        leader.reconnect(pb.Hello(phase=2))
     with caplog.at_level("WARNING", logger="absl"):
         leader._listen(1.0)
     lost = [number for number in (1, 2, 3) if f"to shard 0: stream {number} broke" in caplog.text]

@@ -27,6 +27,7 @@ from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator
 from thinwire.ps.service import backlog
 from thinwire.ps.service.handshake import identity
+from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
 from thinwire.runtime.run.credentials import NO_CREDENTIALS
 
@@ -105,7 +106,7 @@ class Served:
         self.fingerprint, theta = chosen.fingerprint(), np.zeros(SPEC.num_parameters, np.float32)
         config = CoreConfig(Budget(10**6), Schedule(0.1), 2, spec=SPEC)
         self.core = PsCore(config, chosen, theta, KERNELS, Coordinator(2, 1e9))
-        self.server = ShardServer(self.core, self.layout, 1.0, lambda version, state: None, 1e9)
+        self.server = ShardServer(ServedModel.of(self.core, SPEC, self.layout), 1e9)
         self.server.open_for(identity("run", 0, 1, 0, self.fingerprint, SPEC, []), "{}")
         self.port = self.server.listen("127.0.0.1", 0)
         self.over, self.free = threading.Event(), threading.Event()

@@ -1,5 +1,6 @@
 """A private run's guarantee in status, summary, log line, report and TensorBoard."""
 
+import dataclasses
 import json
 import types
 
@@ -27,9 +28,9 @@ def played(nb_ps=1, **settings):
     return run
 
 
-def board_of(run, number=0):
-    shard = run.shards[number]
-    return StatusReporter(run._run, run.spec, shard.core, shard)
+def board_of(run, number=0, **sources):
+    own = run.shards[number].status_sources(run.spec.num_parameters)
+    return StatusReporter(run._run, dataclasses.replace(own, **sources))
 
 
 def test_the_block_has_the_promise_of_the_rounds_so_far():
@@ -59,9 +60,7 @@ def test_a_worker_that_came_late_is_not_the_measure():
         known_workers=lambda: (0, 1),
         membership=types.SimpleNamespace(num_left=1),
     )
-    board = board_of(run)
-    board._core = core
-    assert board.privacy()[BLOCK]["rounds"] == 8
+    assert board_of(run, core=lambda: core).privacy()[BLOCK]["rounds"] == 8
 
 
 def test_the_same_seed_simulates_the_same_noise():
@@ -72,9 +71,9 @@ def test_the_same_seed_simulates_the_same_noise():
 def test_tensorboard_has_epsilon(tmp_path):
     run = played()
     core, board = run.shards[0].core, board_of(run)
-    values = PsScalars(tmp_path, core, dict, privacy=board.privacy).values(1.0)
+    values = PsScalars(tmp_path, lambda: core, dict, privacy=board.privacy).values(1.0)
     assert values["privacy/epsilon"] == epsilon(2.0, 12, 1e-6)
-    assert "privacy/epsilon" not in PsScalars(tmp_path, core, dict).values(1.0)
+    assert "privacy/epsilon" not in PsScalars(tmp_path, lambda: core, dict).values(1.0)
 
 
 @pytest.fixture

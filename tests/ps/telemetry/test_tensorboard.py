@@ -17,7 +17,7 @@ def pushed(core, count, base):
 
 
 def scalars_of(core, directory):
-    return PsScalars(directory, core, lambda: {1: 300, 2: 100})
+    return PsScalars(directory, lambda: core, lambda: {1: 300, 2: 100})
 
 
 def test_rates_and_means_are_those_since_the_last_time(tmp_path):
@@ -41,7 +41,9 @@ def test_rates_and_means_are_those_since_the_last_time(tmp_path):
 def test_datagrams_since_the_last_time_and_lost_in_all(tmp_path):
     core = core_of(method("asgd", nb_workers=1))
     book = ReassemblyCounters.zero(1)
-    scalars = PsScalars(tmp_path, core, dict, lambda: DatagramCounts.of_sessions([(1, book)], {}))
+    scalars = PsScalars(
+        tmp_path, lambda: core, dict, lambda: DatagramCounts.of_sessions([(1, book)], {})
+    )
     start = scalars._before.at
     book.num_closed, book.sum_fresh, book.sum_fill = 2, 1.5, 1.6
     book.num_announced[1], book.num_arrived[1] = 10, 7

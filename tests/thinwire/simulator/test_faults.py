@@ -48,7 +48,8 @@ def summary_of(simulation):
     first = simulation.shards[0]
     for worker in simulation.workers:
         first.reports[(pb.ROLE_WORKER, worker.number)] = worker.report()
-    board = StatusReporter(simulation._run, simulation.spec, first.core, first)
+    sources = first.status_sources(simulation.spec.num_parameters)
+    board = StatusReporter(simulation._run, sources)
     return run_status.summarise(board.status(), [])
 
 

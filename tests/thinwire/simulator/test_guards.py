@@ -152,7 +152,8 @@ def test_who_goes_on_offending_is_put_out_for_longer_and_longer():
 def test_the_summary_adds_up_all_shards():
     run = play("asgd", 4, nb_ps=2, iter_max=60, garbage=NOISE, guards=BOTH)
     first, other = run.shards
-    board = StatusReporter(run._run, run.spec, first.core, first)
+    sources = first.status_sources(run.spec.num_parameters)
+    board = StatusReporter(run._run, sources)
     first.reports[(pb.ROLE_SHARD, 1)] = json.dumps({"guards": guard_of(other)["refused"]})
     block = board.guards()["guards"]
     each = [guard_of(shard)["refused"]["outlier"]["4"] for shard in (first, other)]

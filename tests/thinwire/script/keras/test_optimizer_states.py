@@ -131,7 +131,7 @@ def test_the_next_fit_goes_on_from_what_is_set(
         results = run.each(
             lambda given: story(distribute(plain_model(), given), optimizer, changes, tmp_path)
         )
-        assert {shard.phase for shard in run.shards.values()} == {2 * (2 + len(changes))}
+        assert {shard.served.phase for shard in run.shards.values()} == {2 * (2 + len(changes))}
     for change, ((weights, state), untouched) in expected.items():
         assert not np.allclose(weights[0], untouched[0], atol=1e-4), f"{change} shows nothing"
         for made in results:

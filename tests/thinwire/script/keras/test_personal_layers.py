@@ -36,7 +36,7 @@ def test_they_are_trained_over_rounds_and_never_travel(method, tmp_path):
     settings = {"local_steps": 2} | ({"prox_mu": 0} if method == "fedprox" else {})
     with scripts(tmp_path, method, 1, **settings) as run:
         [(model, _)] = run.fit(make, epochs=3)
-        assert [each.path for each in run.shards[0].spec.tensors] == [
+        assert [each.path for each in run.shards[0].served.spec.tensors] == [
             "toy/hidden/kernel",
             "toy/hidden/bias",
         ]

@@ -52,7 +52,7 @@ def test_freeze_and_unfreeze_is_keras_alone(nb_ps, tmp_path):
     for model in models:
         np.testing.assert_allclose(model.between, expected.between, atol=1e-5)
         assert model.thinwire.num_exchanges == 16
-    assert {(shard.phase, shard.core.version) for shard in shards} == {(4, 16)}
+    assert {(shard.served.phase, shard.core.version) for shard in shards} == {(4, 16)}
 
 
 def frozen_with_the_same_optimizer(model):
@@ -77,7 +77,7 @@ def test_an_optimizer_that_stays_keeps_its_state_and_weights_that_are_set_count(
             model.optimizer.variables, expected.optimizer.variables, strict=True
         ):
             np.testing.assert_allclose(mine, theirs, atol=1e-5, err_msg=mine.path)
-    assert shards[0].phase == 6
+    assert shards[0].served.phase == 6
 
 
 class BadEnd(keras.callbacks.Callback):
@@ -103,7 +103,7 @@ def test_weights_that_a_callback_sets_at_the_end_are_everybody_s(callback, tmp_p
         return model
 
     _, shards, _ = same_as_alone(script, tmp_path)
-    assert shards[0].phase == 3
+    assert shards[0].served.phase == 3
 
 
 def rebuilt(model):
@@ -121,7 +121,7 @@ def rebuilt(model):
 @pytest.mark.product
 def test_a_rebuilt_head_is_trained_in_the_place_of_the_old_one(tmp_path):
     _, shards, _ = same_as_alone(rebuilt, tmp_path)
-    assert "toy/other/kernel" in {each.path for each in shards[0].spec.tensors}
+    assert "toy/other/kernel" in {each.path for each in shards[0].served.spec.tensors}
 
 
 def with_adapters(model):
@@ -145,7 +145,7 @@ def test_adapters_that_come_after_a_first_fit_are_shared_alone(method, tmp_path)
     settings = {"compression_rate": 1} if method == "dgs" else {}
     nb_workers = 2 if method == "bsp" else 1
     _, shards, _ = same_as_alone(with_adapters, tmp_path, method, nb_workers, **settings)
-    assert shards[0].spec.num_parameters == 6 * 2 + 2 * 8 + 8
+    assert shards[0].served.spec.num_parameters == 6 * 2 + 2 * 8 + 8
 
 
 def in_two_runs(folder, story, *ends, **settings):
@@ -177,7 +177,7 @@ def test_the_same_command_passes_over_the_fits_of_phases_that_are_over(nb_ps, tm
     expected = head_then_all(plain_model())  # the second run continues from the first run's fit
     for model in models:
         assert_same(model, expected)
-    assert {(shard.phase, shard.core.version) for shard in shards} == {(4, 16)}
+    assert {(shard.served.phase, shard.core.version) for shard in shards} == {(4, 16)}
 
 
 def all_then_head(model, fits=2):
@@ -244,8 +244,8 @@ def several(story, folder, method="bsp", nb_workers=2, **settings):
 
 def test_a_second_model_goes_on_where_the_first_has_ended(tmp_path):
     (shard,) = several(student_after_teacher, tmp_path)
-    assert (shard.phase, shard.core.version) == (4, 12)
-    assert "other/kernel" in {each.path for each in shard.spec.tensors}
+    assert (shard.served.phase, shard.core.version) == (4, 12)
+    assert "other/kernel" in {each.path for each in shard.served.spec.tensors}
 
 
 def there_and_back(train):
@@ -256,7 +256,7 @@ def there_and_back(train):
 @pytest.mark.parametrize("nb_ps", [1, 2])
 def test_models_that_take_turns_keep_their_optimizers(nb_ps, tmp_path):
     shards = several(there_and_back, tmp_path, nb_ps=nb_ps)
-    assert {(shard.phase, shard.core.version) for shard in shards} == {(10, 20)}
+    assert {(shard.served.phase, shard.core.version) for shard in shards} == {(10, 20)}
 
 
 def folds(train, count=3, again=-1):

@@ -218,7 +218,7 @@ def test_a_frozen_teacher_is_not_shared(tmp_path):
     with scripts(tmp_path, "bsp", 2) as run:
         for model, _ in run.each(lambda settings: fitted(make, settings)):
             assert_same(model, expected)
-        paths = [tensor.path for tensor in run.shards[0].offer.spec.tensors]
+        paths = [tensor.path for tensor in run.shards[0].served.offer.spec.tensors]
         assert len(paths) == 4
         assert all("student" in path for path in paths)
 
