@@ -17,7 +17,8 @@ from thinwire.ps import flags as ps_flags
 from thinwire.ps.flags import PsFlags
 from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.scripts.initial_model import InitialModel, model_of_flags, model_of_offer
-from thinwire.ps.scripts.offering import NobodyAdmitted, OfferStage, ReceivedOffer
+from thinwire.ps.scripts.offering import NobodyAdmitted, OfferStage
+from thinwire.ps.service.dialogues.offer import ReceivedOffer
 from thinwire.ps.service.handshake import guard_of
 from thinwire.ps.shard.preparation import PreparedShard
 from thinwire.ps.shard.process import ShardProcess

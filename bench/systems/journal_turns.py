@@ -60,7 +60,7 @@ class Turns:
             )
             line = {"on": server.journaled._writes, "seconds": seconds, "updates": updates}
             self.lines.append(line | {"writer_seconds": writer_seconds})
-        server.journaled._writes = server.decoder.keeps_coded = writes
+        server.journaled._writes = server.served.decoder.keeps_coded = writes
         self._since = now
         self._done.set()
 

@@ -13,32 +13,40 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import logging
 
-from thinwire.ops.offer import Offer, read_offer
-from thinwire.ops.types import ConfigurationError
+from thinwire.ops.offer import Offer
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto import versions
-from thinwire.proto.framing import MIN_CHUNK_BYTES, Arriving, Malformed, MessageAssembler, frame
+from thinwire.proto.framing import frame
 from thinwire.proto.grpc import GrpcServer, ServerStream, serve
 from thinwire.proto.grpc.session import beat_seconds
-from thinwire.proto.security.connection_guard import MessageRate
-from thinwire.proto.security.credentials import claims_of, part_of
 from thinwire.ps.flags import PsFlags
-from thinwire.ps.scripts.initial_model import offered_bytes
 from thinwire.ps.service.admission import AdmissionWatch
-from thinwire.ps.service.handshake import check_hello, guard_of, identity, program_of
+from thinwire.ps.service.dialogues.base import (
+    Admission,
+    Dialogue,
+    EndOfStream,
+    RemoteClient,
+    send_refusal,
+)
+from thinwire.ps.service.dialogues.offer import (
+    OfferDialogue,
+    OtherWeights,
+    ReceivedOffer,
+    checked_offer,
+)
+from thinwire.ps.service.handshake import check_hello, guard_of, identity
 from thinwire.ps.service.leader_client import LeaderModel, find_model
 from thinwire.ps.service.server import dscp_of
-from thinwire.ps.service.stream_reader import check_address
+from thinwire.ps.service.stream_reader import StreamReader
 from thinwire.runtime.run import fingerprint
-from thinwire.runtime.run.program import Rows
 from thinwire.runtime.run.settings import Run
 
 if TYPE_CHECKING:
@@ -53,37 +61,6 @@ _SILENCE_SECONDS = 10.0
 #: retries as long as the PS answers.
 _RETRY_SECONDS = 0.02
 _LOOK_SECONDS = 0.1
-_LONGEST_MESSAGE = 2000
-
-
-class OfferRefused(Exception):
-    """Error: the model that a worker offers is invalid. The worker that offered an invalid model
-    receives the text of this error.
-    """
-
-
-class _SentAway(Exception):
-    """Raised inside the module `offering` to end a client's stream."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ReceivedOffer:
-    """Model that a worker has offered: its checked description and its payload.
-
-    Attributes:
-        offer: Checked description of the model, from the worker's document.
-        payload: Bytes of the shard's initial weights, then of moving statistics and optimizer
-            slots, of the expected length.
-        worker: Id of the worker that offered the model.
-        stream: Stream of the worker that offered the model and waits for an answer.
-        program: Rows that describe the script of the worker; empty if the worker has no script.
-    """
-
-    offer: Offer
-    payload: memoryview
-    worker: int
-    stream: ServerStream
-    program: Rows = ()
 
 
 class OfferStage:
@@ -114,7 +91,7 @@ class OfferStage:
         self._lock = threading.RLock()
         # Client's stream -> time since which the shard holds the stream.
         self._held: dict[ServerStream, float] = {}
-        self._offering: OfferReader | None = None
+        self._offering: OfferDialogue | None = None
         self._is_taken = False  # True while the main thread builds an offered model
         self._has_model = False
         # identity of shard 0's model, for shards 1 and up; else None
@@ -272,16 +249,21 @@ class OfferStage:
 
     def read(self, stream: ServerStream) -> None:
         """Read one client's stream until the stream ends."""
-        OfferReader(self, stream).read()
+        self.reader_of(stream).read()
 
-    def claim(self, reader: OfferReader) -> bool:
-        """Let this reader's worker offer its model; return False if no worker may offer now."""
+    def reader_of(self, stream: ServerStream) -> StreamReader:
+        """Return a reader of the stream of a client that has sent no Hello yet."""
+        # The stage queues nothing: a message is handled when its reader returns from it.
+        return StreamReader(stream, self.guard, lambda call: call(), OfferAdmission(self))
+
+    def claim(self, dialogue: OfferDialogue) -> bool:
+        """Let this dialogue's worker offer its model; return False if no worker may offer now."""
         with self._lock:
             knows_weights = self.own.id_ps == 0 or self._leader is not None
             is_busy = self._offering is not None or self._is_taken or self._has_model
             if is_busy or not knows_weights:
                 return False
-            self._offering = reader
+            self._offering = dialogue
             return True
 
     def hold(self, stream: ServerStream) -> bool:
@@ -328,7 +310,7 @@ class OfferStage:
 
     def refuse_offer(self, stream: ServerStream, why: str, reason: int = pb.REASON_OFFER) -> None:
         """Send a worker the rejection of its offered model, and count the rejection."""
-        _refuse(stream, reason, why)
+        send_refusal(stream, reason, why)
         self.guard.record_refusal("offer", stream.peer, why)
 
     def send_away(self, stream: ServerStream, retry_after_seconds: float = _RETRY_SECONDS) -> None:
@@ -339,7 +321,8 @@ class OfferStage:
             retry_after_seconds: Delay in seconds before the client's retry; 0 lets the client
                 choose the delay and the number of retries.
         """
-        _refuse(stream, pb.REASON_STARTING, self._why_not_yet(), retry_after_seconds)
+        text = self._why_not_yet()
+        send_refusal(stream, pb.REASON_STARTING, text, retry_after_seconds=retry_after_seconds)
         stream.close()
 
     # -- internal methods -------------------------------------------------------------------
@@ -380,138 +363,49 @@ class NobodyAdmitted(Exception):
     """
 
 
-class OtherWeights(Exception):
-    """Error: offered initial weights differ from those that another worker has offered to shard
-    0.
-    """
+class OfferAdmission(Admission):
+    """Admission of clients to a shard that waits for a model."""
 
+    def __init__(self, stage: OfferStage) -> None:
+        self._stage = stage
 
-class OfferReader:
-    """Reader of one client's stream to a shard that waits for its model.
+    def refusal_of(self, body: str) -> str:
+        """Return why a message before the client's Hello is malformed."""
+        return f"a client sent {body}; expected hello"
 
-    Attributes:
-        stream: Message stream of the client.
-        worker: Worker id of the client; 0 before the client's Hello message is accepted.
-        progress_at: Time at which the client last sent enough bytes, in seconds of the stage's
-            clock.
+    def admit(self, hello: pb.Hello, client: RemoteClient) -> Dialogue:
+        """Request the model of the first worker's script; hold the streams of other clients.
 
-    Args:
-        stage: Object of the shard that accepts the model that a worker offers.
-        stream: Stream of the client that this object reads.
-    """
-
-    def __init__(self, stage: OfferStage, stream: ServerStream) -> None:
-        self._stage, self.stream = stage, stream
-        self.worker = 0
-        self.progress_at = stage.clock()
-        self._bytes = 0  # bytes received from the client since the time `progress_at`
-        self._offer: Offer | None = None
-        self._program: Rows = ()
-        # message that the client must send next: "hello" or "offer"; "" if it must send nothing
-        self._expects = "hello"
-        self._rate = MessageRate(stage.guard.limits)
-        self._assembler = MessageAssembler(pb.ToServer, self._limit)
-
-    def read(self) -> None:
-        """Handle the frames of the client's stream until the stream ends."""
-        try:
-            for data in self.stream.incoming():
-                if not self.receive(data):
-                    return
-        finally:
-            self.forget()
-
-    def receive(self, data: bytes | Arriving) -> bool:
-        """Process one received frame of a client's stream; return True if the stream continues."""
-        try:
-            self._take(data)
-            return True
-        except _SentAway:
-            return False
-        except OfferRefused as error:
-            self._stage.refuse_offer(self.stream, str(error))
-        except MemoryError:
-            self._stage.refuse_offer(self.stream, "this PS has too little memory for the model.")
-        except OtherWeights as error:
-            _refuse(self.stream, pb.REASON_STARTING, str(error))
-        except Malformed as error:
-            text = f"malformed message: {error}"
-            _refuse(self.stream, pb.REASON_MALFORMED, text)
-            self._stage.guard.record_refusal("malformed", self.stream.peer, text)
-        return False
-
-    def forget(self) -> None:
-        """Notify the `OfferStage` that the stream of this client has ended."""
-        self._stage.forget(self.stream)
-
-    def _take(self, data: bytes | Arriving) -> None:
-        if (beyond := self._rate.exceeded()) is not None:
-            self._reject("rate", (pb.REASON_LIMIT, beyond))
-        complete = self._assembler.feed(data)
-        self._note_progress(len(data))
-        if complete is None:
-            return
-        message, payload = complete
-        body = message.WhichOneof("body")
-        if body != self._expects:
-            raise Malformed(f"a client sent {body}; expected {self._expects or 'nothing'}")
-        if body == "hello":
-            self._hello(message.hello)
-            return
-        self._expects = ""
-        if self._offer is not None:
-            received = ReceivedOffer(self._offer, payload, self.worker, self.stream, self._program)
-            self._stage.receive(received)
-
-    def _note_progress(self, num_bytes: int) -> None:
-        """Extend an offering worker's time limit each time the worker has sent MIN_CHUNK_BYTES
-        more.
+        Raises:
+            EndOfStream: The Hello is refused, or the client must connect again; the client has got
+                the refusal.
         """
-        self._bytes += num_bytes
-        if self._bytes >= MIN_CHUNK_BYTES:
-            self._bytes, self.progress_at = 0, self._stage.clock()
-
-    def _hello(self, hello: pb.Hello) -> None:
-        guard = self._stage.guard
-        if (other := versions.refusal(hello)) is not None:
-            self._reject("hello", other)
-        stranger = guard.authenticate(self.stream, part_of(hello), hello.proof, claims_of(hello))
-        if stranger is not None:
-            _refuse(self.stream, *stranger)
-            raise _SentAway
-        self._admit(hello)
-
-    def admit(self, hello: pb.Hello) -> bool:
-        """Handle an authenticated client's Hello message; return True if the stream continues."""
-        try:
-            self._admit(hello)
-            return True
-        except _SentAway:
-            return False
-
-    def _admit(self, hello: pb.Hello) -> None:
-        check_address(hello.peer_address)
-        stage, guard = self._stage, self._stage.guard
+        stage, stream = self._stage, client.stream
         is_worker = hello.role == pb.ROLE_WORKER
         if is_worker and (refusal := self._why_refused(hello)) is not None:
-            self._reject("hello", refusal)
-        if (full := guard.hello_received(self.stream)) is not None:
-            self._reject(full[0], (pb.REASON_FULL, full[1]))
+            client.reject("hello", refusal)
+        if (full := client.guard.hello_received(stream)) is not None:
+            client.reject(full[0], (pb.REASON_FULL, full[1]))
         if hello.role == pb.ROLE_SUPERVISOR and hello.halts:
-            logging.info("client %s ends this run, which has no model yet", self.stream.peer)
-            _refuse(self.stream, pb.REASON_ENDS, "this PS has not received a model yet, and ends.")
+            logging.info("client %s ends this run, which has no model yet", stream.peer)
+            client.refuse(pb.REASON_ENDS, "this PS has not received a model yet, and ends.")
             stage.interrupt()
-            raise _SentAway
-        self._expects, self.worker, self._program = "", hello.id, program_of(hello)
-        self.progress_at = stage.clock()
-        if is_worker and stage.claim(self):
+            raise EndOfStream
+        check = functools.partial(
+            checked_offer, run=stage.run, own=stage.own, check_digest=stage.check_digest
+        )
+        dialogue = OfferDialogue(
+            *(client, hello, stage.clock, check),
+            *(stage.receive, stage.refuse_offer, stage.forget),
+        )
+        if is_worker and stage.claim(dialogue):
             logging.info("this PS shard requests the script's model from worker %d", hello.id)
-            self._expects = "offer"
-            _refuse(self.stream, pb.REASON_NO_MODEL, "this PS has no model yet; send one.")
+            dialogue.request()
         # a Supervisor with num_shards 0 only reads the run's status
-        elif not hello.num_shards or not stage.hold(self.stream):
-            stage.send_away(self.stream, _RETRY_SECONDS if hello.num_shards else 0.0)
-            raise _SentAway
+        elif not hello.num_shards or not stage.hold(stream):
+            stage.send_away(stream, _RETRY_SECONDS if hello.num_shards else 0.0)
+            raise EndOfStream
+        return dialogue
 
     def _why_refused(self, hello: pb.Hello) -> tuple[int, str] | None:
         refusal = check_hello(hello, self._stage.identity)
@@ -522,57 +416,3 @@ class OfferReader:
                 "--nb_workers, and this one another --id_worker."
             )
         return refusal
-
-    def _limit(self, message: pb.ToServer) -> int:
-        """Check the document that describes an offered model; return the payload's length in bytes.
-
-        The assembler of a worker's messages calls `_limit` before it allocates memory for an
-        offered model.
-
-        Raises:
-            OfferRefused, OtherWeights: The document that describes an offered model, or the length
-                of the offer's payload, is invalid.
-        """
-        if self._expects != "offer" or message.WhichOneof("body") != "offer":
-            raise Malformed("a message has a payload, but no payload is expected")
-        stage, announced = self._stage, message.offer
-        try:
-            self._offer = read_offer(announced.document, stage.own.max_model_bytes)
-            expected = offered_bytes(stage.run, stage.own.id_ps, self._offer)
-        except ConfigurationError as error:
-            raise OfferRefused(str(error)) from error
-        except Exception as error:
-            raise OfferRefused(f"{type(error).__name__}: {error}") from error
-        most = stage.own.max_model_bytes
-        if expected > most:
-            raise OfferRefused(
-                f"the offer has {expected:,} bytes of weights, statistics and slots for this PS; "
-                f"expected at most {most:,} bytes. Give the PS a larger --max_model_bytes if this "
-                "size is intended."
-            )
-        stage.check_digest(self._offer)
-        if announced.payload_bytes != expected:
-            raise OfferRefused(
-                f"the offer announces {announced.payload_bytes} bytes; expected {expected}, by the "
-                "sizes of its variables. Install the same Thinwire on all nodes."
-            )
-        return expected
-
-    def _reject(self, why: str, refusal: tuple[int, str]) -> None:
-        """Send a client a refusal and end the client's stream. The connection guard of the port
-        counts the refusal under the name `why`.
-        """
-        _refuse(self.stream, *refusal)
-        self._stage.guard.record_refusal(why, self.stream.peer, refusal[1])
-        raise _SentAway
-
-
-def _refuse(
-    stream: ServerStream, reason: int, message: str, retry_after_seconds: float = 0.0
-) -> None:
-    refusal: Any = pb.Refusal(
-        reason=reason,  # type: ignore[arg-type]
-        message=message[:_LONGEST_MESSAGE],
-        retry_after_seconds=retry_after_seconds,
-    )
-    stream.send((frame(pb.ToClient(refusal=refusal)),), counted=False)

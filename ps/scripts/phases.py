@@ -1,11 +1,11 @@
 """Acceptance of the script's next model while a shard still serves the current model.
 
-A phase is a period in which the run trains one model. The stream of a worker whose Hello message
-names a later phase (model) than the shard's phase is passed to an `OfferStage`. While a shard waits
-for the script's next model, it serves the streams of scripts, supervisors and other shards as
-before. The thread that reads a worker's offered model also builds the model, so that the writer
-thread can continue to serve the current model. When the script's next model is built, the shard's
-writer thread begins the phase of this model.
+A phase is a period in which the run trains one model. A worker whose Hello message names a later
+phase (model) than the shard's phase is admitted to an `OfferStage`. While a shard waits for the
+script's next model, it serves the streams of scripts, supervisors and other shards as before.
+The thread that reads a worker's offered model also builds the model, so that the writer thread can
+continue to serve the current model. When the script's next model is built, the shard's writer
+thread begins the phase of this model.
 
 Source: design, section 10, "Life of a model".
 """
@@ -15,8 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from thinwire.proto.grpc import ServerStream
-from thinwire.ps.scripts.offering import OfferReader, OfferStage
+from thinwire.ps.scripts.offering import OfferAdmission, OfferStage
 
 
 class NextPhase:
@@ -34,11 +33,11 @@ class NextPhase:
         self._stage: OfferStage | None = None
         self._lock = threading.Lock()
 
-    def reader(self, phase: int, stream: ServerStream) -> OfferReader | None:
-        """Return a reader for the stream of a worker whose script already has its next model.
+    def admission(self, phase: int) -> OfferAdmission | None:
+        """Return the admission of workers whose scripts already have the model of a later phase.
 
         Returns:
-            The reader, or None if the scripts have not agreed on the phase yet; then the worker
+            The admission, or None if the scripts have not agreed on the phase yet; then the worker
             must retry.
         """
         if not self._is_agreed(phase):
@@ -48,7 +47,7 @@ class NextPhase:
                 if self._stage is not None:
                     self._stage.close(True)
                 self._stage = self._make(phase)
-            return OfferReader(self._stage, stream)
+            return OfferAdmission(self._stage)
 
     def tick(self) -> None:
         """Send heartbeats to waiting workers; make workers that wait too long retry (called on the

@@ -20,6 +20,7 @@ from thinwire.proto.grpc import ServerStream
 from thinwire.proto.grpc.session import chunk_bytes
 from thinwire.ps.core import events
 from thinwire.ps.datagrams.receiver import DatagramReceiver
+from thinwire.ps.service.stream_state import ClientStreamState
 from thinwire.ps.wire.replies import (
     CodedUpdate,
     SharedBlocks,
@@ -48,13 +49,14 @@ class Connection:
         self.peer_address: str = hello.peer_address
         self.takes_bulk: bool = hello.bulk
         self.chooser = IndexChooser()
-        link = Link(hello.link.mbps, hello.link.delay_ms, hello.link.loss)
-        self.chunk_bytes = chunk_bytes(link, stream.chunks)
+        self.link = Link(hello.link.mbps, hello.link.delay_ms, hello.link.loss)
+        self.chunk_bytes = chunk_bytes(self.link, stream.chunks)
         self.evaluates = hello.role == pb.ROLE_SUPERVISOR and len(hello.model) > 0
         self.phase: int = hello.phase
         self.takes_requests = hello.role == pb.ROLE_EVALUATOR and incarnation > 0
         self.left = False
-        self.welcomed = False  # True if the core has admitted the worker on this stream
+        # Only `Connections` changes the state of a connection.
+        self.state = ClientStreamState.WAITING
 
     def send(self, message: pb.ToClient, counted: bool = False) -> None:
         """Queue a message without payload that the shard sends to a client.
@@ -173,7 +175,7 @@ class Connections:
             if old is not None:
                 self._close(old)
             self.workers[connection.id] = connection
-            connection.welcomed = True
+            connection.state = ClientStreamState.ADMITTED
             self._peer_addresses[connection.id] = connection.peer_address
 
     def drop_worker(self, connection: Connection) -> bool:
@@ -200,6 +202,7 @@ class Connections:
         with self._lock:
             self._numbers += 1
             self.observers[self._numbers] = connection
+            connection.state = ClientStreamState.ADMITTED
             self.had_supervisor |= connection.evaluates
             self.had_onlooker |= connection.role == pb.ROLE_SUPERVISOR
             return self._numbers
@@ -252,6 +255,7 @@ class Connections:
         self._traffic = {worker: ClosedTraffic(count) for worker, count in totals.items()}
 
     def _close(self, connection: Connection) -> None:
+        connection.state = ClientStreamState.REPLACED
         traffic = self._traffic.setdefault(connection.id, ClosedTraffic())
         traffic.closed_bytes += connection.stream.bytes_sent
         connection.stream.close()

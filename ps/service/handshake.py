@@ -217,6 +217,8 @@ REQUESTS = ("pull", "push", "slots")
 #: Limits of the values of emulated links, equal to the limits of the flags. A rate is 0 (no limit)
 #: or at least the lowest rate.
 _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
+#: Limit on the characters of a node's address.
+_LONGEST_ADDRESS = 300
 
 
 def guard_of(run: Run) -> ConnectionGuard:
@@ -231,16 +233,15 @@ def guard_of(run: Run) -> ConnectionGuard:
     return ConnectionGuard(run.credentials, limits)
 
 
-def unanswered(body: str | None, stream: ServerStream, limits: Limits) -> str | None:
+def unanswered(body: str, stream: ServerStream, limits: Limits) -> str | None:
     """Return an error text if a client has too many unanswered requests for the model; else None.
 
     Args:
-        body: Name of the message's body, for example "pull"; None for a message without a body.
+        body: Name of the message's body, for example "pull".
         stream: The client's stream of messages.
         limits: Limits on the messages and replies of one client.
     """
-    waiting = stream.num_waiting
-    if body not in REQUESTS or waiting < limits.waiting_replies:
+    if body not in REQUESTS or (waiting := stream.num_waiting) < limits.waiting_replies:
         return None
     return f"a {body} message before {waiting} replies were read; expected one request at a time."
 
@@ -262,3 +263,16 @@ def checked_link(given: pb.EmulatedLink) -> Link:
             f"a delay up to {_LONGEST_DELAY_MS:g} ms and a loss up to {_HIGHEST_LOSS:g}"
         )
     return link
+
+
+def check_address(address: str) -> None:
+    """Reject an address that no node can have, because the shard sends node addresses to all nodes.
+
+    Raises:
+        Malformed: The address is longer than any host name, or it has unprintable characters.
+    """
+    if len(address) > _LONGEST_ADDRESS or not address.isprintable():
+        raise Malformed(
+            f"the message has a peer_address of {len(address)} characters; expected at most "
+            f"{_LONGEST_ADDRESS} printable ones"
+        )

@@ -36,13 +36,23 @@ from thinwire.ps.scripts.run_control import RunControl
 from thinwire.ps.service.admission import AdmissionWatch
 from thinwire.ps.service.connections import Connection, Connections, Observers, ReplySender
 from thinwire.ps.service.containment import ClientRequest, Containment, WriterQueue
+from thinwire.ps.service.dialogues.base import ConnectedDialogue, RemoteClient, ShardSide
+from thinwire.ps.service.dialogues.evaluator import EvaluatorDialogue
+from thinwire.ps.service.dialogues.follower import FollowerDialogue
+from thinwire.ps.service.dialogues.script import ScriptDialogue
+from thinwire.ps.service.dialogues.supervisor import SupervisorDialogue
+from thinwire.ps.service.dialogues.worker import (
+    ModelIntake,
+    WorkerAccounts,
+    WorkerDialogue,
+    largest_push,
+)
 from thinwire.ps.service.handshake import Identity
 from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server_parts import ServerHooks, ServerParts
+from thinwire.ps.service.shard_admission import ShardAdmission
 from thinwire.ps.service.stream_reader import StreamReader
-from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.epochs import encode_epoch
-from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.runtime.run.settings import NOBODY_ADMITTED
 
 if TYPE_CHECKING:
@@ -190,21 +200,6 @@ class ShardServer:
         return self.served.layout
 
     @property
-    def share(self) -> float:
-        """Fraction of the model's values that the shard holds (0 to 1), for emulated links."""
-        return self.served.share
-
-    @property
-    def bounds(self) -> ClaimBounds:
-        """Limits of the numbers that workers may report in messages, for example batch sizes."""
-        return self.served.bounds
-
-    @property
-    def decoder(self) -> PushDecoder:
-        """Decoder of the shard's pushes."""
-        return self.served.decoder
-
-    @property
     def datagrams(self) -> DatagramPort | None:
         """Port that receives UDP datagrams; None if the training method sends no datagrams."""
         return self.served.datagrams
@@ -255,13 +250,43 @@ class ShardServer:
             self.server.set_serving(True)
 
     def _read(self, stream: ServerStream) -> None:
-        StreamReader(self, self.decoder, stream).read()
+        self.reader_of(stream).read()
 
-    def expect(self, incarnation: int, connection: Connection) -> None:
-        """Store a joining worker's stream until the shard's state machine admits or rejects it
+    def reader_of(self, stream: ServerStream) -> StreamReader:
+        """Return a reader of the stream of a client that has sent no Hello yet."""
+        return StreamReader(stream, self.guard, self.queue.put, ShardAdmission(self))
+
+    @property
+    def side(self) -> ShardSide:
+        """The parts of this shard that its dialogues with all kinds of clients use."""
+        served = self.served
+        limit = largest_push(served.layout, served.decoder.aux_count, served.bounds)
+        return ShardSide(self.queue.put, limit, self.payloads)
+
+    def dialogue_with(self, client: RemoteClient, hello: pb.Hello) -> ConnectedDialogue:
+        """Return the dialogue with a client whose Hello fits this shard, by the client's role
         (called on reader threads).
         """
-        self._welcomes[incarnation] = connection
+        side, welcome, observe = self.side, self.welcome_observer, self.observe
+        if hello.role == pb.ROLE_WORKER:
+            served = self.served  # read once: the writer thread may replace it meanwhile
+            model = ModelIntake(served.decoder, served.bounds, served.datagrams, served.share)
+            accounts = WorkerAccounts(
+                self.lease_seconds,
+                self._welcomes.__setitem__,
+                self.lose,
+                self.reports,
+                self.observers.pass_on_rounds,
+            )
+            return WorkerDialogue(client, hello, side, model, accounts)
+        arguments, scripts = (client, hello, side, self.connections), self.scripts
+        if hello.role == pb.ROLE_SCRIPT:
+            return ScriptDialogue(*arguments, self.welcome_script, self.send_slots, scripts)
+        if hello.role == pb.ROLE_EVALUATOR:
+            return EvaluatorDialogue(*arguments, welcome, observe, self.send_slots, scripts)
+        if hello.role == pb.ROLE_SHARD:
+            return FollowerDialogue(*arguments, welcome, self.directory, self.reports)
+        return SupervisorDialogue(*arguments, welcome, observe, scripts)
 
     def lose(self, connection: Connection) -> None:
         """Record that the gRPC stream of a worker has ended (called on reader threads).

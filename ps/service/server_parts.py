@@ -15,7 +15,7 @@ from thinwire.ps.scripts.ended_models import EndedModels
 
 if TYPE_CHECKING:
     from thinwire.ps.service.admission import AdmissionWatch
-    from thinwire.ps.service.stream_reader import PhaseGate
+    from thinwire.ps.service.shard_admission import PhaseGate
     from thinwire.runtime.run.spill import Spill
 
 

@@ -21,8 +21,9 @@ from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.scripts.ended_models import EndedModel
 from thinwire.ps.scripts.initial_model import InitialModel, model_of_offer
-from thinwire.ps.scripts.offering import OfferStage, ReceivedOffer
+from thinwire.ps.scripts.offering import OfferStage
 from thinwire.ps.scripts.phases import NextPhase
+from thinwire.ps.service.dialogues.offer import ReceivedOffer
 from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
 from thinwire.ps.shard.preparation import ShardInitials, build_core, log_placement
@@ -123,7 +124,7 @@ class PhaseChange:
         log_placement(self._run, self._own.id_ps, built.initial)
         if server.datagrams is not None:
             server.datagrams.open(self._run.transport, self._own.bind)
-        built.keeping.start(server.journaled, server.decoder, self._run.lease_seconds)
+        built.keeping.start(server.journaled, server.served.decoder, self._run.lease_seconds)
         self._reopen()
         self._gate.close(stage)
         version = server.core.version

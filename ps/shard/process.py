@@ -129,7 +129,7 @@ class ShardProcess:
             logging.info("run %s: the PS resumes from update %d", run.run_dir, core.version)
         shard = cls(prepared, stage)
         server = shard.server
-        prepared.keeping.begin(server.journaled, server.decoder, run.lease_seconds)
+        prepared.keeping.begin(server.journaled, server.served.decoder, run.lease_seconds)
         shard._introduction.join_leader()
         shard._introduction.admit()
         # The new generation (restart count) must be on disk before the writer thread applies a

@@ -1,8 +1,8 @@
 """Checks and reads the status reports that workers and other shards send, as untrusted input.
 
-`check_worker` and `check_shard` reject an ill-formed report when it arrives. The functions that
-read a status report return an empty result for an ill-formed report, because a checkpoint of an
-earlier version of Thinwire may hold such a report.
+The functions with `check` in their name reject an ill-formed report when it arrives. The other
+functions return an empty result for an ill-formed report, because a checkpoint of an earlier
+version of Thinwire may hold such a report.
 """
 
 from __future__ import annotations
@@ -31,8 +31,20 @@ _OWN_FIELDS = (
 )
 
 
+#: Size limit of the metrics document that a node sends, in bytes; a longer document is malformed.
+MAX_DOCUMENT_BYTES = 256 << 10
 #: Largest number of digits of a worker's id in a report.
 _LONGEST_NUMBER = 18
+
+
+def check_size(document: str) -> None:
+    """Reject a report whose document is too long.
+
+    Raises:
+        Malformed: The document is longer than `MAX_DOCUMENT_BYTES`.
+    """
+    if len(document.encode()) > MAX_DOCUMENT_BYTES:
+        raise Malformed(f"a client's report has {len(document)} characters, too many")
 
 
 def check_worker(text: str) -> None:

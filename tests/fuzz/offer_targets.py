@@ -23,7 +23,7 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
 from thinwire.ps.flags import PsFlags
 from thinwire.ps.scripts.initial_model import InitialModel, model_of_offer, offered_bytes
-from thinwire.ps.scripts.offering import OfferReader, OfferStage
+from thinwire.ps.scripts.offering import OfferStage
 from thinwire.runtime.run.settings import Run
 
 #: Limits of the fuzzed shard.
@@ -89,7 +89,7 @@ def offer_to(number: int, document: bytes, announced: int | None, pieces: list[b
     sent += [frame(pb.ToServer(chunk=pb.Chunk(data=piece))) for piece in pieces]
     before = set(sys.modules)
     stream = _Stream(sent)
-    OfferReader(stage, stream).read()
+    stage.read(stream)
     assert stream.reasons[0] == pb.REASON_NO_MODEL
     received = stage.taken()
     if received is None:

@@ -22,7 +22,6 @@ from thinwire.proto import framing, messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
-from thinwire.ps.service.stream_reader import StreamReader
 from thinwire.worker.client.datagrams import DatagramChannel
 from thinwire.worker.client.messages import PushEncoder
 from thinwire.worker.core.messages import ShardReply
@@ -45,7 +44,7 @@ METHODS: dict[str, dict[str, Any]] = {
 #: Modules that read the time.
 _TIMED = (
     "thinwire.ps.service.server",
-    "thinwire.ps.service.stream_reader",
+    "thinwire.ps.service.dialogues.worker",
     "thinwire.ps.service.handshake",
     "thinwire.proto.security.connection_guard",
 )
@@ -67,7 +66,7 @@ class Client(Stream):
 
     def __init__(self, world: World) -> None:
         super().__init__(world.server)
-        self.reader = StreamReader(world.server, world.server.decoder, self)
+        self.reader = world.server.reader_of(self)
         self.open, self.takes = True, True
         self.num_refusals = 0
 

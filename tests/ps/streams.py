@@ -17,7 +17,6 @@ from thinwire.proto.grpc.common import ChunkPace
 from thinwire.ps.service.handshake import identity
 from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
-from thinwire.ps.service.stream_reader import StreamReader
 from thinwire.ps.telemetry.status import StatusReporter, StatusSources
 
 HONEST, ROGUE = 1, 2
@@ -61,7 +60,7 @@ class Stream:
         self.closed = True
 
     def read(self):
-        StreamReader(self.server, self.server.decoder, self).read()
+        self.server.reader_of(self).read()
         self.server.run_until(self.server.queue.empty)
         return self
 

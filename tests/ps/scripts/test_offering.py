@@ -23,7 +23,10 @@ from thinwire.proto.grpc.session import RequestRejected
 from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.proto.security.credentials import PeerEvidence
 from thinwire.ps import role
-from thinwire.ps.scripts.offering import NobodyAdmitted, OfferReader, OfferStage, ReceivedOffer
+from thinwire.ps.scripts.initial_model import offered_bytes
+from thinwire.ps.scripts.offering import NobodyAdmitted, OfferStage
+from thinwire.ps.service.dialogues.offer import ReceivedOffer
+from thinwire.ps.service.stream_state import ClientStreamState
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.runtime.run.settings import EXIT_DIVERGED
 from thinwire.tools import observer
@@ -512,6 +515,26 @@ def test_the_place_of_the_worker_that_offers_ends_with_its_own_stream(tmp_path):
         assert not stage.claim(first)
 
 
+def test_a_stream_offers_a_model_or_is_held(tmp_path):
+    with offered_run(tmp_path) as run:
+        stage = stage_at(run, [0.0])
+        offering, held = (stage.reader_of(HeldStream()) for _ in range(2))
+        for number, reader in ((1, offering), (2, held)):
+            hello = run.worker(number).exchange.shards[0].hello
+            assert reader.receive(frame(pb.ToServer(hello=hello)))
+        assert offering.state is ClientStreamState.OFFERING
+        assert held.state is ClientStreamState.HELD and stage.num_waiting == 1
+        size = offered_bytes(stage.run, 0, OFFER)
+        offer = pb.Offer(document=OFFER.to_json(), payload_bytes=size)
+        assert offering.receive(frame(pb.ToServer(offer=offer)))
+        assert offering.state is ClientStreamState.OFFERING, "the payload has not arrived"
+        assert offering.receive(frame(pb.ToServer(chunk=pb.Chunk(data=bytes(size)))))
+        assert offering.state is ClientStreamState.OFFERED
+        assert stage.taken().worker == 1
+        held.forget()
+        assert stage.num_waiting == 0
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_who_has_no_token_offers_no_model(tmp_path, number):
     """A following shard must not accept it either, because its weights would be the client's."""
@@ -520,11 +543,9 @@ def test_who_has_no_token_offers_no_model(tmp_path, number):
         stage, stream = OfferStage(settings, own), HeldStream()
         stage.guard = ConnectionGuard(Credentials(token=TOKEN))
         hello = run.worker(1).exchange.shards[number].hello
-        reader = OfferReader(stage, stream)
+        reader = stage.reader_of(stream)
         assert not reader.receive(pb.ToServer(hello=hello).SerializeToString())
         assert sum(stage.guard.refused.values()) == 1
         assert stage.claim(reader_of(2)) == (number == 0)  # the place is free
         stage.guard = ConnectionGuard()
-        assert OfferReader(stage, HeldStream()).receive(
-            pb.ToServer(hello=hello).SerializeToString()
-        )
+        assert stage.reader_of(HeldStream()).receive(pb.ToServer(hello=hello).SerializeToString())

@@ -13,7 +13,6 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security.credentials import part_of, part_of_worker
 from thinwire.ps.service import server
 from thinwire.ps.service.served_model import ServedModel
-from thinwire.ps.service.stream_reader import StreamReader
 from thinwire.runtime.run.settings import FINISHED, SCRIPT_FAILED
 
 
@@ -27,7 +26,7 @@ class ControlStream:
 
     def __init__(self, shard, first):
         self.shard, self.stream = shard, Stream(shard.server)
-        self.reader = StreamReader(shard.server, shard.server.decoder, self.stream)
+        self.reader = shard.server.reader_of(self.stream)
         self.send(hello=first)
 
     def send(self, **body):

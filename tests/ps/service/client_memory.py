@@ -17,7 +17,7 @@ from thinwire.proto.grpc.session import payload_limit
 from thinwire.proto.security.connection_guard import Limits
 from thinwire.ps.service.backlog import MOST_QUEUED_BYTES, MOST_QUEUED_REQUESTS
 from thinwire.ps.service.connections import KEPT_PER_WORKER
-from thinwire.ps.service.stream_reader import MAX_DOCUMENT_BYTES
+from thinwire.ps.wire.reports import MAX_DOCUMENT_BYTES
 
 #: Messages of one stream that are in memory together: gRPC receives one, one waits for the reader,
 #: and the reader handles one.

@@ -17,8 +17,8 @@ from tests.virtual.toy import SPEC
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import MAX_MESSAGE_BYTES
 from thinwire.ps.service.handshake import identity
-from thinwire.ps.service.stream_reader import MAX_DOCUMENT_BYTES
 from thinwire.ps.telemetry.status import StatusReporter
+from thinwire.ps.wire.reports import MAX_DOCUMENT_BYTES
 from thinwire.runtime.telemetry.run_status import RunStatus, summarise
 
 SCRIPT = {"role": pb.ROLE_SCRIPT, "id": ROGUE, "incarnation": 3, "fingerprint": [], "model": []}

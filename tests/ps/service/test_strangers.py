@@ -14,7 +14,6 @@ from thinwire.proto.grpc.session import ClientSession, RequestRejected
 from thinwire.proto.security.connection_guard import ConnectionGuard, Limits, MessageRate
 from thinwire.proto.security.credentials import PeerEvidence
 from thinwire.ps.service.handshake import guard_of, unanswered
-from thinwire.ps.service.stream_reader import StreamReader
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 WAIT_SECONDS = 20.0
@@ -205,7 +204,7 @@ class OpenWorker:
 
     def __init__(self, shard, incarnation):
         self.shard, self.stream = shard, Stream(shard.server)
-        self.reader = StreamReader(shard.server, shard.server.decoder, self.stream)
+        self.reader = shard.server.reader_of(self.stream)
         self.send(frame(hello=shard.hello(id=HONEST, incarnation=incarnation)))
 
     def send(self, data):

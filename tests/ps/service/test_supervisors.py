@@ -9,7 +9,6 @@ from tests.virtual.toy import SPEC
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.service.connections import RoundsRelay
-from thinwire.ps.service.stream_reader import StreamReader
 
 
 def supervisor(shard, evaluates=True):
@@ -29,7 +28,7 @@ def supervisor(shard, evaluates=True):
 
     stream.frames = frames()
     words = stream.incoming()
-    reader = StreamReader(shard.server, shard.server.decoder, stream)
+    reader = shard.server.reader_of(stream)
     stream.hear = lambda: reader.receive(next(words))
     stream.hear()
     shard.server.run_until(shard.server.queue.empty)

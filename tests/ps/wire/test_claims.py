@@ -16,7 +16,6 @@ from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
-from thinwire.ps.service.stream_reader import StreamReader
 from thinwire.ps.wire import reports
 from thinwire.ps.wire.claims import ClaimBounds
 
@@ -78,7 +77,7 @@ class Talk:
         return reader
 
     def shard_reader(self, stream):
-        stream.reader = StreamReader(self.shard.server, self.shard.server.decoder, stream)
+        stream.reader = self.shard.server.reader_of(stream)
         return stream.reader
 
     def say(self, worker, data):

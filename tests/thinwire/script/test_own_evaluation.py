@@ -7,7 +7,7 @@ import pytest
 
 import thinwire
 from thinwire.ops.types import ConfigurationError
-from thinwire.ps.service import stream_reader
+from thinwire.ps.service.dialogues.evaluations import check_evaluated
 from thinwire.script import identity, interrupts
 from thinwire.script.keras import fit_barriers
 from thinwire.worker.script import RECORD
@@ -63,5 +63,5 @@ def test_a_loop_without_fit_reports_what_a_shard_takes(monkeypatch):
     monkeypatch.setattr(RECORD, "chief", 1)
     thinwire.evaluate(lambda: {"score": 0.5})
     (evaluated,) = sent
-    stream_reader._check_evaluated(evaluated, names_versions=False)
+    check_evaluated(evaluated, names_versions=False)
     assert not evaluated.answers
