@@ -10,14 +10,11 @@ from thinwire.ps.core import events
 from thinwire.ps.persistence.journal import STOP_REASON
 from thinwire.ps.service.connections import Connection, Connections
 from thinwire.ps.service.dialogues.base import RemoteClient, ShardSide
-from thinwire.ps.service.dialogues.observer import ObserverDialogue, check_halt, check_report
+from thinwire.ps.service.dialogues.observer import ObserverDialogue, check_report
 from thinwire.ps.wire import reports
 
 if TYPE_CHECKING:
     from thinwire.proto.moved import ShardDirectory
-
-#: Causes that a following shard's request to end the run may name.
-_HALT_CAUSES = (STOP_REASON,)
 
 
 class FollowerDialogue(ObserverDialogue):
@@ -27,6 +24,8 @@ class FollowerDialogue(ObserverDialogue):
         directory: Network addresses of all shards of the run.
         documents: (role, id) of a node -> newest JSON document that the node sent.
     """
+
+    halt_causes: ClassVar[tuple[str, ...]] = (STOP_REASON,)
 
     def __init__(
         self,
@@ -57,10 +56,6 @@ class FollowerDialogue(ObserverDialogue):
             silent = events.WorkerIncarnation(member.worker, member.incarnation)
             self._shard.put(events.WorkerUnreachable(silent))
 
-    def _halt(self, halt: pb.Halt, payload: memoryview) -> None:
-        check_halt(halt, _HALT_CAUSES)
-        self._shard.put(events.Stop(halt.cause))
-
     def _report(self, report: pb.Report, payload: memoryview) -> None:
         check_report(report)
         reports.check_shard(report.document)
@@ -68,7 +63,7 @@ class FollowerDialogue(ObserverDialogue):
 
     messages: ClassVar[dict[str, Any]] = {
         "heartbeat": _unreachable,
-        "halt": _halt,
+        "halt": ObserverDialogue._halt,
         "report": _report,
         "leave": ObserverDialogue._leave,
     }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from typing import ClassVar
 
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
+from thinwire.ps.core import events
 from thinwire.ps.service.connections import Connection, Connections
 from thinwire.ps.service.dialogues.base import ConnectedDialogue, RemoteClient, ShardSide
 from thinwire.ps.wire import reports
@@ -22,7 +24,12 @@ class ObserverDialogue(ConnectedDialogue):
         welcome: Function that admits the observer with the given connection.
         incarnation: Random number that identifies one start of the client's process; 0 if the
             client has none.
+
+    Attributes:
+        halt_causes: Causes that the client's request to end the run may name.
     """
+
+    halt_causes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -59,15 +66,11 @@ class ObserverDialogue(ConnectedDialogue):
     def _leave(self, leave: pb.Leave, payload: memoryview) -> None:
         self.connection.left = True
 
-
-def check_halt(halt: pb.Halt, known: Collection[str]) -> None:
-    """Reject a request to end the run whose cause is not in `known`.
-
-    Raises:
-        Malformed: The cause is unknown.
-    """
-    if halt.cause not in known:
-        raise Malformed(f"unknown cause {halt.cause!r:.80} to end the run; known: {known}")
+    def _halt(self, halt: pb.Halt, payload: memoryview) -> None:
+        known = self.halt_causes
+        if halt.cause not in known:
+            raise Malformed(f"unknown cause {halt.cause!r:.80} to end the run; known: {known}")
+        self._shard.put(events.Stop(halt.cause))
 
 
 def check_report(report: pb.Report) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinwire.ops.printable import printable
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.core import events
 from thinwire.ps.service.connections import Connection, Connections
 from thinwire.ps.service.dialogues.base import (
     LONGEST_MESSAGE,
@@ -15,14 +14,11 @@ from thinwire.ps.service.dialogues.base import (
     RemoteClient,
     ShardSide,
 )
-from thinwire.ps.service.dialogues.observer import ObserverDialogue, check_halt, check_report
+from thinwire.ps.service.dialogues.observer import ObserverDialogue, check_report
 from thinwire.runtime.run.settings import LIMIT_REASONS
 
 if TYPE_CHECKING:
     from thinwire.ps.scripts.run_control import RunControl
-
-#: Causes that a Supervisor's request to end the run may name.
-_HALT_CAUSES = (*LIMIT_REASONS, "interrupted", "diverged")
 
 
 class SupervisorDialogue(ObserverDialogue):
@@ -33,6 +29,8 @@ class SupervisorDialogue(ObserverDialogue):
             on the writer thread).
         scripts: Control streams of the run's scripts, whose evaluators the Supervisor starts.
     """
+
+    halt_causes: ClassVar[tuple[str, ...]] = (*LIMIT_REASONS, "interrupted", "diverged")
 
     def __init__(
         self,
@@ -55,10 +53,6 @@ class SupervisorDialogue(ObserverDialogue):
     def _pull(self, pull: pb.Pull, payload: memoryview) -> None:
         self._serve("the model", self._observe, self.connection, self._number)
 
-    def _halt(self, halt: pb.Halt, payload: memoryview) -> None:
-        check_halt(halt, _HALT_CAUSES)
-        self._shard.put(events.Stop(halt.cause))
-
     def _report(self, report: pb.Report, payload: memoryview) -> None:
         check_report(report)
 
@@ -70,7 +64,7 @@ class SupervisorDialogue(ObserverDialogue):
 
     messages: ClassVar[dict[str, Any]] = {
         "pull": _pull,
-        "halt": _halt,
+        "halt": ObserverDialogue._halt,
         "heartbeat": ConnectedDialogue._heartbeat,
         "leave": ObserverDialogue._leave,
         "report": _report,
