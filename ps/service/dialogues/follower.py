@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.ps.persistence.journal import STOP_REASON
-from thinwire.ps.service.connections import Connection, Connections
 from thinwire.ps.service.dialogues.base import RemoteClient, ShardSide
-from thinwire.ps.service.dialogues.observer import ObserverDialogue, check_report
+from thinwire.ps.service.dialogues.observer import ObserverDialogue, ObserverSide, check_report
 from thinwire.ps.wire import reports
 
 if TYPE_CHECKING:
@@ -32,12 +30,11 @@ class FollowerDialogue(ObserverDialogue):
         client: RemoteClient,
         hello: pb.Hello,
         shard: ShardSide,
-        connections: Connections,
-        welcome: Callable[[Connection], None],
+        observers: ObserverSide,
         directory: ShardDirectory,
         documents: dict[tuple[int, int], str],
     ) -> None:
-        super().__init__(client, hello, shard, connections, welcome)
+        super().__init__(client, hello, shard, observers)
         self._client, self._hello = client, hello
         self._directory, self._documents = directory, documents
 
