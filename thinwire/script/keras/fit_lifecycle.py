@@ -12,6 +12,7 @@ from absl import logging
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.barriers import Point
 from thinwire.script.data.data import Shared, share
 from thinwire.script.data.fit_counts import FitNumber
 from thinwire.script.data.place import WorkerPlace
@@ -306,7 +307,7 @@ class FitLifecycle:
             self._joining.keep_state(at_end=True)
             self._take_final(session)
         member.close("done")
-        if session is not None and member.wait_for_others("end"):
+        if session is not None and member.wait_for_others(Point.END):
             self._joining.join()
             if not member.catch_up.is_behind:
                 self._has_slots = self._central.fill_slots(session)

@@ -15,6 +15,7 @@ import numpy as np
 from thinwire.models.flat_model import SharedModel
 from thinwire.models.seeds import seed_apart
 from thinwire.ops.types import ConfigurationError
+from thinwire.proto.barriers import Point
 from thinwire.script.keras.checks import check_same_variables
 from thinwire.script.keras.early_metrics import create_before_trace
 from thinwire.script.keras.early_stop import EarlyStop
@@ -76,7 +77,7 @@ class Phases:
             create_before_trace(member.model)
         if member.session is None and member.is_offered:
             self._trial.before_first(self.begin_with)
-        elif self._wait_for_change("begin"):
+        elif self._wait_for_change(Point.BEGIN):
             if self._is_traced_anew or member.model.run_eagerly:
                 self._await_step()
             else:
@@ -92,7 +93,7 @@ class Phases:
             # If workers did not wait for each other after joining, those that join first would take
             # the first rounds of a `fit` without those that join later.
             if member.in_fit:
-                member.wait_for_others("begin-joined")
+                member.wait_for_others(Point.BEGIN_JOINED)
             self._evaluations.report_fit()
 
     def note_end(self) -> None:
@@ -106,7 +107,7 @@ class Phases:
     def end(self) -> None:
         """Begin a phase of the run if callbacks changed weights or model at the end of a `fit`."""
         member = self._member
-        if not member.stopped and self._wait_for_change("left"):
+        if not member.stopped and self._wait_for_change(Point.LEFT):
             self._go_on(self._joining.again())
 
     @property
@@ -167,16 +168,15 @@ class Phases:
             lift_hold()
         if member.in_fit:
             member.barriers.count_fit()
-            member.wait_for_others("begin")
+            member.wait_for_others(Point.BEGIN)
             self._evaluations.report_fit()
         self._seed_apart(session.own.id_worker)
 
-    def _wait_for_change(self, where: str) -> bool:
+    def _wait_for_change(self, where: Point) -> bool:
         """Wait until all scripts have begun or ended the current `fit`, and compare their models.
 
         Args:
-            where: Point of the `fit`: "begin" before its first step, "left" after its last
-                callback.
+            where: Point of the `fit`: BEGIN or LEFT.
 
         Returns:
             True if the model of a script differs from the run's model: the script has set weights,
@@ -186,7 +186,7 @@ class Phases:
         if member.session is None or member.barriers is None:
             return False
         differs = member.succeeds or (not member.stopped and not member.joined.has_run_s_values)
-        if where == "begin":
+        if where is Point.BEGIN:
             trained = [id(variable) for variable in member.model.trainable_variables]
             has_changed = member.model.run_eagerly and trained != self._trained
             differs = differs or has_changed or self._is_traced_anew
@@ -204,17 +204,17 @@ class Phases:
     def _go_on(self, session: Session) -> None:
         """Begin a phase of the run: the script that offers its model joins before all others."""
         member, self._awaits_step = self._member, False
-        where = "" if member.barriers is None else member.barriers.where
+        begins = member.barriers is not None and member.barriers.where is Point.BEGIN
         member.go_on_as(session)
         self._optimizers.note_rates()
         if self._offers:
             self._joining.join()
-        if member.wait_for_others(f"{where}-offered") is None:
+        if member.wait_for_others(Point.BEGIN_OFFERED if begins else Point.LEFT_OFFERED) is None:
             return
         if not self._offers:
             self._joining.join()
-        member.wait_for_others(f"{where}-joined")
-        if where == "begin":
+        member.wait_for_others(Point.BEGIN_JOINED if begins else Point.LEFT_JOINED)
+        if begins:
             self._optimizers.forget_states()
             self._evaluations.report_fit()
         else:

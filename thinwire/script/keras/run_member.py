@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from thinwire.proto.barriers import Point
 from thinwire.script import interrupts
 from thinwire.script.data.fit_counts import FitCounts
 from thinwire.script.keras.assignments import Assignments
@@ -202,11 +203,11 @@ class RunMember:
             self.finish_rounds(self.session)
         self.close("error" if failed else "done")
 
-    def wait_for_others(self, where: str, changes: bool = False) -> Opening | None:
+    def wait_for_others(self, point: Point, changes: bool = False) -> Opening | None:
         """Wait at a barrier of the current `fit` until all workers' scripts have reached it.
 
         Args:
-            where: Name of the barrier; `FitBarriers.wait` lists the names of all barriers.
+            point: Point of the current `fit`.
             changes: True if this script's model differs from the model that the run trains.
 
         Returns:
@@ -217,7 +218,7 @@ class RunMember:
             return None
         if self.barriers is None or self.session is None:
             return Opening()
-        opening = self.barriers.wait(where, changes)
+        opening = self.barriers.wait(point, changes)
         if isinstance(opening, Opening):
             return opening
         self.take_end(opening)
