@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import keras
 import numpy as np
@@ -58,4 +59,5 @@ def loop():
 
 trained = {"models": models, "loop": loop}[os.environ["LIFE"]]()
 accuracy = trained.evaluate(X, Y, verbose=0)[1]
-print(json.dumps({"metric": "accuracy", "value": round(float(accuracy), 4)}), flush=True)
+sys.stdout.write(json.dumps({"metric": "accuracy", "value": round(float(accuracy), 4)}) + "\n")
+sys.stdout.flush()
