@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from thinwire.worker.core.worker_round import Push
 from thinwire.worker.role import Worker
 
 
@@ -44,15 +45,15 @@ def test_measuring_a_device_leaves_no_trace_in_the_model():
 
 def test_with_overlap_the_next_gradient_is_written_elsewhere_than_the_one_under_way():
     """The gradient under way may have to be sent again unchanged."""
-    one, other, sent = np.zeros(2), np.zeros(2), []
+    one, other = np.zeros(2), np.zeros(2)
     worker = SimpleNamespace(
-        session=SimpleNamespace(send=sent.append),
-        run=SimpleNamespace(method=SimpleNamespace(overlap=True)),
+        personal=SimpleNamespace(step=lambda rate: None),
         gradient=one,
         _spare_gradient=other,
-        _taken=True,
+        _rate=0.1,
     )
-    for number, free in enumerate((other, one, other), start=1):
-        assert Worker._exchange(worker, number)
+    for free in (other, one, other):
+        Worker._load(worker, Push(None, ends_step=True))
         assert worker.gradient is free
-    assert sent == [1, 2, 3]
+    Worker._load(worker, Push(None, ends_step=False))  # an empty update has no gradient
+    assert worker.gradient is other
