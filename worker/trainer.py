@@ -107,7 +107,7 @@ class WorkerSession:
     all calls to a WorkerSession except `interrupt`.
 
     Attributes:
-        steps: State machine that says which action follows.
+        steps: State machine that returns the next action after each event.
         sent: Newest request to the shards; None before the first request.
         received: Replies of the shards to a newer request than the caller's last call of
             `forget_exchange`.

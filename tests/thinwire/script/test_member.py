@@ -1,5 +1,7 @@
 """A model's part in a run: every event in every standing, and whole scripts by a simple model."""
 
+import pathlib
+
 import hypothesis
 import hypothesis.strategies as st
 import pytest
@@ -18,6 +20,7 @@ from thinwire.script.member import (
     Use,
     Wait,
 )
+from thinwire.worker.core.worker_round import Stage
 
 S, E = Standing, Event
 BEGIN, LEFT = Wait(Point.BEGIN, compares=True), Wait(Point.LEFT, compares=True)
@@ -361,3 +364,12 @@ def test_servers_with_a_model_from_flags_have_one_phase():
     assert done(member, E.TRAINING_BEGINS, {Do.JOIN: E.HALTED}) == [Do.FORGET_STATES, Do.JOIN]
     assert member.standing is S.ENDED
     assert done(member, E.FIT_ENDS, {}) == [Do.LEAVE]
+
+
+def test_the_page_shows_every_standing_and_stage():
+    page = pathlib.Path(__file__).parents[3] / "docs/guide/architecture.md"
+    text = (
+        page.read_text().replace("LEAVING_    ", "LEAVING_BEHIND").replace("LEFT_ ", "LEFT_BEHIND ")
+    )
+    for each in (*Standing, *Stage):
+        assert each.name in text, each
