@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.scripts.quality import MARK
 from thinwire.script import identity, member
+from thinwire.script.keras.exchange import StepExchange
 
 KILL = "CHAOS_KILL"
 
@@ -24,31 +25,48 @@ def install() -> None:
     """Count the events of this process's members from now on, if there is a plan."""
     plan = json.loads(os.environ.get(KILL, "{}"))
     me = identity.worker_id()
-    if plan and me:
-        member.ScriptMember.receive = _counted(plan, me)  # type: ignore[method-assign]
-
-
-def _counted(plan: dict[str, Any], me: int) -> Any:
-    receive, instants = member.ScriptMember.receive, [0]
+    if not (plan and me):
+        return
+    instants = Instants(plan, me)
+    receive, exchange = member.ScriptMember.receive, StepExchange.exchange
 
     def counting(owner: member.ScriptMember, event: member.Event) -> member.Action | None:
         action = receive(owner, event)
         if event is not member.Event.LOOP_STEPS:
-            instants[0] += 1
-            if "number" not in plan:
-                _note(plan["trace"], me, owner, event)
-            elif (me, instants[0]) == (plan["worker"], plan["number"]):
-                _strike(plan)
+            instants.note(owner.standing.name, event.name)
         return action
 
-    return counting
+    def exchanging(owner: StepExchange, *arguments: Any) -> Any:
+        instants.note(owner._member.state.standing.name, "EXCHANGE")
+        return exchange(owner, *arguments)
+
+    member.ScriptMember.receive = counting  # type: ignore[method-assign]
+    StepExchange.exchange = exchanging  # type: ignore[method-assign]
 
 
-def _note(trace: str, me: int, owner: member.ScriptMember, event: member.Event) -> None:
-    line = json.dumps([me, owner.standing.name, event.name]) + "\n"
-    descriptor = os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.write(descriptor, line.encode())
-    os.close(descriptor)
+class Instants:
+    """Counts the instants of a process, and kills at the planned one.
+
+    Args:
+        plan: Plan of the kill; see the module.
+        me: Id of this worker.
+    """
+
+    def __init__(self, plan: dict[str, Any], me: int) -> None:
+        self._plan, self._me, self._number = plan, me, 0
+
+    def note(self, standing: str, event: str) -> None:
+        """Count an event, by the standing that it led to."""
+        self._number += 1
+        plan = self._plan
+        if "number" in plan:
+            if (self._me, self._number) == (plan["worker"], plan["number"]):
+                _strike(plan)
+            return
+        line = json.dumps([self._me, standing, event]) + "\n"
+        descriptor = os.open(plan["trace"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(descriptor, line.encode())
+        os.close(descriptor)
 
 
 def _strike(plan: dict[str, Any]) -> None:
