@@ -1,7 +1,7 @@
 """Order of a worker's computing, exchanging and waiting: a state machine without I/O.
 
-A driver asks the machine for an action, carries it out, and reports its result as an event, which
-returns the next action. The worker's process, the session of a script and the Simulator are
+A driver carries out an action of the machine and reports its result as an event, which returns the
+next action. The worker's process, the session of a script and the Simulator are
 drivers. Only a worker with `--overlap` computes a mini-batch while a push is under way.
 """
 
