@@ -120,7 +120,9 @@ class WorkerRound:
 
     def __init__(self, core: WorkerCore, has_examples: bool = True) -> None:
         self.core, self._has_examples = core, has_examples
-        self._overlaps = core.method.overlap and has_examples
+        # A background thread exchanges the change by a script's own optimizer: it waits for the
+        # replies while the script computes its next step.
+        self._overlaps = core.method.overlap and has_examples and core.own is None
         self.stage = Stage.READY
         self.under_way: PushRequest | None = None
         self.num_steps = self.num_non_finite = 0

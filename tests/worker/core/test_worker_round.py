@@ -25,7 +25,7 @@ class Core:
     """The part of a worker's engine that the machine calls: `due` steps end a round."""
 
     def __init__(self, overlap=False, due=1):
-        self.method = SimpleNamespace(overlap=overlap)
+        self.method, self.own = SimpleNamespace(overlap=overlap), None
         self.stopped, self.learning_rate = False, 0.1
         self.refuses, self.due, self.steps, self.number = False, due, 0, 0
         self.log = []
@@ -153,6 +153,16 @@ def test_without_examples_a_worker_pushes_nothing_and_waits():
     made = WorkerRound(Core(overlap=True), has_examples=False)
     assert made.polled(False) == Push(1, ends_step=False)
     assert made.done() is Do.WAIT  # otherwise it would push again before the replies
+
+
+def test_a_script_s_own_step_is_exchanged_whole():
+    """Its thread waits for the replies; the script computes meanwhile."""
+    core = Core(overlap=True)
+    core.own = object()
+    made = WorkerRound(core)
+    made.polled(False)
+    assert made.computed(BATCH) == Push(1, ends_step=True)
+    assert made.done() is Do.WAIT
 
 
 def test_a_held_mini_batch_is_dropped_if_the_run_ends():
