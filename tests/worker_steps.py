@@ -3,12 +3,12 @@
 import time
 
 from thinwire.worker.core.messages import NO_FIGURES
-from thinwire.worker.core.worker_round import MiniBatch, Stage
+from thinwire.worker.core.worker_round import MiniBatch, RoundStage
 
 
 def exchange(session, values, samples=10, loss=1.0, figures=NO_FIGURES):
     """Take one step with these values, and wait for the replies; return the replies."""
-    if session.steps.stage is Stage.READY:
+    if session.steps.stage is RoundStage.READY:
         session.advance(session.steps.begin())
     session.forget_exchange()
     batch = MiniBatch(values, samples, loss, figures=figures)

@@ -35,7 +35,7 @@ from thinwire.runtime.telemetry import round_trace
 from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.client.shard_client import ShardGone
-from thinwire.worker.core.worker_round import Action, Do, MiniBatch, Push, Restore
+from thinwire.worker.core.worker_round import Action, MiniBatch, Restore, RoundAction, SendPush
 from thinwire.worker.flags import WorkerFlags
 from thinwire.worker.personal import PersonalLayers
 from thinwire.worker.telemetry import instruments
@@ -171,8 +171,8 @@ class Worker:
         self._take_over(session.begin())
         saved_at, action = time.monotonic(), steps.begin()
         try:
-            while action is not Do.END and not session.stopped:
-                if action is Do.COMPUTE:
+            while action is not RoundAction.END and not session.stopped:
+                if action is RoundAction.COMPUTE:
                     action = self._one_step()
                     continue
                 if self._may_save(action, saved_at):
@@ -191,7 +191,7 @@ class Worker:
 
     def _may_save(self, action: Action, saved_at: float) -> bool:
         is_due = time.monotonic() - saved_at >= self.run.checkpoint_interval_seconds
-        return action is Do.POLL and is_due
+        return action is RoundAction.POLL and is_due
 
     def _one_step(self) -> Action:
         """Compute one mini-batch's gradient; return the next action."""
@@ -220,16 +220,16 @@ class Worker:
 
     def _load(self, action: Action) -> None:
         """Give the model the values with which the next mini-batch begins."""
-        if action is Do.LOAD_ROUND:
+        if action is RoundAction.LOAD_ROUND:
             self._take_over(self.session.core.weights)
-        elif action is Do.LOAD_STEP:
+        elif action is RoundAction.LOAD_STEP:
             self.personal.step(self._rate)
             self.step.set_weights(self.session.core.weights)
         elif isinstance(action, Restore):
             # The rejected mini-batch has changed the moving statistics, so restore their values
             # from before the mini-batch.
             self.statistics.assign(self.session.core.statistics)
-        elif isinstance(action, Push) and action.ends_step:
+        elif isinstance(action, SendPush) and action.ends_step:
             self.personal.step(self._rate)
             # With --overlap, the unanswered push may be a view of the buffer `gradient`, and after
             # a lost stream the client sends the push again. The next mini-batch must therefore

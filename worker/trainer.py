@@ -27,7 +27,14 @@ from thinwire.worker.client.pacing_client import PacingClient
 from thinwire.worker.collective.exchange import CollectiveExchange
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import PushRequest, ShardReply
-from thinwire.worker.core.worker_round import Action, Do, MiniBatch, Push, Restore, WorkerRound
+from thinwire.worker.core.worker_round import (
+    Action,
+    MiniBatch,
+    Restore,
+    RoundAction,
+    SendPush,
+    WorkerRound,
+)
 from thinwire.worker.flags import WorkerFlags
 from thinwire.worker.telemetry.round_trace import MEASURES, origin_of, seconds_trained
 
@@ -274,7 +281,7 @@ class WorkerSession:
         Args:
             action: Action of `steps`.
             load: Function that is called before a push and for each change of the weights, with the
-                action that requires it: Push, LOAD_STEP, LOAD_ROUND or Restore.
+                action that requires it: SendPush, LOAD_STEP, LOAD_ROUND or Restore.
             epoch: Number of this worker's passes over its examples, for reports.
 
         Raises:
@@ -290,12 +297,12 @@ class WorkerSession:
             raise
 
     def _carry_out(self, action: Action, load: Callable[[Action], None], epoch: int) -> Action:
-        if action is Do.POLL:
+        if action is RoundAction.POLL:
             return self._poll()
-        if action is Do.WAIT:
+        if action is RoundAction.WAIT:
             return self._wait(load, epoch)
         load(action)
-        if isinstance(action, Push):
+        if isinstance(action, SendPush):
             self.exchange.send(action.request)
             self.sent = action.request
             self.measure.record(round_trace.ENCODE, self.exchange_watch.lap("encode"))
@@ -318,7 +325,9 @@ class WorkerSession:
         if self.steps.num_steps > num_steps and not isinstance(action, Restore):
             self._step_ended_at = time.monotonic()
             self.step_seconds = self._step_ended_at - self._step_began_at
-            phase = round_trace.LOCAL_UPDATE if action is Do.LOAD_STEP else round_trace.ENCODE
+            phase = (
+                round_trace.LOCAL_UPDATE if action is RoundAction.LOAD_STEP else round_trace.ENCODE
+            )
             self.measure.record(phase, self.exchange_watch.lap("encode"))
         return action
 
@@ -331,7 +340,7 @@ class WorkerSession:
         )
         self.measure.record(round_trace.CHECK_READY, lap("wait"))
         action = self.steps.polled(is_due)
-        if isinstance(action, Push):
+        if isinstance(action, SendPush):
             self.measure.record(round_trace.ENCODE, lap("encode"))
         return action
 
@@ -363,7 +372,7 @@ class WorkerSession:
                 gradients that were too large.
             Unreachable, RequestRejected, ShardGone, ConfigurationError: As for `carry_out`.
         """
-        while action is not None and action not in (Do.COMPUTE, Do.END):
+        while action is not None and action not in (RoundAction.COMPUTE, RoundAction.END):
             action = self.carry_out(action, load)
         if (diverged := self.steps.diverged) is not None:
             raise diverged

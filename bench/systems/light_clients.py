@@ -25,7 +25,7 @@ from thinwire.cli import node as command_line
 from thinwire.flags import run as run_flags
 from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.worker import flags as worker_flags
-from thinwire.worker.core.worker_round import Action, Do, MiniBatch
+from thinwire.worker.core.worker_round import Action, MiniBatch, RoundAction
 from thinwire.worker.trainer import WorkerSession
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class LightDevice:
             session.join()
             session.begin()
             action = session.advance(session.steps.begin())
-            while action is Do.COMPUTE and not (self._over.is_set() or session.stopped):
+            while action is RoundAction.COMPUTE and not (self._over.is_set() or session.stopped):
                 action = self._step()
             session.leave("done")
         except Exception as error:  # noqa: BLE001 - another thread reports it

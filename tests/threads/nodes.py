@@ -26,7 +26,7 @@ from thinwire.ps.service.server import ShardServer
 from thinwire.ps.service.server_parts import ServerHooks
 from thinwire.runtime.run import fingerprint
 from thinwire.worker.client.shard_client import ShardGone
-from thinwire.worker.core.worker_round import Do, MiniBatch
+from thinwire.worker.core.worker_round import MiniBatch, RoundAction
 from thinwire.worker.flags import EmulatedDevice, WorkerFlags
 from thinwire.worker.trainer import WorkerSession
 
@@ -184,7 +184,7 @@ class ElasticWorker(threading.Thread):
         try:
             part.begin()
             action = part.advance(part.steps.begin())
-            while action is Do.COMPUTE and not part.stopped:
+            while action is RoundAction.COMPUTE and not part.stopped:
                 self._moving.wait()
                 part.forget_exchange()
                 action = part.advance(self._step())

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from thinwire.worker.core.worker_round import Push
+from thinwire.worker.core.worker_round import SendPush
 from thinwire.worker.role import Worker
 
 
@@ -53,7 +53,7 @@ def test_with_overlap_the_next_gradient_is_written_elsewhere_than_the_one_under_
         _rate=0.1,
     )
     for free in (other, one, other):
-        Worker._load(worker, Push(None, ends_step=True))
+        Worker._load(worker, SendPush(None, ends_step=True))
         assert worker.gradient is free
-    Worker._load(worker, Push(None, ends_step=False))  # an empty update has no gradient
+    Worker._load(worker, SendPush(None, ends_step=False))  # an empty update has no gradient
     assert worker.gradient is other

@@ -89,7 +89,7 @@ class Event(enum.Enum):
     FAILED = "the action has raised an error"
 
 
-class Do(enum.Enum):
+class MemberAction(enum.Enum):
     """Action of the driver."""
 
     FIND_STEP = "describe the model's next phase, or report LATER"
@@ -124,21 +124,28 @@ class Wait:
     compares: bool = False
 
 
-Action = Do | Wait
+Action = MemberAction | Wait
 
 #: Actions that are left out while the run is in a later phase than this script.
 _NOT_BEHIND: frozenset[Action] = frozenset(
-    {Do.LIFT_HOLD, Do.REPORT_FIT, Do.KEEP_STATE, Do.TAKE_FINAL, Do.FILL_SLOTS, Do.NOTE_STATES}
+    {
+        MemberAction.LIFT_HOLD,
+        MemberAction.REPORT_FIT,
+        MemberAction.KEEP_STATE,
+        MemberAction.TAKE_FINAL,
+        MemberAction.FILL_SLOTS,
+        MemberAction.NOTE_STATES,
+    }
 )
 #: Actions that are left out in a training loop of the script's own.
 _OF_FIT: frozenset[Action] = frozenset(
-    {Do.COUNT_FIT, Do.REPORT_FIT, Wait(Point.BEGIN), Wait(Point.BEGIN_JOINED)}
+    {MemberAction.COUNT_FIT, MemberAction.REPORT_FIT, Wait(Point.BEGIN), Wait(Point.BEGIN_JOINED)}
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """Row of the transition table: actions in order, and the standings in between.
+class Transition:
+    """Transition of the transition table: actions in order, and the standings in between.
 
     Attributes:
         standing: Standing until a JOIN among the actions has a result.
@@ -157,78 +164,117 @@ class Row:
 
 def _phase(offers: bool, offered: Point, joined: Point) -> tuple[Action, ...]:
     """Return the actions that begin a phase; the script that offers its model joins first."""
-    joins: tuple[Action, ...] = (Do.JOIN, Wait(offered)) if offers else (Wait(offered), Do.JOIN)
-    return (Do.FIND_STEP, Do.TAKE_SESSION, *joins, Wait(joined))
+    joins: tuple[Action, ...] = (
+        (MemberAction.JOIN, Wait(offered)) if offers else (Wait(offered), MemberAction.JOIN)
+    )
+    return (MemberAction.FIND_STEP, MemberAction.TAKE_SESSION, *joins, Wait(joined))
 
 
 _AT_BEGIN, _AT_LEFT = Wait(Point.BEGIN, compares=True), Wait(Point.LEFT, compares=True)
 _ENTER: tuple[Action, ...] = (
-    *(Do.FIND_STEP, Do.TAKE_SESSION, Do.JOIN, Do.FOLLOW_RATE, Do.MEET_RUN, Do.LIFT_HOLD),
-    *(Do.COUNT_FIT, Wait(Point.BEGIN), Do.REPORT_FIT, Do.SEED),
+    *(
+        MemberAction.FIND_STEP,
+        MemberAction.TAKE_SESSION,
+        MemberAction.JOIN,
+        MemberAction.FOLLOW_RATE,
+        MemberAction.MEET_RUN,
+        MemberAction.LIFT_HOLD,
+    ),
+    *(MemberAction.COUNT_FIT, Wait(Point.BEGIN), MemberAction.REPORT_FIT, MemberAction.SEED),
 )
 # If workers did not wait for each other after joining, those that join first would take the first
 # rounds of a fit without those that join later.
-_REJOIN = (Do.FORGET_STATES, Do.JOIN, Wait(Point.BEGIN_JOINED), Do.REPORT_FIT)
+_REJOIN = (
+    MemberAction.FORGET_STATES,
+    MemberAction.JOIN,
+    Wait(Point.BEGIN_JOINED),
+    MemberAction.REPORT_FIT,
+)
 _OFFER, _FOLLOW = (
     (
         *_phase(offers, Point.BEGIN_OFFERED, Point.BEGIN_JOINED),
-        *(Do.FORGET_STATES, Do.REPORT_FIT, Do.SEED),
+        *(MemberAction.FORGET_STATES, MemberAction.REPORT_FIT, MemberAction.SEED),
     )
     for offers in (True, False)
 )
 _OFFER_AT_END, _FOLLOW_AT_END = (
-    (*_phase(offers, Point.LEFT_OFFERED, Point.LEFT_JOINED), Do.NOTE_STATES, Do.SEED)
+    (
+        *_phase(offers, Point.LEFT_OFFERED, Point.LEFT_JOINED),
+        MemberAction.NOTE_STATES,
+        MemberAction.SEED,
+    )
     for offers in (True, False)
 )
-_LEAVE = (Do.FINISH_ROUNDS, Do.KEEP_STATE, Do.TAKE_FINAL, Do.LEAVE)
+_LEAVE = (
+    MemberAction.FINISH_ROUNDS,
+    MemberAction.KEEP_STATE,
+    MemberAction.TAKE_FINAL,
+    MemberAction.LEAVE,
+)
 # A worker leaves a second time, because otherwise a restarted worker would wait in its rounds for
 # this worker, which takes no more steps.
-_LOAD = (Do.JOIN, Do.FILL_SLOTS, Do.LEAVE, Do.NOTE_STATES)
+_LOAD = (MemberAction.JOIN, MemberAction.FILL_SLOTS, MemberAction.LEAVE, MemberAction.NOTE_STATES)
 
 
-def _offered() -> Iterator[tuple[Standing, Event, Row]]:
+def _offered() -> Iterator[tuple[Standing, Event, Transition]]:
     """Yield the rows for a model that a script offers to the servers."""
     s, e, away = Standing, Event, {"joined": Standing.LEFT, "behind": Standing.LEFT_BEHIND}
-    yield s.ALONE, e.TRAINING_BEGINS, Row(s.OPENING, _ENTER)
-    yield s.ALONE, e.STEP_FOUND, Row(s.OPENING, _ENTER[1:])
-    yield s.SUCCEEDING, e.TRAINING_BEGINS, Row(s.SUCCEEDING, (_AT_BEGIN,))
-    yield s.SUCCEEDING, e.OFFERS, Row(s.OPENING, _OFFER)
-    yield s.SUCCEEDING, e.FOLLOWS, Row(s.OPENING, _FOLLOW)
-    yield s.SUCCEEDING, e.OPENED, Row(s.OPENING, _FOLLOW)
+    yield s.ALONE, e.TRAINING_BEGINS, Transition(s.OPENING, _ENTER)
+    yield s.ALONE, e.STEP_FOUND, Transition(s.OPENING, _ENTER[1:])
+    yield s.SUCCEEDING, e.TRAINING_BEGINS, Transition(s.SUCCEEDING, (_AT_BEGIN,))
+    yield s.SUCCEEDING, e.OFFERS, Transition(s.OPENING, _OFFER)
+    yield s.SUCCEEDING, e.FOLLOWS, Transition(s.OPENING, _FOLLOW)
+    yield s.SUCCEEDING, e.OPENED, Transition(s.OPENING, _FOLLOW)
     # The run ended before this model's turn: the model gets a session that keeps its own weights.
-    yield s.SUCCEEDING, e.HALTED, Row(s.OPENING, (Do.FIND_STEP, Do.TAKE_SESSION), ends=s.ENDED)
-    yield s.OPENING, e.OFFERS, Row(s.OPENING, _OFFER)
-    yield s.OPENING, e.FOLLOWS, Row(s.OPENING, _FOLLOW)
-    yield s.OPENING, e.OPENED, Row(s.OPENING, _REJOIN)
+    yield (
+        s.SUCCEEDING,
+        e.HALTED,
+        Transition(s.OPENING, (MemberAction.FIND_STEP, MemberAction.TAKE_SESSION), ends=s.ENDED),
+    )
+    yield s.OPENING, e.OFFERS, Transition(s.OPENING, _OFFER)
+    yield s.OPENING, e.FOLLOWS, Transition(s.OPENING, _FOLLOW)
+    yield s.OPENING, e.OPENED, Transition(s.OPENING, _REJOIN)
     for standing in (s.JOINED, s.PASSING_OVER, s.LEFT, s.LEFT_BEHIND):
-        yield standing, e.TRAINING_BEGINS, Row(s.OPENING, (_AT_BEGIN,))
+        yield standing, e.TRAINING_BEGINS, Transition(s.OPENING, (_AT_BEGIN,))
     for standing in (s.JOINED, s.PASSING_OVER):
-        stop = (Do.FINISH_ROUNDS, Do.TAKE_FINAL, Do.LEAVE)
-        yield standing, e.STEPS_STOP, Row(standing, stop)
+        stop = (MemberAction.FINISH_ROUNDS, MemberAction.TAKE_FINAL, MemberAction.LEAVE)
+        yield standing, e.STEPS_STOP, Transition(standing, stop)
     for standing, leaving, ended in (
         (s.JOINED, s.LEAVING, s.ENDED),
         (s.PASSING_OVER, s.LEAVING_BEHIND, s.ENDED_AHEAD),
     ):
-        yield standing, e.FIT_ENDS, Row(leaving, (*_LEAVE, Wait(Point.END)))
-        yield leaving, e.OPENED, Row(leaving, _LOAD, **away)
-        yield leaving, e.HALTED, Row(ended, (Do.LEAVE, Do.NOTE_STATES))
-        yield ended, e.FIT_ENDS, Row(ended, (*_LEAVE, Do.NOTE_STATES))
+        yield standing, e.FIT_ENDS, Transition(leaving, (*_LEAVE, Wait(Point.END)))
+        yield leaving, e.OPENED, Transition(leaving, _LOAD, **away)
+        yield leaving, e.HALTED, Transition(ended, (MemberAction.LEAVE, MemberAction.NOTE_STATES))
+        yield ended, e.FIT_ENDS, Transition(ended, (*_LEAVE, MemberAction.NOTE_STATES))
     for standing in (s.LEFT, s.LEFT_BEHIND):
-        yield standing, e.CALLBACKS_END, Row(s.CLOSING, (_AT_LEFT,), ends=standing)
-        loop = (Do.FORGET_STATES, Do.JOIN, Wait(Point.LOOP))
-        yield standing, e.LOOP_STEPS, Row(s.OPENING, loop)
-    yield s.CLOSING, e.OFFERS, Row(s.CLOSING, _OFFER_AT_END, **away)
-    yield s.CLOSING, e.FOLLOWS, Row(s.CLOSING, _FOLLOW_AT_END, **away)
+        yield standing, e.CALLBACKS_END, Transition(s.CLOSING, (_AT_LEFT,), ends=standing)
+        loop = (MemberAction.FORGET_STATES, MemberAction.JOIN, Wait(Point.LOOP))
+        yield standing, e.LOOP_STEPS, Transition(s.OPENING, loop)
+    yield s.CLOSING, e.OFFERS, Transition(s.CLOSING, _OFFER_AT_END, **away)
+    yield s.CLOSING, e.FOLLOWS, Transition(s.CLOSING, _FOLLOW_AT_END, **away)
 
 
-def _by_flags() -> Iterator[tuple[Standing, Event, Row]]:
+def _by_flags() -> Iterator[tuple[Standing, Event, Transition]]:
     """Yield the rows for a run whose servers have a model from flags: it has one phase."""
     s, e = Standing, Event
     for standing in (s.ALONE, s.JOINED, s.LEFT):
-        yield standing, e.TRAINING_BEGINS, Row(s.OPENING, (Do.FORGET_STATES, Do.JOIN))
-    yield s.JOINED, e.STEPS_STOP, Row(s.JOINED, (Do.FINISH_ROUNDS, Do.LEAVE))
+        yield (
+            standing,
+            e.TRAINING_BEGINS,
+            Transition(s.OPENING, (MemberAction.FORGET_STATES, MemberAction.JOIN)),
+        )
+    yield (
+        s.JOINED,
+        e.STEPS_STOP,
+        Transition(s.JOINED, (MemberAction.FINISH_ROUNDS, MemberAction.LEAVE)),
+    )
     for standing in (s.JOINED, s.ENDED):
-        yield standing, e.FIT_ENDS, Row(standing, (Do.LEAVE,), ends=_LEFT_BY_FLAGS[standing])
+        yield (
+            standing,
+            e.FIT_ENDS,
+            Transition(standing, (MemberAction.LEAVE,), ends=_LEFT_BY_FLAGS[standing]),
+        )
 
 
 _LEFT_BY_FLAGS = {Standing.JOINED: Standing.LEFT, Standing.ENDED: Standing.ENDED}
@@ -271,7 +317,7 @@ class ScriptMember:
         self.standing, self.use = Standing.ALONE, Use.IDLE
         self._table = OFFERED if is_offered else BY_FLAGS
         # present row, and the number of its next action; the row is None if no action is due
-        self._row: Row | None = None
+        self._row: Transition | None = None
         self._next = 0
         # standing to which an error, or a fit without steps, returns
         self._rest = Standing.ALONE
@@ -361,7 +407,7 @@ class ScriptMember:
                 return self._begin(follows)
         return self._go_on()
 
-    def _begin(self, row: Row) -> Action | None:
+    def _begin(self, row: Transition) -> Action | None:
         self._row, self._next, self.standing = row, 0, row.standing
         return self._go_on()
 
@@ -371,7 +417,7 @@ class ScriptMember:
         while row is not None and self._next < len(row.actions):
             action = row.actions[self._next]
             self._next += 1
-            if action is Do.TAKE_SESSION:  # from now on, the session is this model's own
+            if action is MemberAction.TAKE_SESSION:  # from now on, the session is this model's own
                 self._rest = Standing.LEFT
             is_left_out = self.is_behind and action in _NOT_BEHIND
             if not is_left_out and (self.use.is_fit or action not in _OF_FIT):
@@ -397,4 +443,4 @@ class ScriptMember:
         return self._go_on()
 
 
-_FAILURE = Row(Standing.LEFT, (Do.LEAVE_FAILED,))
+_FAILURE = Transition(Standing.LEFT, (MemberAction.LEAVE_FAILED,))

@@ -42,7 +42,7 @@ from thinwire.worker.core.messages import (
     ShardReply,
     was_accepted,
 )
-from thinwire.worker.core.worker_round import Action, Do, MiniBatch, Restore, Stage
+from thinwire.worker.core.worker_round import Action, MiniBatch, Restore, RoundAction, RoundStage
 from thinwire.worker.script import RECORD
 from thinwire.worker.train_step import clip, decay
 from thinwire.worker.trainer import Stopwatch, WorkerSession
@@ -646,7 +646,7 @@ class Session:
     def _begin_step(self) -> None:
         """Let the worker's state machine wait for a mini-batch."""
         part = self.part
-        if part.steps.stage is Stage.READY:
+        if part.steps.stage is RoundStage.READY:
             part.advance(part.steps.begin())
 
     def _exchange(self, batch: MiniBatch) -> _Exchanged:
@@ -661,7 +661,7 @@ class Session:
         def load(action: Action) -> None:
             if isinstance(action, Restore):
                 refused.append(action.error)
-            elif action is Do.LOAD_ROUND and goes_ahead and not self.stopped:
+            elif action is RoundAction.LOAD_ROUND and goes_ahead and not self.stopped:
                 self._go_on(batch.statistics)
 
         part.forget_exchange()
@@ -714,7 +714,7 @@ class Session:
 
     def _push_rest(self, action: Action | None) -> None:
         """Carry out a push between two mini-batches, and wait for its replies."""
-        while action is not None and action not in (Do.POLL, Do.END):
+        while action is not None and action not in (RoundAction.POLL, RoundAction.END):
             action = self.part.carry_out(action, lambda action: None)
         if (rest := self.part.steps.settle()) is not None:
             self._push_rest(rest)

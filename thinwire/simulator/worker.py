@@ -22,7 +22,7 @@ from thinwire.simulator.exchange import SimulatedExchange
 from thinwire.simulator.round_ahead import ComputedBatch, RoundAhead
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import PushRequest, ShardReply
-from thinwire.worker.core.worker_round import Action, Do, MiniBatch, Push, WorkerRound
+from thinwire.worker.core.worker_round import Action, MiniBatch, RoundAction, SendPush, WorkerRound
 from thinwire.worker.telemetry.round_trace import RoundMeasure
 
 if TYPE_CHECKING:
@@ -157,18 +157,18 @@ class SimulatedWorker:
     def _carry_out(self, action: Action | None) -> None:
         """Carry out an action and all that follow at this moment of virtual time."""
         while action is not None and self.alive:
-            if action is Do.POLL:
+            if action is RoundAction.POLL:
                 self._poll()
                 return
-            if action is Do.COMPUTE:
+            if action is RoundAction.COMPUTE:
                 self._begin_step()
                 return
-            if action is Do.WAIT or action is Do.END:
+            if action is RoundAction.WAIT or action is RoundAction.END:
                 break
-            if isinstance(action, Push):
+            if isinstance(action, SendPush):
                 self._exchange.push(action.request)
             action = self._steps.done()
-        if action is Do.END and self._steps.diverged is not None:
+        if action is RoundAction.END and self._steps.diverged is not None:
             logging.warning(
                 "simulated worker %d leaves the run: too many consecutive mini-batches gave no "
                 "usable update",

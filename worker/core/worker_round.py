@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _MOST_IN_A_ROW = 100
 
 
-class Stage(enum.Enum):
+class RoundStage(enum.Enum):
     """What a worker does at present."""
 
     READY = "the next mini-batch, or the push of a round of local steps, is to begin"
@@ -46,7 +46,7 @@ class Stage(enum.Enum):
     OVER = "the run has ended"
 
 
-class Do(enum.Enum):
+class RoundAction(enum.Enum):
     """Action of the driver, with the event that reports its result."""
 
     POLL = "query the pacer whether the round of local steps ends: polled"
@@ -58,7 +58,7 @@ class Do(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Push:
+class SendPush:
     """Action of the driver: send a request to all shards, then report `done`.
 
     Attributes:
@@ -77,7 +77,7 @@ class Restore:
     error: NonFiniteUpdate
 
 
-Action = Do | Push | Restore
+Action = RoundAction | SendPush | Restore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ class WorkerRound:
         # A background thread exchanges the change by a script's own optimizer: it waits for the
         # replies while the script computes its next step.
         self._overlaps = core.method.overlap and has_examples and core.own is None
-        self.stage = Stage.READY
+        self.stage = RoundStage.READY
         self.under_way: PushRequest | None = None
         self.num_steps = self.num_non_finite = 0
         self.loss: float | None = None
@@ -148,44 +148,44 @@ class WorkerRound:
 
     def begin(self) -> Action:
         """Return the first action, after the worker has pulled the model."""
-        self._enter(Stage.READY, Stage.READY)
+        self._enter(RoundStage.READY, RoundStage.READY)
         return self._next()
 
     def polled(self, is_due: bool) -> Action:
         """Report the pacer's answer: True if the round of local steps ends before another step."""
-        self._enter(Stage.READY, Stage.READY)
+        self._enter(RoundStage.READY, RoundStage.READY)
         if is_due:
             return self.end_round()
         if not self._has_examples:
             return self._push(self.core.begin_empty(), ends_step=False)
-        self.stage = Stage.COMPUTING if self.under_way is None else Stage.AHEAD
-        return Do.COMPUTE
+        self.stage = RoundStage.COMPUTING if self.under_way is None else RoundStage.AHEAD
+        return RoundAction.COMPUTE
 
     def settle(self) -> Action | None:
         """Begin no further mini-batch for now; return WAIT if a push is under way, else None.
 
         After `settle` and the replies, `begin` continues the training.
         """
-        if self.stage in (Stage.COMPUTING, Stage.AHEAD):
-            self.stage = Stage.READY
-        if self.under_way is None or self.stage is not Stage.READY:
+        if self.stage in (RoundStage.COMPUTING, RoundStage.AHEAD):
+            self.stage = RoundStage.READY
+        if self.under_way is None or self.stage is not RoundStage.READY:
             return None
-        self.stage = Stage.WAITING
-        return Do.WAIT
+        self.stage = RoundStage.WAITING
+        return RoundAction.WAIT
 
     def abandon(self) -> None:
         """Report that an exchange has failed: the worker exchanges nothing any more."""
-        self.stage, self.under_way, self._held = Stage.OVER, None, None
+        self.stage, self.under_way, self._held = RoundStage.OVER, None, None
 
     def end_training(self) -> Action | None:
         """Return the push of the codec's whole residual (unsent changes); None without one."""
-        self._enter(Stage.READY, Stage.READY)
+        self._enter(RoundStage.READY, RoundStage.READY)
         request = self.core.end_training()
         return None if request is None else self._push(request, ends_step=False)
 
     def end_round(self) -> Action:
         """Return the push of the local steps that no push has sent, between two mini-batches."""
-        self._enter(Stage.READY, Stage.READY)
+        self._enter(RoundStage.READY, RoundStage.READY)
         try:
             return self._push(self.core.end_round(), ends_step=False)
         except NonFiniteUpdate as error:
@@ -193,22 +193,22 @@ class WorkerRound:
 
     def computed(self, batch: MiniBatch) -> Action:
         """Report a computed mini-batch."""
-        if self.stage is Stage.AHEAD:
-            self.stage, self._held = Stage.HELD, batch
-            return Do.WAIT
-        self._enter(Stage.COMPUTING, Stage.READY)
+        if self.stage is RoundStage.AHEAD:
+            self.stage, self._held = RoundStage.HELD, batch
+            return RoundAction.WAIT
+        self._enter(RoundStage.COMPUTING, RoundStage.READY)
         return self._take_in(batch)
 
     def computed_ahead(self) -> Action:
         """Report a mini-batch that the core has received already: a local step."""
-        self._enter(Stage.COMPUTING, Stage.LOADING)
+        self._enter(RoundStage.COMPUTING, RoundStage.LOADING)
         self.num_steps += 1
         self._record(is_usable=True)
-        return Do.LOAD_STEP
+        return RoundAction.LOAD_STEP
 
     def refused(self, error: NonFiniteUpdate) -> Action:
         """Report a mini-batch that the core has rejected already."""
-        self._enter(Stage.COMPUTING, Stage.READY)
+        self._enter(RoundStage.COMPUTING, RoundStage.READY)
         self.num_steps += 1
         return self._reject(error)
 
@@ -218,15 +218,15 @@ class WorkerRound:
         Returns:
             The next action; None if the next event is `computed` or `replied`.
         """
-        if self.stage is Stage.SENDING:
-            self.stage = Stage.READY if self._overlaps else Stage.WAITING
-            return self._next() if self._overlaps else Do.WAIT
-        if self.stage is Stage.LOADING_AHEAD:
-            self.stage = Stage.COMPUTING
+        if self.stage is RoundStage.SENDING:
+            self.stage = RoundStage.READY if self._overlaps else RoundStage.WAITING
+            return self._next() if self._overlaps else RoundAction.WAIT
+        if self.stage is RoundStage.LOADING_AHEAD:
+            self.stage = RoundStage.COMPUTING
             return None
-        is_held = self.stage is Stage.LOADING_HELD
+        is_held = self.stage is RoundStage.LOADING_HELD
         held, self._held = self._held, None
-        self.stage = Stage.READY
+        self.stage = RoundStage.READY
         if is_held and held is not None and not self.core.stopped:
             return self._take_in(held)
         return self._next()
@@ -234,23 +234,23 @@ class WorkerRound:
     def replied(self, replies: Sequence[ShardReply | None]) -> Action:
         """Report the shards' replies to the push under way, in the order of the shards."""
         after = {
-            Stage.WAITING: Stage.LOADING,
-            Stage.READY: Stage.LOADING,
-            Stage.AHEAD: Stage.LOADING_AHEAD,
-            Stage.HELD: Stage.LOADING_HELD,
+            RoundStage.WAITING: RoundStage.LOADING,
+            RoundStage.READY: RoundStage.LOADING,
+            RoundStage.AHEAD: RoundStage.LOADING_AHEAD,
+            RoundStage.HELD: RoundStage.LOADING_HELD,
         }
         if self.under_way is None or self.stage not in after:
             raise RuntimeError(f"replies without a push ({self.stage})")
         self.under_way, self.stage = None, after[self.stage]
         self.core.settle(replies)
         self._record(was_accepted(replies))
-        return Do.LOAD_ROUND
+        return RoundAction.LOAD_ROUND
 
     def _next(self) -> Action:
         if self.core.stopped or self.diverged is not None:
-            self.stage = Stage.OVER
-            return Do.END
-        return Do.POLL
+            self.stage = RoundStage.OVER
+            return RoundAction.END
+        return RoundAction.POLL
 
     def _take_in(self, batch: MiniBatch) -> Action:
         self.num_steps += 1
@@ -269,25 +269,25 @@ class WorkerRound:
         if request is not None:
             return self._push(request, ends_step=True)
         self._record(is_usable=True)
-        self.stage = Stage.LOADING
-        return Do.LOAD_STEP
+        self.stage = RoundStage.LOADING
+        return RoundAction.LOAD_STEP
 
     def _push(self, request: PushRequest, ends_step: bool) -> Action:
         if self.under_way is not None:
             raise RuntimeError("a push while another one is under way")
-        self.under_way, self.stage = request, Stage.SENDING
-        return Push(request, ends_step)
+        self.under_way, self.stage = request, RoundStage.SENDING
+        return SendPush(request, ends_step)
 
     def _reject(self, error: NonFiniteUpdate) -> Action:
         self.num_non_finite += 1
         self._record(is_usable=False)
-        self.stage = Stage.LOADING
+        self.stage = RoundStage.LOADING
         return Restore(error)
 
     def _record(self, is_usable: bool) -> None:
         self._unusable_in_a_row = 0 if is_usable else self._unusable_in_a_row + 1
 
-    def _enter(self, before: Stage, after: Stage) -> None:
+    def _enter(self, before: RoundStage, after: RoundStage) -> None:
         if self.stage is not before:
             raise RuntimeError(f"this event belongs to {before}, not to {self.stage}")
         self.stage = after

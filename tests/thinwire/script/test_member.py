@@ -12,20 +12,26 @@ from thinwire.script.member import (
     BY_FLAGS,
     OFFERED,
     USES,
-    Do,
     Event,
+    MemberAction,
     OutOfTurn,
     ScriptMember,
     Standing,
     Use,
     Wait,
 )
-from thinwire.worker.core.worker_round import Stage
+from thinwire.worker.core.worker_round import RoundStage
 
 S, E = Standing, Event
 BEGIN, LEFT = Wait(Point.BEGIN, compares=True), Wait(Point.LEFT, compares=True)
-LEAVE = [Do.FINISH_ROUNDS, Do.KEEP_STATE, Do.TAKE_FINAL, Do.LEAVE, Wait(Point.END)]
-LOAD = [Do.JOIN, Do.FILL_SLOTS, Do.LEAVE, Do.NOTE_STATES]
+LEAVE = [
+    MemberAction.FINISH_ROUNDS,
+    MemberAction.KEEP_STATE,
+    MemberAction.TAKE_FINAL,
+    MemberAction.LEAVE,
+    Wait(Point.END),
+]
+LOAD = [MemberAction.JOIN, MemberAction.FILL_SLOTS, MemberAction.LEAVE, MemberAction.NOTE_STATES]
 RESTING = [
     *(S.ALONE, S.SUCCEEDING, S.JOINED, S.PASSING_OVER, S.LEFT, S.LEFT_BEHIND),
     *(S.REPLACED, S.ENDED, S.ENDED_AHEAD),
@@ -36,8 +42,8 @@ OF_SCRIPT = [
 ]
 #: First action that an event of the script causes in a fit, or the standing that it leads to.
 FIRST = {
-    (S.ALONE, E.TRAINING_BEGINS): Do.FIND_STEP,
-    (S.ALONE, E.STEP_FOUND): Do.TAKE_SESSION,
+    (S.ALONE, E.TRAINING_BEGINS): MemberAction.FIND_STEP,
+    (S.ALONE, E.STEP_FOUND): MemberAction.TAKE_SESSION,
     (S.ALONE, E.SUCCEEDS): S.SUCCEEDING,
     (S.REPLACED, E.SUCCEEDS): S.SUCCEEDING,
     **{(rest, E.IS_REPLACED): S.REPLACED for rest in RESTING},
@@ -45,9 +51,9 @@ FIRST = {
         (rest, E.TRAINING_BEGINS): BEGIN
         for rest in (S.SUCCEEDING, S.JOINED, S.PASSING_OVER, S.LEFT, S.LEFT_BEHIND)
     },
-    **{(rest, E.STEPS_STOP): Do.FINISH_ROUNDS for rest in (S.JOINED, S.PASSING_OVER)},
+    **{(rest, E.STEPS_STOP): MemberAction.FINISH_ROUNDS for rest in (S.JOINED, S.PASSING_OVER)},
     **{
-        (rest, E.FIT_ENDS): Do.FINISH_ROUNDS
+        (rest, E.FIT_ENDS): MemberAction.FINISH_ROUNDS
         for rest in (S.JOINED, S.PASSING_OVER, S.ENDED, S.ENDED_AHEAD)
     },
     **{(rest, E.CALLBACKS_END): LEFT for rest in (S.LEFT, S.LEFT_BEHIND)},
@@ -88,8 +94,8 @@ def test_every_event_of_the_script_in_every_standing_without_an_action(standing,
 def test_a_loop_joins_again_and_a_step_within_a_fit_does_not(standing):
     assert member_in(standing).receive(E.LOOP_STEPS) is None
     member = member_in(standing, Use.LOOP)
-    actions = done(member, E.LOOP_STEPS, {Do.JOIN: E.JOINED, Wait(Point.LOOP): E.OPENED})
-    assert actions == [Do.FORGET_STATES, Do.JOIN, Wait(Point.LOOP)]
+    actions = done(member, E.LOOP_STEPS, {MemberAction.JOIN: E.JOINED, Wait(Point.LOOP): E.OPENED})
+    assert actions == [MemberAction.FORGET_STATES, MemberAction.JOIN, Wait(Point.LOOP)]
     assert member.standing is S.JOINED
     assert member.receive(E.LOOP_STEPS) is None
 
@@ -124,7 +130,7 @@ def test_uses(use, event):
 @pytest.mark.parametrize("standing", RESTING, ids=lambda standing: standing.name)
 def test_a_failed_fit_leaves_the_run(standing):
     member = member_in(standing)
-    assert done(member, E.FIT_FAILS, {}) == [Do.LEAVE_FAILED]
+    assert done(member, E.FIT_FAILS, {}) == [MemberAction.LEAVE_FAILED]
     expected = {S.JOINED: S.LEFT, S.PASSING_OVER: S.LEFT_BEHIND}
     assert member.standing is expected.get(standing, standing)
 
@@ -135,7 +141,7 @@ def test_every_row_can_be_reached_from_its_own_table():
         reached = {S.ALONE, S.ENDED}
         for row in table.values():
             reached |= {row.standing, row.ends or row.standing}
-            if Do.JOIN in row.actions:
+            if MemberAction.JOIN in row.actions:
                 reached |= {row.joined, row.behind}
         reached |= {S.SUCCEEDING, S.REPLACED, S.AWAITING_STEP}
         assert {standing for standing, _ in table} <= reached | {S.ENDED_AHEAD}
@@ -164,62 +170,86 @@ class Plain:
 
     def do(self, *actions):
         for action in actions:
-            left_out = {Do.LIFT_HOLD, Do.REPORT_FIT, Do.KEEP_STATE, Do.TAKE_FINAL}
-            if self.is_behind and action in left_out | {Do.FILL_SLOTS, Do.NOTE_STATES}:
+            left_out = {
+                MemberAction.LIFT_HOLD,
+                MemberAction.REPORT_FIT,
+                MemberAction.KEEP_STATE,
+                MemberAction.TAKE_FINAL,
+            }
+            if self.is_behind and action in left_out | {
+                MemberAction.FILL_SLOTS,
+                MemberAction.NOTE_STATES,
+            }:
                 continue
             self.log.append(action)
             result = self.answer(action)
             if result is E.HALTED:
                 raise Over
-            if action is Do.JOIN:
+            if action is MemberAction.JOIN:
                 self.is_behind = result is E.JOINED_BEHIND
-        return result if actions and action in (BEGIN, LEFT, Do.FIND_STEP) else None
+        return result if actions and action in (BEGIN, LEFT, MemberAction.FIND_STEP) else None
 
     def begin(self):
         if self.has_ended:
             return
         try:
             if not self.joined:
-                self.do(Do.FIND_STEP, Do.TAKE_SESSION)
+                self.do(MemberAction.FIND_STEP, MemberAction.TAKE_SESSION)
                 self.joined = True
-                self.do(Do.JOIN, Do.FOLLOW_RATE, Do.MEET_RUN, Do.LIFT_HOLD, Do.COUNT_FIT)
-                self.do(Wait(Point.BEGIN), Do.REPORT_FIT, Do.SEED)
+                self.do(
+                    MemberAction.JOIN,
+                    MemberAction.FOLLOW_RATE,
+                    MemberAction.MEET_RUN,
+                    MemberAction.LIFT_HOLD,
+                    MemberAction.COUNT_FIT,
+                )
+                self.do(Wait(Point.BEGIN), MemberAction.REPORT_FIT, MemberAction.SEED)
                 return
             self.is_behind = False  # as nobody knows, until it joins
             opening = self.do(BEGIN)
             if opening is E.OPENED:
-                self.do(Do.FORGET_STATES, Do.JOIN, Wait(Point.BEGIN_JOINED), Do.REPORT_FIT)
+                self.do(
+                    MemberAction.FORGET_STATES,
+                    MemberAction.JOIN,
+                    Wait(Point.BEGIN_JOINED),
+                    MemberAction.REPORT_FIT,
+                )
                 return
             self.change(opening, Point.BEGIN_OFFERED, Point.BEGIN_JOINED)
-            self.do(Do.FORGET_STATES, Do.REPORT_FIT, Do.SEED)
+            self.do(MemberAction.FORGET_STATES, MemberAction.REPORT_FIT, MemberAction.SEED)
         except Over:
             self.has_ended = True
 
     def change(self, opening, offered, joined):
-        self.do(Do.FIND_STEP, Do.TAKE_SESSION)
+        self.do(MemberAction.FIND_STEP, MemberAction.TAKE_SESSION)
         if opening is E.OFFERS:
-            self.do(Do.JOIN)
+            self.do(MemberAction.JOIN)
         self.do(Wait(offered))
         if opening is E.FOLLOWS:
-            self.do(Do.JOIN)
+            self.do(MemberAction.JOIN)
         self.do(Wait(joined))
 
     def stop(self):
         if not self.has_ended:
-            self.do(Do.FINISH_ROUNDS, Do.TAKE_FINAL, Do.LEAVE)
+            self.do(MemberAction.FINISH_ROUNDS, MemberAction.TAKE_FINAL, MemberAction.LEAVE)
 
     def end(self):
-        self.do(Do.FINISH_ROUNDS, Do.KEEP_STATE, Do.TAKE_FINAL, Do.LEAVE)
+        self.do(
+            MemberAction.FINISH_ROUNDS,
+            MemberAction.KEEP_STATE,
+            MemberAction.TAKE_FINAL,
+            MemberAction.LEAVE,
+        )
         if self.has_ended:
-            self.do(Do.NOTE_STATES)
+            self.do(MemberAction.NOTE_STATES)
             return
         try:
-            self.do(Wait(Point.END), Do.JOIN)
+            self.do(Wait(Point.END), MemberAction.JOIN)
         except Over:
             self.has_ended = True
-            self.do(Do.LEAVE, Do.NOTE_STATES)
+            self.do(MemberAction.LEAVE, MemberAction.NOTE_STATES)
             return
-        self.do(Do.FILL_SLOTS, Do.LEAVE, Do.NOTE_STATES)
+        self.do(MemberAction.FILL_SLOTS, MemberAction.LEAVE, MemberAction.NOTE_STATES)
 
     def end_callbacks(self):
         if self.has_ended:
@@ -232,19 +262,19 @@ class Plain:
                 self.is_behind = was_behind
                 return
             self.change(opening, Point.LEFT_OFFERED, Point.LEFT_JOINED)
-            self.do(Do.NOTE_STATES, Do.SEED)
+            self.do(MemberAction.NOTE_STATES, MemberAction.SEED)
         except Over:
             self.has_ended = True
 
     def fail(self):
-        self.do(Do.LEAVE_FAILED)
+        self.do(MemberAction.LEAVE_FAILED)
 
 
 def answers_to(action):
     """Return the results that an action may have."""
-    if action is Do.JOIN:
+    if action is MemberAction.JOIN:
         return [E.JOINED, E.JOINED, E.JOINED_BEHIND, E.HALTED]
-    if action is Do.MEET_RUN:
+    if action is MemberAction.MEET_RUN:
         return [E.DONE, E.DONE, E.HALTED]
     if action in (BEGIN, LEFT):
         return [E.OPENED, E.OFFERS, E.FOLLOWS, E.HALTED]
@@ -298,20 +328,32 @@ def test_whole_scripts_as_the_plain_model(fits, draws):
 
 def test_the_variables_may_be_known_only_in_the_first_step():
     member = member_in(S.ALONE)
-    assert done(member, E.TRAINING_BEGINS, {Do.FIND_STEP: E.LATER}) == [Do.FIND_STEP]
+    assert done(member, E.TRAINING_BEGINS, {MemberAction.FIND_STEP: E.LATER}) == [
+        MemberAction.FIND_STEP
+    ]
     assert member.standing is S.AWAITING_STEP and member.begins_with_step
-    found = {Do.JOIN: E.JOINED, Wait(Point.BEGIN): E.OPENED}
+    found = {MemberAction.JOIN: E.JOINED, Wait(Point.BEGIN): E.OPENED}
     actions = done(member, E.STEP_FOUND, found)
-    assert actions[:2] == [Do.TAKE_SESSION, Do.JOIN] and actions[-1] is Do.SEED
+    assert (
+        actions[:2] == [MemberAction.TAKE_SESSION, MemberAction.JOIN]
+        and actions[-1] is MemberAction.SEED
+    )
     assert member.standing is S.JOINED and not member.begins_with_step
 
 
 @pytest.mark.parametrize("event", [E.TRAINING_BEGINS, E.STEP_FOUND])
 def test_a_loop_joins_without_the_barriers_of_a_fit(event):
     member = member_in(S.ALONE, Use.LOOP)
-    actions = done(member, event, {Do.JOIN: E.JOINED})
+    actions = done(member, event, {MemberAction.JOIN: E.JOINED})
     assert actions[event is E.TRAINING_BEGINS :] == [
-        *(Do.TAKE_SESSION, Do.JOIN, Do.FOLLOW_RATE, Do.MEET_RUN, Do.LIFT_HOLD, Do.SEED)
+        *(
+            MemberAction.TAKE_SESSION,
+            MemberAction.JOIN,
+            MemberAction.FOLLOW_RATE,
+            MemberAction.MEET_RUN,
+            MemberAction.LIFT_HOLD,
+            MemberAction.SEED,
+        )
     ]
     assert member.standing is S.JOINED
 
@@ -320,7 +362,7 @@ def test_a_loop_joins_without_the_barriers_of_a_fit(event):
 @pytest.mark.parametrize("event", [E.FIT_ENDS, E.FIT_FAILS])
 def test_a_fit_without_a_step_changes_nothing(before, event):
     member = member_in(before)
-    answers = {Do.FIND_STEP: E.LATER, BEGIN: E.OFFERS}
+    answers = {MemberAction.FIND_STEP: E.LATER, BEGIN: E.OFFERS}
     done(member, E.TRAINING_BEGINS, answers)
     assert member.standing is S.AWAITING_STEP
     for refused in (E.SUCCEEDS, E.IS_REPLACED):
@@ -334,7 +376,7 @@ def test_a_fit_without_a_step_changes_nothing(before, event):
 def test_a_run_that_ended_before_a_model_s_turn_gives_it_a_session_of_its_own():
     member = member_in(S.SUCCEEDING)
     assert done(member, E.TRAINING_BEGINS, {BEGIN: E.HALTED}) == [
-        *(BEGIN, Do.FIND_STEP, Do.TAKE_SESSION)
+        *(BEGIN, MemberAction.FIND_STEP, MemberAction.TAKE_SESSION)
     ]
     assert member.standing is S.ENDED
 
@@ -346,8 +388,8 @@ def test_an_error_in_an_action_drops_the_actions_after_it():
     assert member.standing is S.LEFT
     member = member_in(S.ALONE)
     member.receive(E.TRAINING_BEGINS)
-    assert member.receive(E.DONE) is Do.TAKE_SESSION
-    assert member.receive(E.DONE) is Do.JOIN
+    assert member.receive(E.DONE) is MemberAction.TAKE_SESSION
+    assert member.receive(E.DONE) is MemberAction.JOIN
     member.receive(E.FAILED)
     assert member.standing is S.LEFT  # the next fit waits for the others, and joins
 
@@ -355,15 +397,21 @@ def test_an_error_in_an_action_drops_the_actions_after_it():
 def test_servers_with_a_model_from_flags_have_one_phase():
     member = ScriptMember(is_offered=False)
     member.receive(E.FIT_BEGINS)
-    joined = {Do.JOIN: E.JOINED}
-    assert done(member, E.TRAINING_BEGINS, joined) == [Do.FORGET_STATES, Do.JOIN]
-    assert done(member, E.STEPS_STOP, {}) == [Do.FINISH_ROUNDS, Do.LEAVE]
-    assert done(member, E.FIT_ENDS, {}) == [Do.LEAVE]
+    joined = {MemberAction.JOIN: E.JOINED}
+    assert done(member, E.TRAINING_BEGINS, joined) == [
+        MemberAction.FORGET_STATES,
+        MemberAction.JOIN,
+    ]
+    assert done(member, E.STEPS_STOP, {}) == [MemberAction.FINISH_ROUNDS, MemberAction.LEAVE]
+    assert done(member, E.FIT_ENDS, {}) == [MemberAction.LEAVE]
     assert member.standing is S.LEFT
     assert done(member, E.FIT_ENDS, {}) == done(member, E.CALLBACKS_END, {}) == []
-    assert done(member, E.TRAINING_BEGINS, {Do.JOIN: E.HALTED}) == [Do.FORGET_STATES, Do.JOIN]
+    assert done(member, E.TRAINING_BEGINS, {MemberAction.JOIN: E.HALTED}) == [
+        MemberAction.FORGET_STATES,
+        MemberAction.JOIN,
+    ]
     assert member.standing is S.ENDED
-    assert done(member, E.FIT_ENDS, {}) == [Do.LEAVE]
+    assert done(member, E.FIT_ENDS, {}) == [MemberAction.LEAVE]
 
 
 def test_the_page_shows_every_standing_and_stage():
@@ -371,5 +419,5 @@ def test_the_page_shows_every_standing_and_stage():
     text = (
         page.read_text().replace("LEAVING_    ", "LEAVING_BEHIND").replace("LEFT_ ", "LEFT_BEHIND ")
     )
-    for each in (*Standing, *Stage):
+    for each in (*Standing, *RoundStage):
         assert each.name in text, each

@@ -9,11 +9,11 @@ import pytest
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.worker.core.messages import ShardReply
 from thinwire.worker.core.worker_round import (
-    Do,
     MiniBatch,
-    Push,
     Restore,
-    Stage,
+    RoundAction,
+    RoundStage,
+    SendPush,
     WorkerRound,
 )
 
@@ -58,7 +58,7 @@ def _plain_replies(monkeypatch):
     )
 
 
-def machine(stage=Stage.READY, overlap=False, is_under_way=False, **core):
+def machine(stage=RoundStage.READY, overlap=False, is_under_way=False, **core):
     made = WorkerRound(Core(overlap, **core))
     made.stage = stage
     made.under_way = 7 if is_under_way else None
@@ -66,7 +66,7 @@ def machine(stage=Stage.READY, overlap=False, is_under_way=False, **core):
 
 
 #: Stages in which a push is under way; in READY only with overlap.
-UNDER_WAY = {Stage.SENDING, Stage.WAITING, Stage.AHEAD, Stage.HELD}
+UNDER_WAY = {RoundStage.SENDING, RoundStage.WAITING, RoundStage.AHEAD, RoundStage.HELD}
 EVENTS = {
     "begin": lambda made: made.begin(),
     "polled": lambda made: made.polled(False),
@@ -79,25 +79,25 @@ EVENTS = {
 }
 #: Event -> stage -> action and next stage. All other pairs are mistakes of the driver.
 ALLOWED = {
-    "begin": {Stage.READY: (Do.POLL, Stage.READY)},
-    "polled": {Stage.READY: (Do.COMPUTE, Stage.COMPUTING)},
-    "end_round": {Stage.READY: (Push(1, ends_step=False), Stage.SENDING)},
-    "end_training": {Stage.READY: (None, Stage.READY)},
+    "begin": {RoundStage.READY: (RoundAction.POLL, RoundStage.READY)},
+    "polled": {RoundStage.READY: (RoundAction.COMPUTE, RoundStage.COMPUTING)},
+    "end_round": {RoundStage.READY: (SendPush(1, ends_step=False), RoundStage.SENDING)},
+    "end_training": {RoundStage.READY: (None, RoundStage.READY)},
     "computed": {
-        Stage.COMPUTING: (Push(1, ends_step=True), Stage.SENDING),
-        Stage.AHEAD: (Do.WAIT, Stage.HELD),
+        RoundStage.COMPUTING: (SendPush(1, ends_step=True), RoundStage.SENDING),
+        RoundStage.AHEAD: (RoundAction.WAIT, RoundStage.HELD),
     },
-    "computed_ahead": {Stage.COMPUTING: (Do.LOAD_STEP, Stage.LOADING)},
-    "refused": {Stage.COMPUTING: (Restore, Stage.LOADING)},
+    "computed_ahead": {RoundStage.COMPUTING: (RoundAction.LOAD_STEP, RoundStage.LOADING)},
+    "refused": {RoundStage.COMPUTING: (Restore, RoundStage.LOADING)},
     "replied": {
-        Stage.WAITING: (Do.LOAD_ROUND, Stage.LOADING),
-        Stage.AHEAD: (Do.LOAD_ROUND, Stage.LOADING_AHEAD),
-        Stage.HELD: (Do.LOAD_ROUND, Stage.LOADING_HELD),
+        RoundStage.WAITING: (RoundAction.LOAD_ROUND, RoundStage.LOADING),
+        RoundStage.AHEAD: (RoundAction.LOAD_ROUND, RoundStage.LOADING_AHEAD),
+        RoundStage.HELD: (RoundAction.LOAD_ROUND, RoundStage.LOADING_HELD),
     },
 }
 
 
-@pytest.mark.parametrize("stage", Stage, ids=lambda stage: stage.name)
+@pytest.mark.parametrize("stage", RoundStage, ids=lambda stage: stage.name)
 @pytest.mark.parametrize("event", EVENTS)
 def test_every_event_in_every_stage(event, stage):
     made = machine(stage, is_under_way=stage in UNDER_WAY)
@@ -115,14 +115,14 @@ def test_every_event_in_every_stage(event, stage):
 @pytest.mark.parametrize(
     ("stage", "overlap", "action", "after"),
     [
-        (Stage.SENDING, False, Do.WAIT, Stage.WAITING),
-        (Stage.SENDING, True, Do.POLL, Stage.READY),
-        (Stage.LOADING, False, Do.POLL, Stage.READY),
-        (Stage.LOADING_AHEAD, True, None, Stage.COMPUTING),
+        (RoundStage.SENDING, False, RoundAction.WAIT, RoundStage.WAITING),
+        (RoundStage.SENDING, True, RoundAction.POLL, RoundStage.READY),
+        (RoundStage.LOADING, False, RoundAction.POLL, RoundStage.READY),
+        (RoundStage.LOADING_AHEAD, True, None, RoundStage.COMPUTING),
     ],
 )
 def test_what_follows_a_finished_action(stage, overlap, action, after):
-    made = machine(stage, overlap, is_under_way=stage is Stage.SENDING)
+    made = machine(stage, overlap, is_under_way=stage is RoundStage.SENDING)
     assert made.done() == action
     assert made.stage is after
 
@@ -130,11 +130,11 @@ def test_what_follows_a_finished_action(stage, overlap, action, after):
 @pytest.mark.parametrize(
     ("stage", "is_under_way", "action", "after"),
     [
-        (Stage.READY, False, None, Stage.READY),
-        (Stage.READY, True, Do.WAIT, Stage.WAITING),
-        (Stage.COMPUTING, False, None, Stage.READY),
-        (Stage.AHEAD, True, Do.WAIT, Stage.WAITING),
-        (Stage.OVER, False, None, Stage.OVER),
+        (RoundStage.READY, False, None, RoundStage.READY),
+        (RoundStage.READY, True, RoundAction.WAIT, RoundStage.WAITING),
+        (RoundStage.COMPUTING, False, None, RoundStage.READY),
+        (RoundStage.AHEAD, True, RoundAction.WAIT, RoundStage.WAITING),
+        (RoundStage.OVER, False, None, RoundStage.OVER),
     ],
 )
 def test_a_pause_waits_for_what_is_under_way(stage, is_under_way, action, after):
@@ -144,15 +144,15 @@ def test_a_pause_waits_for_what_is_under_way(stage, is_under_way, action, after)
 
 
 def test_after_a_failed_exchange_there_is_none():
-    made = machine(Stage.WAITING, is_under_way=True)
+    made = machine(RoundStage.WAITING, is_under_way=True)
     made.abandon()
-    assert (made.stage, made.under_way, made.settle()) == (Stage.OVER, None, None)
+    assert (made.stage, made.under_way, made.settle()) == (RoundStage.OVER, None, None)
 
 
 def test_without_examples_a_worker_pushes_nothing_and_waits():
     made = WorkerRound(Core(overlap=True), has_examples=False)
-    assert made.polled(False) == Push(1, ends_step=False)
-    assert made.done() is Do.WAIT  # otherwise it would push again before the replies
+    assert made.polled(False) == SendPush(1, ends_step=False)
+    assert made.done() is RoundAction.WAIT  # otherwise it would push again before the replies
 
 
 def test_a_script_s_own_step_is_exchanged_whole():
@@ -161,16 +161,16 @@ def test_a_script_s_own_step_is_exchanged_whole():
     core.own = object()
     made = WorkerRound(core)
     made.polled(False)
-    assert made.computed(BATCH) == Push(1, ends_step=True)
-    assert made.done() is Do.WAIT
+    assert made.computed(BATCH) == SendPush(1, ends_step=True)
+    assert made.done() is RoundAction.WAIT
 
 
 def test_a_held_mini_batch_is_dropped_if_the_run_ends():
-    made = machine(Stage.AHEAD, overlap=True, is_under_way=True)
-    assert made.computed(BATCH) is Do.WAIT
+    made = machine(RoundStage.AHEAD, overlap=True, is_under_way=True)
+    assert made.computed(BATCH) is RoundAction.WAIT
     made.replied(ACCEPTED)
     made.core.stopped = True
-    assert made.done() is Do.END and made.core.log == ["settle"]
+    assert made.done() is RoundAction.END and made.core.log == ["settle"]
 
 
 @pytest.mark.parametrize("kind", ["not finite", "rejected"])
@@ -181,13 +181,13 @@ def test_a_hundred_unusable_mini_batches_in_a_row_are_borne(kind):
     action = made.begin()
     for _ in range(101):
         assert made.diverged is None
-        assert action is Do.POLL and made.polled(False) is Do.COMPUTE
+        assert action is RoundAction.POLL and made.polled(False) is RoundAction.COMPUTE
         action = made.computed(BATCH)
-        if isinstance(action, Push):
-            assert made.done() is Do.WAIT
-            assert made.replied(replies) is Do.LOAD_ROUND
+        if isinstance(action, SendPush):
+            assert made.done() is RoundAction.WAIT
+            assert made.replied(replies) is RoundAction.LOAD_ROUND
         action = made.done()
-    assert action is Do.END and "101 mini-batches in a row" in str(made.diverged)
+    assert action is RoundAction.END and "101 mini-batches in a row" in str(made.diverged)
     assert made.num_non_finite == (101 if kind == "not finite" else 0)
 
 
@@ -195,15 +195,15 @@ def test_one_usable_mini_batch_ends_the_count():
     made = machine(due=2)
     made.core.refuses = True
     for _ in range(60):
-        made.stage = Stage.COMPUTING
+        made.stage = RoundStage.COMPUTING
         made.computed(BATCH)
         made.done()
     made.core.refuses = False
-    made.stage = Stage.COMPUTING
-    assert made.computed(BATCH) is Do.LOAD_STEP
+    made.stage = RoundStage.COMPUTING
+    assert made.computed(BATCH) is RoundAction.LOAD_STEP
     made.core.refuses = True
     for _ in range(100):
-        made.stage = Stage.COMPUTING
+        made.stage = RoundStage.COMPUTING
         made.computed(BATCH)
     assert made.diverged is None
 
@@ -220,13 +220,16 @@ def test_whole_trainings_as_two_plain_loops(overlap, due, draws):
     action = made.begin()
     for is_due, is_bad in draws:
         is_due = is_due and not overlap and made.core.steps > 0
-        while action is not Do.POLL:
+        while action is not RoundAction.POLL:
             action = follow(made, action)
         action = made.polled(is_due)
-        if action is Do.COMPUTE:
+        if action is RoundAction.COMPUTE:
             made.core.refuses = is_bad
             action = made.computed(BATCH)
-            while action is Do.WAIT or action in (Do.LOAD_STEP, Do.LOAD_ROUND):
+            while action is RoundAction.WAIT or action in (
+                RoundAction.LOAD_STEP,
+                RoundAction.LOAD_ROUND,
+            ):
                 action = follow(made, action)
     plain(core, overlap, draws)
     assert made.core.log == core.log
@@ -235,7 +238,7 @@ def test_whole_trainings_as_two_plain_loops(overlap, due, draws):
 
 def follow(made, action):
     """Carry out an action that computes nothing."""
-    if action is Do.WAIT:
+    if action is RoundAction.WAIT:
         made.replied(ACCEPTED)
     return made.done()
 

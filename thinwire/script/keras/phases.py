@@ -29,7 +29,7 @@ from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.plan import StepPlan
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.trial import StepTrial
-from thinwire.script.member import Action, Do, Event, OutOfTurn, Standing, Wait
+from thinwire.script.member import Action, Event, MemberAction, OutOfTurn, Standing, Wait
 from thinwire.script.session import Session
 from thinwire.worker.held_files import lift_hold
 from thinwire.worker.script import RECORD
@@ -79,24 +79,24 @@ class Phases:
         self._trained: list[int] = []
         # Maps the id of a random layer's variable to the variable, once it has this worker's seed.
         self._seeded: dict[int, Any] = {}
-        self._actions: dict[Do, Callable[[], Event | None]] = {
-            Do.FIND_STEP: self._find_step,
-            Do.TAKE_SESSION: self._take_session,
-            Do.JOIN: self._join,
-            Do.FOLLOW_RATE: lambda: optimizers.follow_rate(member.joined),
-            Do.MEET_RUN: self._meet_run,
-            Do.LIFT_HOLD: lift_hold,
-            Do.COUNT_FIT: lambda: member.met_barriers.count_fit(),
-            Do.REPORT_FIT: evaluations.report_fit,
-            Do.SEED: self._seed_apart,
-            Do.FORGET_STATES: optimizers.forget_states,
-            Do.NOTE_STATES: optimizers.note_states,
-            Do.FINISH_ROUNDS: lambda: member.finish_rounds(member.joined),
-            Do.KEEP_STATE: lambda: joining.keep_state(at_end=True),
-            Do.TAKE_FINAL: self._take_final,
-            Do.FILL_SLOTS: self._fill_slots,
-            Do.LEAVE: member.close,
-            Do.LEAVE_FAILED: lambda: member.close("error"),
+        self._actions: dict[MemberAction, Callable[[], Event | None]] = {
+            MemberAction.FIND_STEP: self._find_step,
+            MemberAction.TAKE_SESSION: self._take_session,
+            MemberAction.JOIN: self._join,
+            MemberAction.FOLLOW_RATE: lambda: optimizers.follow_rate(member.joined),
+            MemberAction.MEET_RUN: self._meet_run,
+            MemberAction.LIFT_HOLD: lift_hold,
+            MemberAction.COUNT_FIT: lambda: member.met_barriers.count_fit(),
+            MemberAction.REPORT_FIT: evaluations.report_fit,
+            MemberAction.SEED: self._seed_apart,
+            MemberAction.FORGET_STATES: optimizers.forget_states,
+            MemberAction.NOTE_STATES: optimizers.note_states,
+            MemberAction.FINISH_ROUNDS: lambda: member.finish_rounds(member.joined),
+            MemberAction.KEEP_STATE: lambda: joining.keep_state(at_end=True),
+            MemberAction.TAKE_FINAL: self._take_final,
+            MemberAction.FILL_SLOTS: self._fill_slots,
+            MemberAction.LEAVE: member.close,
+            MemberAction.LEAVE_FAILED: lambda: member.close("error"),
         }
 
     def receive(self, event: Event) -> None:
