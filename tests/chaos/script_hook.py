@@ -1,13 +1,14 @@
 """Kills a node of a script's run at an instant of the script's `ScriptMember`, as a plan says.
 
 The plan is a JSON object in the environment variable CHAOS_KILL: `worker`, whose events count;
-`number`, of the event; `victim`, the node that is killed; `struck`, a file that is made then, so
-that a restarted process kills nobody. Without `number`, the instants of each worker are appended to
-the file `trace`.
+`count`, of the event among those in the `standing`; `victim`, the node that is killed; `struck`, a
+file that is made then, so that a restarted process kills nobody. Without `count`, the instants of
+each worker are appended to the file `trace`.
 """
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import pathlib
@@ -53,14 +54,16 @@ class Instants:
     """
 
     def __init__(self, plan: dict[str, Any], me: int) -> None:
-        self._plan, self._me, self._number = plan, me, 0
+        self._plan, self._me = plan, me
+        self._counts: collections.Counter[str] = collections.Counter()
 
     def note(self, standing: str, event: str) -> None:
         """Count an event, by the standing that it led to."""
-        self._number += 1
+        self._counts[standing] += 1
         plan = self._plan
-        if "number" in plan:
-            if (self._me, self._number) == (plan["worker"], plan["number"]):
+        if "count" in plan:
+            found = (self._me, standing, self._counts[standing])
+            if found == (plan["worker"], plan["standing"], plan["count"]):
                 _strike(plan)
             return
         line = json.dumps([self._me, standing, event]) + "\n"

@@ -41,7 +41,7 @@ class Plan:
     Attributes:
         standing: Standing of the worker's model at that event in a run without a kill.
         event: Name of the event there.
-        number: Number of the event among the worker's events, from 1.
+        count: Number of the event among the worker's events in this standing, from 1.
         restarts: True if the launcher starts a killed worker again.
     """
 
@@ -50,7 +50,7 @@ class Plan:
     worker: int
     standing: str
     event: str
-    number: int
+    count: int
     victim: str
     restarts: bool
 
@@ -60,10 +60,12 @@ class Plan:
         dice = random.Random(f"{seed} {number}")
         life, worker = dice.choice(LIVES), dice.choice((1, 2))
         by_standing = collections.defaultdict(list)
-        for count, (standing, event) in enumerate(instants[life][worker], 1):
-            by_standing[standing].append((event, count))
+        for standing, event in instants[life][worker]:
+            by_standing[standing].append(event)
         standing = dice.choice(sorted(by_standing))
-        event, count = dice.choice(by_standing[standing])
+        # A method may pass through fewer events than the recorded one, but through half of them.
+        count = dice.randint(1, (len(by_standing[standing]) + 1) // 2)
+        event = by_standing[standing][count - 1]
         method, victim = dice.choice(METHODS), dice.choice(VICTIMS)
         return cls(life, method, worker, standing, event, count, victim, dice.random() < 0.5)
 
@@ -118,7 +120,7 @@ def play(plan: Plan) -> Outcome:
     """Run a life, kill as planned, and compare the end with the table of scripts.md."""
     with tempfile.TemporaryDirectory() as name:
         struck, run_dir = pathlib.Path(name, "struck"), pathlib.Path(name, "run")
-        fields = ("worker", "number", "victim")
+        fields = ("worker", "standing", "count", "victim")
         kill = {field: getattr(plan, field) for field in fields} | {"struck": str(struck)}
         # The scripts wait this long for a worker that dies before it has joined (see limits.md).
         flags = ["--start_timeout_seconds=20", *["--restart_workers=2"] * plan.restarts]

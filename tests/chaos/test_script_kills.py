@@ -49,8 +49,8 @@ def test_a_search_goes_on_after_its_last_line(tmp_path, monkeypatch, capsys):
     )
 
     def failing(plan):
-        played.append(plan.number)
-        return Outcome(plan.number != 3, ("exit code 7",) if plan.number == 2 else (), 1.0, "words")
+        played.append(plan.count)
+        return Outcome(plan.count != 3, ("exit code 7",) if plan.count == 2 else (), 1.0, "words")
 
     monkeypatch.setattr(script_kills, "play", failing)
     out = tmp_path / "kills.jsonl"
