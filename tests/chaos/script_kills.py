@@ -1,8 +1,8 @@
 """Kill -9 of a script's workers, evaluator and PS in every standing of their model in the run.
 
 ``python -m tests.chaos.script_kills --kills 200 --seed 0 --out kills.jsonl`` kills one node in each
-run. The file keeps the results, and the same command goes on after its last line. Exit code 1: a
-run did not end as the table "How a run ends" of docs/guide/scripts.md says.
+run. The file keeps the results, and the same command continues after the last kill in the file. The
+exit code is 1 if a run did not end as the table "How a run ends" of docs/guide/scripts.md says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import argparse
 import collections
 import dataclasses
 import json
-import os
 import pathlib
 import random
 import sys
@@ -20,6 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from tests.chaos.script_hook import KILL
 from tests.forked import forker
+from tests.object_storage import environment_of
 from tests.scripts import quality
 
 LIVES = ("models", "loop")
@@ -36,12 +36,16 @@ Instants = Mapping[int, Sequence[tuple[str, str]]]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One kill: at which event of which worker, of which node.
+    """A kill of one node at one event of a worker.
 
     Attributes:
+        life: Name of the script's life, of `LIVES`.
+        method: Training method of the run.
+        worker: Id of the worker whose events count.
         standing: Standing of the worker's model at that event in a run without a kill.
         event: Name of the event there.
         count: Number of the event among the worker's events in this standing, from 1.
+        victim: Name of the node that is killed, of `VICTIMS`.
         restarts: True if the launcher starts a killed worker again.
     """
 
@@ -90,9 +94,7 @@ def recorded(life: str) -> Instants:
 def _run(
     life: str, method: str, flags: Sequence[str], run_dir: pathlib.Path, kill: Mapping[str, object]
 ) -> quality.Finished:
-    before = dict(os.environ)
-    os.environ.update({"LIFE": life, KILL: json.dumps(kill)})
-    try:
+    with environment_of({"LIFE": life, KILL: json.dumps(kill)}):
         return quality.run(
             SCRIPT,
             method=method,
@@ -101,9 +103,6 @@ def _run(
             timeout=170,
             python=forker().python,
         )
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,7 +44,7 @@ BEHIND = frozenset(
 
 
 class Use(enum.Enum):
-    """What the script does with the model at present."""
+    """Activities of a script with its model."""
 
     IDLE = "neither a fit nor a loop runs"
     FIT = "a fit runs"
@@ -145,7 +145,7 @@ _OF_FIT: frozenset[Action] = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Transition:
-    """Transition of the transition table: actions in order, and the standings in between.
+    """Actions that follow an event in a standing, and the standings that these actions lead to.
 
     Attributes:
         standing: Standing until a JOIN among the actions has a result.
@@ -163,7 +163,10 @@ class Transition:
 
 
 def _phase(offers: bool, offered: Point, joined: Point) -> tuple[Action, ...]:
-    """Return the actions that begin a phase; the script that offers its model joins first."""
+    """Return the actions that begin a phase.
+
+    The script that offers its model joins before the barrier `offered`, all others after it.
+    """
     joins: tuple[Action, ...] = (
         (MemberAction.JOIN, Wait(offered)) if offers else (Wait(offered), MemberAction.JOIN)
     )
@@ -269,16 +272,12 @@ def _by_flags() -> Iterator[tuple[Standing, Event, Transition]]:
         e.STEPS_STOP,
         Transition(s.JOINED, (MemberAction.FINISH_ROUNDS, MemberAction.LEAVE)),
     )
-    for standing in (s.JOINED, s.ENDED):
-        yield (
-            standing,
-            e.FIT_ENDS,
-            Transition(standing, (MemberAction.LEAVE,), ends=_LEFT_BY_FLAGS[standing]),
-        )
+    yield s.JOINED, e.FIT_ENDS, Transition(s.JOINED, (MemberAction.LEAVE,), ends=s.LEFT)
+    yield s.ENDED, e.FIT_ENDS, Transition(s.ENDED, (MemberAction.LEAVE,))
 
 
-_LEFT_BY_FLAGS = {Standing.JOINED: Standing.LEFT, Standing.ENDED: Standing.ENDED}
-#: Transitions: (standing, event) -> row. An event of the script without a row has no effect.
+#: Tables of transitions: (standing, event) -> transition. An event of the script without a
+#: transition has no effect.
 OFFERED = {(standing, event): row for standing, event, row in _offered()}
 BY_FLAGS = {(standing, event): row for standing, event, row in _by_flags()}
 #: Transitions of the use: (use, event) -> use.

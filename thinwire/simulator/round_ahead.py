@@ -31,9 +31,8 @@ class ComputedBatch:
     step: Step | None = None  # gradient for the core; None: the core has processed it
     # the core's rejection of the gradient; None: accepted
     refused: NonFiniteUpdate | None = None
-    following: Future[ComputedBatch] | None = (
-        None  # next mini-batch of the round; None: not started
-    )
+    # next mini-batch of the round; None: not started
+    following: Future[ComputedBatch] | None = None
 
 
 class RoundAhead:

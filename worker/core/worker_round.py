@@ -32,7 +32,7 @@ _MOST_IN_A_ROW = 100
 
 
 class RoundStage(enum.Enum):
-    """What a worker does at present."""
+    """Activities of a worker in its rounds."""
 
     READY = "the next mini-batch, or the push of a round of local steps, is to begin"
     COMPUTING = "a mini-batch is computed; no push is under way"
@@ -107,7 +107,7 @@ class WorkerRound:
     """Order of one worker's mini-batches and exchanges.
 
     Attributes:
-        stage: What the worker does at present.
+        stage: Present activity of the worker.
         under_way: Request that the shards have not all answered; None if there is none.
         num_steps: Number of mini-batches that the core has received.
         num_non_finite: Number of mini-batches that the core rejected as not finite.
