@@ -171,7 +171,9 @@ class Worker:
         self._take_over(session.begin())
         saved_at, action = time.monotonic(), steps.begin()
         try:
-            while action is not RoundAction.END and not session.stopped:
+            while action is not RoundAction.END:
+                if action is RoundAction.POLL and session.stopped:
+                    break  # not earlier: the checkpoint has no computed gradient that is not sent
                 if action is RoundAction.COMPUTE:
                     action = self._one_step()
                     continue
