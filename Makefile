@@ -23,7 +23,8 @@ setup: $(STAMP) ## Make .venv with everything pinned, and the command thinwire
 
 # uv installs in a third of pip's time; where it cannot be had, pip does the same work. What uv
 # leaves uncompiled is compiled here, and so are Thinwire's own files: every start of a node is then
-# 4 s shorter where Python may not write (PYTHONDONTWRITEBYTECODE). A few packages hold files for other Pythons: "-".
+# 4 s shorter where Python may not write (PYTHONDONTWRITEBYTECODE). A few packages hold files for
+# other Pythons: "-".
 # pyenv's python3.12 works only where that version is selected: then it is looked up.
 $(STAMP): requirements.txt requirements-dev.txt
 	@python=$(PYTHON); $$python -c '' 2>/dev/null || \

@@ -3,7 +3,7 @@
 A worker builds one `PushHead` for an exchange and one `PushOrigin` for each shard. The worker's
 request, the shard's event, the shard's arrival and the shard's stored state contain both objects
 whole, so that no code between the worker and the optimizer copies single numbers. Two rules hold
-for whoever adds a number:
+for a new number:
 
 - A number without an array belongs to `PushHead` if it is the same for all shards, and else to
   `PushOrigin`. `thinwire.proto.push_head` converts both from and to the protocol message.

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -54,8 +55,21 @@ def free_port() -> int:
 def free_ports(number: int) -> list[int]:
     """Return this many ports, all different."""
     with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        probes = [held.enter_context(_probe()) for _ in range(number)]
         return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def _probe() -> socket.socket:
+    """Return a server at a random port.
+
+    The system gives no port below 32768 to other processes that want any port (Linux'
+    ip_local_port_range), so that none takes the port before the test's node listens there.
+    """
+    while True:
+        with contextlib.suppress(OSError):
+            return socket.create_server(
+                ("127.0.0.1", random.SystemRandom().randrange(20_000, 32_000))
+            )
 
 
 class Nodes:

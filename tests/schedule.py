@@ -15,7 +15,11 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 #: How much longer than elsewhere a test of a folder takes, about.
-_WEIGHTS = {"tests/thinwire/script/keras/": 20, "tests/thinwire/script/data/": 5}
+_WEIGHTS = {
+    "tests/thinwire/script/keras/": 20,
+    "tests/thinwire/script/data/": 5,
+    "tests/chaos/test_script_kills.py": 100,
+}
 #: The part of the queue over which tests that start nodes are spread.
 _SPREAD = 0.75
 

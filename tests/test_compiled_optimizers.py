@@ -329,7 +329,7 @@ def test_an_overflow_skips_a_synchronous_round_and_halves_the_scale_once():
     assert (model.version, model.samples, run.workers[1].loss_scale) == (1, 8, 32.0)
     assert run.theta.tobytes() == before.tobytes() == run.workers[0].weights.tobytes()
     fine = ScriptFigures(PushHead(loss_scale=32.0))
-    run.push(1, gradient, 4, dataclasses.replace(OVERFLOW, loss_scale=32.0))
+    run.push(1, gradient, 4, ScriptFigures(PushHead(loss_scale=32.0, overflow=True)))
     run.push(2, gradient, 4, fine)
     assert run.theta.tobytes() == before.tobytes() and model.loss_scale == 16.0
     for _ in range(2):  # growth counts rounds, not pushes

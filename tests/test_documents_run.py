@@ -41,6 +41,8 @@ RUNS = ("--run_dir=runs/first", "--run_dir=runs/own")
 #: Part of a command -> why it is not run.
 NOT_RUN = {
     "--hosts_file": "needs hosts; tests/thinwire/launcher/test_ssh.py has some",
+    "--policy=mine.py": "needs the reader's file; tests/test_adding_a_policy.py has some",
+    "s3://bucket": "needs a bucket; tests/thinwire/runtime/persistence has a server",
     "--launcher=ray": "needs a cluster; tests/thinwire/launcher/test_ray.py has some",
     "--tls_cert": "leaves its method to the reader; tests/test_secure_processes.py trains so",
     "--ps_hosts=10.0.0.1:2223,10.0.0.9:2224": "needs two hosts; "

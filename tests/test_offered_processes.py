@@ -5,13 +5,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from tests.forked import MAIN, forker
 from tests.threads.offered import FLAGS, OFFER, SPEC, OfferedRun, weights_of
+from tests.worker_steps import exchange
 from thinwire.ops.offer import Described, OptimizerOffer
 from thinwire.ops.optimizers import rates
 from thinwire.ops.types import ModelSpec, TensorSpec
@@ -83,8 +83,7 @@ def train(worker, steps):
     first = worker.begin().copy()
     for _ in range(steps):
         gradient = gradient_of(worker.core.step + 1)
-        outgoing = worker.submit(gradient, 10, 1.0, None, time.monotonic())
-        worker.exchange_round(outgoing, lambda weights: None)
+        exchange(worker, gradient)
     last = worker.core.weights.copy()
     worker.leave("done")
     return first, last

@@ -13,7 +13,6 @@ from absl import logging
 from thinwire.data.loading import TrainingShard, load_shard
 from thinwire.models.fitting import check_examples
 from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
-from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.types import ConfigurationError, State
 from thinwire.proto.grpc import Unreachable
@@ -36,7 +35,7 @@ from thinwire.runtime.telemetry import round_trace
 from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.client.shard_client import ShardGone
-from thinwire.worker.core.messages import PushRequest, was_accepted
+from thinwire.worker.core.worker_round import Action, MiniBatch, Restore, RoundAction, SendPush
 from thinwire.worker.flags import WorkerFlags
 from thinwire.worker.personal import PersonalLayers
 from thinwire.worker.telemetry import instruments
@@ -121,7 +120,7 @@ class Worker:
         self.session.on_report = self._note_scalars
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
         self._spare_gradient = np.zeros_like(self.gradient) if run.method.overlap else self.gradient
-        self._taken = True  # True if shard 0 accepted the newest push that it has answered
+        self._rate = 0.0  # learning rate of the newest mini-batch
         name = _name(own.id_worker)
         self.checkpoints = Checkpoints.in_folder(checkpoints_of(run.run_dir, name), keep=2)
         self.scalars = WorkerScalars(scalars_of(run.run_dir, name))
@@ -168,44 +167,36 @@ class Worker:
     # -- the loop ---------------------------------------------------------------------------
 
     def _loop(self) -> str:
-        session = self.session
+        session, steps = self.session, self.session.steps
         self._take_over(session.begin())
-        saved_at = time.monotonic()
+        saved_at, action = time.monotonic(), steps.begin()
         try:
-            while not session.stopped:
-                self._one_round()
-                if time.monotonic() - saved_at >= self.run.checkpoint_interval_seconds:
+            while action is not RoundAction.END:
+                if action is RoundAction.POLL and session.stopped:
+                    break  # not earlier: the checkpoint has no computed gradient that is not sent
+                if action is RoundAction.COMPUTE:
+                    action = self._one_step()
+                    continue
+                if self._may_save(action, saved_at):
                     self._settle()
                     self.save()
                     saved_at = time.monotonic()
+                    action = steps.begin()
+                action = session.carry_out(action, self._load, self.shard.cursor.epoch)
+            if steps.diverged is not None:
+                raise steps.diverged
             self._settle()
         except ShardGone:
             pass
         self.save()
         return "done" if session.core.stopped or not session.closing.is_set() else "interrupted"
 
-    def _one_round(self) -> None:
-        """Train on one mini-batch or none, then exchange with the PS if the pacer requests it."""
-        session = self.session
-        try:
-            request = session.poll_pacer() or self._next_request()
-            applied = request is None or self._exchange(request)
-        except NonFiniteUpdate as error:
-            applied = False
-            session.skip(error)
-            # The rejected mini-batch has changed the moving statistics, so restore their values
-            # from before the mini-batch.
-            self.statistics.assign(session.core.statistics)
-        session.record_outcome(applied)
+    def _may_save(self, action: Action, saved_at: float) -> bool:
+        is_due = time.monotonic() - saved_at >= self.run.checkpoint_interval_seconds
+        return action is RoundAction.POLL and is_due
 
-    def _next_request(self) -> PushRequest | None:
-        """Take a training step if this worker has examples; return an exchange if one is due."""
-        if self.shard.num_examples:
-            return self._one_step()
-        return self.session.submit_nothing()
-
-    def _one_step(self) -> PushRequest | None:
-        """Compute one mini-batch's gradient; return the exchange if the pacer ends the round."""
+    def _one_step(self) -> Action:
+        """Compute one mini-batch's gradient; return the next action."""
         session, started = self.session, time.monotonic()
         computed_at = list(session.core.versions)
         images, labels = self.shard.next()
@@ -214,18 +205,13 @@ class Worker:
         decay(gradient, session.core.weights, self.own.weight_decay)
         clip(gradient, self.own.clip_norm)
         self.personal.check()
-        rate = session.core.step_rate()
+        self._rate = session.core.step_rate()
         remaining = started + self.own.device.step_seconds - time.monotonic()
         if (pause := max(self.pause_seconds, remaining)) > 0:
             session.closing.wait(pause)
         statistics = self.statistics.read()
-        if self.run.method.overlap and not self._go_on():
-            return None
-        request = session.submit(gradient, len(labels), loss, statistics, started, computed_at)
-        self.personal.step(rate)
-        if request is None:
-            self.step.set_weights(session.core.weights)
-        return request
+        batch = MiniBatch(gradient, len(labels), loss, statistics, computed_at)
+        return session.computed(batch, started)
 
     def _gradient(self, images: Any, labels: Any) -> tuple[Any, float]:
         """Return gradient and loss; the gradient stays on the device if the codec runs there."""
@@ -234,33 +220,29 @@ class Worker:
         personal = self.personal.gradient
         return self.gradient, self.step.gradients(images, labels, self.gradient, personal)
 
-    def _go_on(self) -> bool:
-        """Finish the exchange that awaits shards' replies; return True if the run continues."""
-        self.session.measure.record(
-            round_trace.FORWARD_AND_BACKWARD, self.session.stopwatch.lap("compute")
-        )
-        self._taken = self._settle()
-        return not self.session.core.stopped
+    def _load(self, action: Action) -> None:
+        """Give the model the values with which the next mini-batch begins."""
+        if action is RoundAction.LOAD_ROUND:
+            self._take_over(self.session.core.weights)
+        elif action is RoundAction.LOAD_STEP:
+            self.personal.step(self._rate)
+            self.step.set_weights(self.session.core.weights)
+        elif isinstance(action, Restore):
+            # The rejected mini-batch has changed the moving statistics, so restore their values
+            # from before the mini-batch.
+            self.statistics.assign(self.session.core.statistics)
+        elif isinstance(action, SendPush) and action.ends_step:
+            self.personal.step(self._rate)
+            # With --overlap, the unanswered push may be a view of the buffer `gradient`, and after
+            # a lost stream the client sends the push again. The next mini-batch must therefore
+            # write to the buffer `_spare_gradient`. Without --overlap, both are one buffer.
+            self.gradient, self._spare_gradient = self._spare_gradient, self.gradient
 
-    def _exchange(self, request: PushRequest) -> bool:
-        """Push an update, wait, load the new weights; return True if shard 0 accepted the push.
-
-        With --overlap, `_exchange` returns before the shards' replies, with the result of the
-        previous push.
-        """
-        self.session.send(request)
-        if not self.run.method.overlap:
-            return self._settle()
-        # The unanswered push may be a view of the buffer `gradient`, and after a lost stream the
-        # client sends the push again. The next mini-batch must therefore write to the buffer
-        # `_spare_gradient`.
-        self.gradient, self._spare_gradient = self._spare_gradient, self.gradient
-        return self._taken
-
-    def _settle(self) -> bool:
-        """Wait for the replies to the unanswered push; return True if shard 0 accepted the push."""
-        replies = self.session.finish_exchange(self._take_over, self.shard.cursor.epoch)
-        return not replies or was_accepted(replies)
+    def _settle(self) -> None:
+        """Wait for the replies to the push under way, if there is one."""
+        action = self.session.steps.settle()
+        if action is not None:
+            self.session.carry_out(action, self._load, self.shard.cursor.epoch)
 
     def _take_over(self, weights: Any) -> None:
         self.step.set_weights(weights)
@@ -295,7 +277,8 @@ class Worker:
     def _note_scalars(self, counted: WorkerMetrics) -> None:
         """Write the worker's metrics for shard 0 to TensorBoard, too (heartbeat thread)."""
         session = self.session
-        self.scalars.record(counted, session.loss, session.num_steps, session.core.versions[0])
+        steps, version = session.steps, session.core.versions[0]
+        self.scalars.record(counted, steps.loss, steps.num_steps, version)
 
     # -- checkpoints --------------------------------------------------------------------------
 

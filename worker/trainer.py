@@ -9,17 +9,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from absl import logging
 
-from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.builder import adopt
 from thinwire.ops.types import ModelSpec
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.runtime.run.settings import DRAIN_SECONDS, Diverged, Run
+from thinwire.runtime.run.settings import DRAIN_SECONDS, Run
 from thinwire.runtime.telemetry import round_trace
 from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker.client.exchange import Exchange, Heartbeat
@@ -27,45 +26,22 @@ from thinwire.worker.client.offering import Offering
 from thinwire.worker.client.pacing_client import PacingClient
 from thinwire.worker.collective.exchange import CollectiveExchange
 from thinwire.worker.core.core import WorkerCore
-from thinwire.worker.core.messages import NO_FIGURES, PushRequest, ScriptFigures, ShardReply
+from thinwire.worker.core.messages import PushRequest, ShardReply
+from thinwire.worker.core.worker_round import (
+    Action,
+    MiniBatch,
+    Restore,
+    RoundAction,
+    SendPush,
+    WorkerRound,
+)
 from thinwire.worker.flags import WorkerFlags
 from thinwire.worker.telemetry.round_trace import MEASURES, origin_of, seconds_trained
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
-
-#: Largest number of successive mini-batches that may be skipped or rejected. If there are more, the
-#: training counts as diverged.
-_MOST_IN_A_ROW = 100
-
-
-class DivergenceDetector:
-    """Detects that training has diverged, because too many successive mini-batches were unusable.
-
-    A mini-batch is unusable if its gradient is not finite, or if a shard rejects the gradient as
-    too large.
-    """
-
-    def __init__(self) -> None:
-        self._in_a_row = 0
-
-    def record(self, applied: bool) -> None:
-        """Record whether the gradient of the newest mini-batch was usable (`applied`)."""
-        self._in_a_row = 0 if applied else self._in_a_row + 1
-
-    @property
-    def has_diverged(self) -> bool:
-        """True if too many successive mini-batches had unusable gradients."""
-        return self._in_a_row > _MOST_IN_A_ROW
-
-    def diverged(self, learning_rate: float) -> Diverged:
-        """Return the error that the caller must raise if `has_diverged` is True."""
-        return Diverged(
-            f"{self._in_a_row} mini-batches in a row had NaN or infinite gradients, or were "
-            "rejected for their size; the model has diverged, or this device is faulty. Lower "
-            f"the learning rate (now {learning_rate:g}), or check --max_update_norm and "
-            "--update_norm_factor if they are in use."
-        )
+#: Type of a next action, which may be None.
+_Following = TypeVar("_Following", Action, Action | None)
 
 
 class Stopwatch:
@@ -132,10 +108,16 @@ _CUT_SECONDS = DRAIN_SECONDS + 0.5
 class WorkerSession:
     """A worker's session in a run: it takes flat gradients or weights, returns flat weights.
 
-    A caller of WorkerSession must call `join` and `begin` first. For each mini-batch, the caller of
-    WorkerSession calls `poll_pacer` and `submit`, and `exchange_round` if one of these two calls
-    returned a request. The caller of WorkerSession must call `leave` last. One thread must make all
-    calls to a WorkerSession except `interrupt`.
+    A caller of WorkerSession must call `join` and `begin` first. It then carries out the actions of
+    `steps`: the method `carry_out` carries out all actions but COMPUTE, whose result the caller
+    passes to `computed`. The caller of WorkerSession must call `leave` last. One thread must make
+    all calls to a WorkerSession except `interrupt`.
+
+    Attributes:
+        steps: State machine that returns the next action after each event.
+        sent: Newest request to the shards; None before the first request.
+        received: Replies of the shards to a newer request than the caller's last call of
+            `forget_exchange`.
 
     Args:
         run: Settings of the training run.
@@ -196,16 +178,13 @@ class WorkerSession:
         self.labels = dict(labels or {})
         self.run_id = ""
         self.joined_at_step = 0
-        self.num_steps = 0
-        self.num_non_finite = 0
-        self.loss: float | None = None  # mean loss of the newest mini-batch; None if unknown
         self.step_seconds = 0.0  # duration of the newest local step, in seconds
         self.on_report: Callable[[WorkerMetrics], None] = lambda counted: None
         self.started_at = time.monotonic()
-        self._step_ended_at = 0.0
-        # Request to the shards that they have not all answered; None if there is no such request.
-        self._under_way: PushRequest | None = None
-        self._divergence = DivergenceDetector()
+        self._step_began_at = self._step_ended_at = 0.0
+        self.steps = WorkerRound(self.core, has_examples=part is None or part[0] > 0)
+        self.sent: PushRequest | None = None
+        self.received: Sequence[ShardReply | None] = ()
         self._heartbeat: Heartbeat | None = None
 
     @property
@@ -220,7 +199,7 @@ class WorkerSession:
 
     def parts_under_way(self, optimizer: int) -> int:
         """Return the unanswered push's number of batch parts; 0 for other optimizers' pushes."""
-        push = self._under_way
+        push = self.steps.under_way
         if push is None or push.head.optimizer != optimizer:
             return 0
         return push.head.batch_parts
@@ -284,90 +263,26 @@ class WorkerSession:
 
     # -- one mini-batch -----------------------------------------------------------------------
 
-    def poll_pacer(self) -> PushRequest | None:
-        """Return the round's push if the pacer requires a push before another local step."""
-        core, lap = self.core, self.exchange_watch.lap
-        self.measure.begin_step()
-        ready = self.pacing.ready(
-            core.step + 1, core.round.num_steps, self.step_seconds, self._step_ended_at
-        )
-        self.measure.record(round_trace.CHECK_READY, lap("wait"))
-        if not ready:
-            return None
-        request = core.end_round()
-        self.measure.record(round_trace.ENCODE, lap("encode"))
-        return request
-
-    def submit(
-        self,
-        values: Float32,
-        samples: int,
-        loss: float | None,
-        statistics: Float32 | None,
-        started: float,
-        computed_at: Sequence[int] | None = None,
-        figures: ScriptFigures = NO_FIGURES,
-    ) -> PushRequest | None:
-        """Process one mini-batch; return the exchange to send, or None if the step was local.
+    def computed(self, batch: MiniBatch, started: float) -> Action:
+        """Report a computed mini-batch; return the next action.
 
         Args:
-            values: [num_parameters] float32 gradient of the mean loss at the current weights. If
-                the method `steps_on_workers`, the weights after the script's step.
-            samples: Number of training examples in the mini-batch.
-            loss: Mean loss of the mini-batch; None if unknown.
-            statistics: [m] float32 moving statistics (of batch normalization) after the mini-batch.
+            batch: Result of the mini-batch.
             started: Time at which the work on the mini-batch started, by time.monotonic(), in
                 seconds.
-            computed_at: For each shard, the version of the weights that the gradient was computed
-                at; None for the worker's current versions.
-            figures: Settings of the mini-batch (learning rate, loss scale) from the script's
-                optimizer.
-
-        Raises:
-            thinwire.ops.codecs.base.NonFiniteUpdate: The gradient contains NaN or infinity; the
-                caller must call `skip`.
         """
         self.measure.record(round_trace.FORWARD_AND_BACKWARD, self.exchange_watch.lap("compute"))
-        self.num_steps += 1
-        self.loss = loss
-        request = self.core.begin(values, samples, loss, statistics, computed_at, figures)
-        self._step_ended_at = time.monotonic()
-        self.step_seconds = self._step_ended_at - started
-        phase = round_trace.LOCAL_UPDATE if request is None else round_trace.ENCODE
-        self.measure.record(phase, self.exchange_watch.lap("encode"))
-        return request
+        self._step_began_at = started
+        return self._measured(lambda: self.steps.computed(batch))
 
-    def submit_nothing(self) -> PushRequest:
-        """Return an exchange without an update, for a worker without examples."""
-        request = self.core.begin_empty()
-        self.measure.record(round_trace.ENCODE, self.exchange_watch.lap("encode"))
-        return request
-
-    def exchange_round(
-        self, request: PushRequest, take_over: Callable[[Float32], None], epoch: int = 0
-    ) -> list[ShardReply | None]:
-        """Push to all shards and wait for their replies; see `finish_exchange` for arguments."""
-        self.send(request)
-        return self.finish_exchange(take_over, epoch)
-
-    def send(self, request: PushRequest) -> None:
-        """Push to all shards without waiting; `finish_exchange` waits for the replies."""
-        self.exchange.send(request)
-        self._under_way = request
-        self.measure.record(round_trace.ENCODE, self.exchange_watch.lap("encode"))
-
-    def finish_exchange(
-        self, take_over: Callable[[Float32], None], epoch: int = 0
-    ) -> list[ShardReply | None]:
-        """Wait for all shards' replies to the unanswered push, and start the next round.
+    def carry_out(self, action: Action, load: Callable[[Action], None], epoch: int = 0) -> Action:
+        """Carry out an action other than COMPUTE and END; return the next action.
 
         Args:
-            take_over: Function that is called with the weights for the next round of training.
+            action: Action of `steps`.
+            load: Function that is called before a push and for each change of the weights, with the
+                action that requires it: SendPush, LOAD_STEP, LOAD_ROUND or Restore.
             epoch: Number of this worker's passes over its examples, for reports.
-
-        Returns:
-            One reply per shard; None from a shard that rejected the push as not finite. The list is
-            empty if no push waits for replies.
 
         Raises:
             Unreachable, RequestRejected: A shard stayed unreachable, or rejected this worker.
@@ -375,42 +290,97 @@ class WorkerSession:
             ConfigurationError: A shard rejected the push as malformed, or the shard's reply is
                 malformed.
         """
-        request, self._under_way = self._under_way, None
-        if request is None:
-            return []
-        replies = self.exchange.replies()
+        try:
+            return self._carry_out(action, load, epoch)
+        except BaseException:
+            self.steps.abandon()
+            raise
+
+    def _carry_out(self, action: Action, load: Callable[[Action], None], epoch: int) -> Action:
+        if action is RoundAction.POLL:
+            return self._poll()
+        if action is RoundAction.WAIT:
+            return self._wait(load, epoch)
+        load(action)
+        if isinstance(action, SendPush):
+            self.exchange.send(action.request)
+            self.sent = action.request
+            self.measure.record(round_trace.ENCODE, self.exchange_watch.lap("encode"))
+        if isinstance(action, Restore) and self.steps.num_non_finite == 1:
+            logging.warning(
+                "skipping a mini-batch: %s (further ones are only counted)", action.error
+            )
+        return self._done()
+
+    def _done(self) -> Action:
+        action = self._measured(self.steps.done)
+        if action is None:
+            raise RuntimeError("this worker computes nothing, and no action follows")
+        return action
+
+    def _measured(self, event: Callable[[], _Following]) -> _Following:
+        """Report an event; measure the time in which the core has processed a mini-batch."""
+        num_steps = self.steps.num_steps
+        action = event()
+        if self.steps.num_steps > num_steps and not isinstance(action, Restore):
+            self._step_ended_at = time.monotonic()
+            self.step_seconds = self._step_ended_at - self._step_began_at
+            phase = (
+                round_trace.LOCAL_UPDATE if action is RoundAction.LOAD_STEP else round_trace.ENCODE
+            )
+            self.measure.record(phase, self.exchange_watch.lap("encode"))
+        return action
+
+    def _poll(self) -> Action:
+        """Query the pacer whether it requires a push before another local step."""
+        core, lap = self.core, self.exchange_watch.lap
+        self.measure.begin_step()
+        is_due = self.pacing.ready(
+            core.step + 1, core.round.num_steps, self.step_seconds, self._step_ended_at
+        )
+        self.measure.record(round_trace.CHECK_READY, lap("wait"))
+        action = self.steps.polled(is_due)
+        if isinstance(action, SendPush):
+            self.measure.record(round_trace.ENCODE, lap("encode"))
+        return action
+
+    def _wait(self, load: Callable[[Action], None], epoch: int) -> Action:
+        """Wait for all shards' replies to the push under way, and start the next round."""
+        request = self.steps.under_way
+        self.received = self.exchange.replies()
         seconds = self.exchange_watch.lap("wait")
-        take_over(self.core.settle(replies))
+        load(self.steps.replied(self.received))
         self.pacing.begin_round(self.core.step + 1, self.step_seconds)
         self.measure.record_exchange(seconds + self.exchange_watch.lap("compute"))
-        self.measure.end_round(request, replies, epoch, seconds)
-        logging.debug(
-            "step %d: version %d, all shards replied after %.3f s",
-            request.head.step,
-            self.core.versions[0],
-            seconds,
-        )
-        return replies
+        if request is not None:
+            self.measure.end_round(request, self.received, epoch, seconds)
+            logging.debug(
+                "step %d: version %d, all shards replied after %.3f s",
+                request.head.step,
+                self.core.versions[0],
+                seconds,
+            )
+        return self._done()
 
-    def skip(self, error: NonFiniteUpdate) -> None:
-        """Count and log a mini-batch that `submit` or `poll_pacer` rejected as not finite."""
-        self.num_non_finite += 1
-        if self.num_non_finite == 1:
-            logging.warning("skipping a mini-batch: %s (further ones are only counted)", error)
-
-    def record_outcome(self, applied: bool) -> None:
-        """Record if the newest mini-batch was usable: finite, and not rejected as too large.
-
-        Args:
-            applied: True if the gradient of the newest mini-batch was usable.
+    def advance(
+        self, action: Action | None, load: Callable[[Action], None] = lambda action: None
+    ) -> Action | None:
+        """Carry out an action and all that follow, up to the next mini-batch or the run's end.
 
         Raises:
             Diverged: Too many successive mini-batches had gradients with NaN or infinity, or
                 gradients that were too large.
+            Unreachable, RequestRejected, ShardGone, ConfigurationError: As for `carry_out`.
         """
-        self._divergence.record(applied)
-        if self._divergence.has_diverged:
-            raise self._divergence.diverged(self.core.learning_rate)
+        while action is not None and action not in (RoundAction.COMPUTE, RoundAction.END):
+            action = self.carry_out(action, load)
+        if (diverged := self.steps.diverged) is not None:
+            raise diverged
+        return action
+
+    def forget_exchange(self) -> None:
+        """Set `sent` and `received` as before the first exchange."""
+        self.sent, self.received = None, ()
 
     # -- reports ------------------------------------------------------------------------------
 
@@ -428,9 +398,9 @@ class WorkerSession:
             send_seconds=before.send_seconds + self.exchange.send_seconds,
             wait_seconds=before.wait_seconds
             + max(0.0, seconds["wait"] - self.exchange.send_seconds),
-            non_finite=before.non_finite + self.num_non_finite,
+            non_finite=before.non_finite + self.steps.num_non_finite,
             restarts=max(before.restarts, self.own.num_restarts),
-            steps_per_second=self.num_steps / elapsed,
+            steps_per_second=self.steps.num_steps / elapsed,
             labels=self.labels,
             datagrams=datagrams.after(before.datagrams) if datagrams is not None else None,
         )

@@ -109,7 +109,7 @@ def rates(steps: Steps, counted: Bytes | None, in_rounds: bool = False) -> Rates
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """A snapshot of the model, and the cost of the run until the snapshot.
 
     Attributes:
@@ -129,22 +129,22 @@ class Point:
 
 def points(
     snapshots: Sequence[tuple[float, Path]], steps: Steps, counted: Bytes | None
-) -> list[tuple[Point, Path]]:
+) -> list[tuple[CurvePoint, Path]]:
     """Return a point without a score, and the path, for each snapshot, in order."""
     costs = []
     for moment, path in snapshots:
         up, down = counted.at(moment) if counted is not None else (None, None)
-        costs.append((Point(moment - steps.began, steps.at(moment), up, down), path))
+        costs.append((CurvePoint(moment - steps.began, steps.at(moment), up, down), path))
     return costs
 
 
 def evaluated(
-    kept: Sequence[tuple[Point, Path]],
+    kept: Sequence[tuple[CurvePoint, Path]],
     targets: Sequence[float],
     evaluate: Callable[[Path], float],
-) -> list[Point]:
+) -> list[CurvePoint]:
     """Return the evaluated points: in order until every target is reached, and the last point."""
-    curve: list[Point] = []
+    curve: list[CurvePoint] = []
     best = -math.inf
     for number, (point, path) in enumerate(kept):
         if best < max(targets) or number == len(kept) - 1:
@@ -154,19 +154,19 @@ def evaluated(
     return curve
 
 
-def first_at(curve: Iterable[Point], target: float) -> Point | None:
+def first_at(curve: Iterable[CurvePoint], target: float) -> CurvePoint | None:
     """Return the first point whose score is at least `target`, or None if no point has it."""
     reached = (point for point in curve if point.score is not None and point.score >= target)
     return next(reached, None)
 
 
-def computed(target_steps: float, warm: Rates) -> Point:
+def computed(target_steps: float, warm: Rates) -> CurvePoint:
     """Return the cost of a number of steps, computed from the rates of a shorter run."""
     up, down = (
         None if num_bytes is None else num_bytes * target_steps
         for num_bytes in (warm.bytes_up, warm.bytes_down)
     )
-    return Point(target_steps / warm.steps_per_second, target_steps, up, down)
+    return CurvePoint(target_steps / warm.steps_per_second, target_steps, up, down)
 
 
 def read(folder: Path, round_steps: int = 0) -> tuple[Steps, list[tuple[float, Path]]]:

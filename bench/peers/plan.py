@@ -139,7 +139,7 @@ class Known:
         runs = self.runs(name, NO_LIMIT, self.best_rate(name))
         return self._median(runs, target, "steps")
 
-    def cost(self, name: str, link: str, target: float) -> tuple[curves.Point, bool] | None:
+    def cost(self, name: str, link: str, target: float) -> tuple[curves.CurvePoint, bool] | None:
         """Return the cost of a score over a link, and True if the cost is computed, not measured.
 
         The cost has the medians of the runs at the best rate. None if no run over the link reached
@@ -152,7 +152,7 @@ class Known:
                 field: _median_or_none([getattr(point, field) for point in points])
                 for field in ("seconds", "steps", "bytes_up", "bytes_down")
             }
-            return curves.Point(**values), False
+            return curves.CurvePoint(**values), False
         steps = self.steps_to(name, target)
         if steps is None or not runs or link == NO_LIMIT:
             return None
@@ -178,9 +178,9 @@ def _median_or_none(values: Sequence[float | None]) -> Any:
     return None if None in values else statistics.median(v for v in values if v is not None)
 
 
-def reached(record: Record, target: float) -> curves.Point | None:
+def reached(record: Record, target: float) -> curves.CurvePoint | None:
     """Return the first point of a run whose score is at least `target`, or None."""
-    return curves.first_at([curves.Point(**point) for point in record["curve"]], target)
+    return curves.first_at([curves.CurvePoint(**point) for point in record["curve"]], target)
 
 
 def _best_score(record: Record) -> float:
@@ -265,7 +265,7 @@ def estimated_seconds(settings: Settings, records: Sequence[Record]) -> float:
             if rate <= _THIN_MBPS and run.contender in settings.round_steps:
                 length = _THIN_ROUNDS * _THIN_ROUND_SECONDS
         total += _AROUND_SECONDS + length
-        curve = [dataclasses.asdict(curves.Point(0.7 * length, 1.0, None, None, 1.0))]
+        curve = [dataclasses.asdict(curves.CurvePoint(0.7 * length, 1.0, None, None, 1.0))]
         planned.append(record_of(run, {"rates": {}, "curve": curve}))
     return total
 

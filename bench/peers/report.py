@@ -83,7 +83,7 @@ def _line(known: Known, name: str, link: str, targets: Sequence[float]) -> list[
     return line
 
 
-def _both(point: curves.Point) -> float | None:
+def _both(point: curves.CurvePoint) -> float | None:
     if point.bytes_up is None or point.bytes_down is None:
         return None
     return point.bytes_up + point.bytes_down

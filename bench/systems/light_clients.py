@@ -25,6 +25,7 @@ from thinwire.cli import node as command_line
 from thinwire.flags import run as run_flags
 from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.worker import flags as worker_flags
+from thinwire.worker.core.worker_round import Action, MiniBatch, RoundAction
 from thinwire.worker.trainer import WorkerSession
 
 if TYPE_CHECKING:
@@ -81,30 +82,30 @@ class LightDevice:
         try:
             session.join()
             session.begin()
-            while not (self._over.is_set() or session.stopped):
-                self._step()
+            action = session.advance(session.steps.begin())
+            while action is RoundAction.COMPUTE and not (self._over.is_set() or session.stopped):
+                action = self._step()
             session.leave("done")
         except Exception as error:  # noqa: BLE001 - another thread reports it
             self.error = error
         finally:
             self.has_begun.set()
 
-    def _step(self) -> None:
+    def _step(self) -> Action | None:
         session, started = self._session, time.monotonic()
         varied = self._random.uniform(1 - _VARIATION, 1 + _VARIATION)
         if self._step_seconds:
             self._over.wait(self._step_seconds * varied)
-        request = session.poll_pacer()
-        if request is None:
-            lent = self._gradients[int(self._random.integers(len(self._gradients)))]
-            np.copyto(self._buffer, lent)  # a worker copies TensorFlow's gradient in this way
-            request = session.submit(self._buffer, self._run.batch_size, 1.0, None, started)
-        if request is None:
-            return
+        lent = self._gradients[int(self._random.integers(len(self._gradients)))]
+        np.copyto(self._buffer, lent)  # a worker copies TensorFlow's gradient in this way
+        action = session.computed(MiniBatch(self._buffer, self._run.batch_size, 1.0), started)
         began = time.monotonic()
-        session.exchange_round(request, lambda weights: None)
-        self.exchanges.append((began, time.monotonic()))
-        self.has_begun.set()
+        session.forget_exchange()
+        action = session.advance(action)
+        if session.received:
+            self.exchanges.append((began, time.monotonic()))
+            self.has_begun.set()
+        return action
 
 
 def real_gradients(run: Run) -> tuple[ModelSpec, list[Float32]]:

@@ -24,30 +24,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator, Sequence
 
+from thinwire.proto.barriers import LAST, Point, parse, position_of
 from thinwire.ps.scripts.first_evaluator import FirstEvaluator
 from thinwire.runtime.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
-
-#: Barriers of one call of fit, in order: "begin" before the fit, "end" at the last step of the fit,
-#: "left" after the callbacks, "loop" when the script's own training loop follows, and "saved"
-#: (numbered) after each saved file. A phase (model) may begin at "begin" and "left": one script
-#: offers its model ("-offered"), then all scripts join ("-joined").
-OF_FIT = (
-    *("begin", "begin-offered", "begin-joined", "end"),
-    *("left", "left-offered", "left-joined", "loop", "saved"),
-)
-AT_END = OF_FIT.index("end")
-#: The two names of the barrier before a script's first step. A script uses the second name if the
-#: run has a Supervisor, because scripts then wait for an evaluator that the Supervisor may start
-#: without having reported the start yet.
-START, START_WITH_SUPERVISOR = STARTS = ("start", "start-with-supervisor")
-_CHANGING = {"begin": 0, "left": 1}
-#: Pattern of barrier names that contain the number of a call of fit. A name without this form sorts
-#: after all barriers.
-_NAMED = re.compile(rf"fit-(\d{{1,9}})-({'|'.join(OF_FIT)})(?:-(\d{{1,9}}))?")
-_LAST, _FIRST = (math.inf, 0, 0), (0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,35 +99,6 @@ class ChiefNamed:
 
 
 Outcome = BarrierOpening | ScriptsEnd | FitStop | ChiefNamed
-#: Sort key of a barrier: number of the call of fit, index of the barrier in `OF_FIT`, and number of
-#: the saved file.
-_Position = tuple[float, int, int]
-
-
-def position_of(name: str) -> _Position:
-    """Return a barrier's sort key; scripts pass barriers in ascending order of this key.
-
-    >>> position_of("fit-2-begin") < position_of("fit-2-end") < position_of("fit-10-begin")
-    True
-    >>> position_of("fit-1-end") < position_of("fit-1-saved-2") < position_of("fit-1-saved-10")
-    True
-    >>> position_of("start") < position_of("fit-1-begin")
-    True
-    """
-    if name in STARTS:
-        return _FIRST
-    match = _NAMED.fullmatch(name)
-    return (int(match[1]), OF_FIT.index(match[2]), int(match[3] or 0)) if match else _LAST
-
-
-def phase_of(name: str) -> int:
-    """Return the number of the phase that may begin at a barrier; 0 if no phase may begin there.
-
-    >>> phase_of("fit-2-begin"), phase_of("fit-2-left"), phase_of("fit-2-end")
-    (4, 5, 0)
-    """
-    match = _NAMED.fullmatch(name)
-    return 2 * int(match[1]) + _CHANGING[match[2]] if match and match[2] in _CHANGING else 0
 
 
 @dataclasses.dataclass
@@ -334,7 +286,7 @@ class Barriers:
         present = self.present(now)
         if not present and any(script.has_finished for script in self._scripts.values()):
             return self._end(FINISHED)
-        reached = min((self._position(worker) for worker in present), default=_LAST)
+        reached = min((self._position(worker) for worker in present), default=LAST)
         openings = self._name_chief(now)
         for worker, name in list(self._waiting()):
             is_closed = position_of(name) > reached or now < self._held_until(name)
@@ -350,14 +302,17 @@ class Barriers:
 
     def _held_until(self, name: str) -> float:
         """Return the time before which a barrier stays closed even if all scripts have arrived."""
-        if name not in STARTS:
+        barrier = parse(name)
+        if barrier is None or barrier.point.is_of_fit:
             return -math.inf
-        waits_until = self.first_evaluator.waits_until(name == START_WITH_SUPERVISOR)
+        with_supervisor = barrier.point is Point.START_WITH_SUPERVISOR
+        waits_until = self.first_evaluator.waits_until(with_supervisor)
         return min(waits_until, self._absent_at)
 
     def _begin_phase(self, name: str) -> None:
         self._changes.add(name)
-        self.phase = max(self.phase, phase_of(name))
+        if (barrier := parse(name)) is not None:
+            self.phase = max(self.phase, barrier.phase)
 
     def _name_chief(self, now: float) -> list[Outcome]:
         """Notify all workers' scripts if another worker becomes the chief, whose script writes
@@ -378,7 +333,7 @@ class Barriers:
             if script.waits_at is not None:
                 yield worker, script.waits_at
 
-    def _position(self, worker: int) -> _Position:
+    def _position(self, worker: int) -> tuple[float, int, int]:
         """Return the sort key of the barrier at which a worker's script waits.
 
         A barrier cannot open before all scripts with smaller keys have reached it. The sort key of

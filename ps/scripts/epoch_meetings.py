@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.scripts.barriers import AT_END, position_of
+from thinwire.proto.barriers import Point, position_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -137,7 +137,7 @@ class EpochMeetings:
         """
         fit, stage, _ = position_of(barrier)
         if math.isfinite(fit):
-            self._advance(worker, (fit, math.inf if stage >= AT_END else -1, 0))
+            self._advance(worker, (fit, math.inf if stage >= Point.END.place else -1, 0))
         return self._settle(now)
 
     def end_fit(self, fit: int, epochs: int) -> None:

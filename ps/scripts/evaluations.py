@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.scripts.barriers import AT_END, position_of
+from thinwire.proto.barriers import Point, position_of
 
 #: Place of a script in its training: number of the call of fit (from 1) and number of the epoch.
 #: The epoch number is -1 before the fit and infinite after the fit.
@@ -168,7 +168,7 @@ class Evaluations:
         """
         fit, stage, _ = position_of(barrier)
         if math.isfinite(fit):
-            self._advance(worker, (fit, math.inf if stage >= AT_END else -1))
+            self._advance(worker, (fit, math.inf if stage >= Point.END.place else -1))
         return self._settle(now)
 
     def request(

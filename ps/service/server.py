@@ -39,6 +39,7 @@ from thinwire.ps.service.containment import ClientRequest, Containment, WriterQu
 from thinwire.ps.service.dialogues.base import ConnectedDialogue, RemoteClient, ShardSide
 from thinwire.ps.service.dialogues.evaluator import EvaluatorDialogue
 from thinwire.ps.service.dialogues.follower import FollowerDialogue
+from thinwire.ps.service.dialogues.observer import ObserverSide
 from thinwire.ps.service.dialogues.script import ScriptDialogue
 from thinwire.ps.service.dialogues.supervisor import SupervisorDialogue
 from thinwire.ps.service.dialogues.worker import (
@@ -267,7 +268,7 @@ class ShardServer:
         """Return the dialogue with a client whose Hello fits this shard, by the client's role
         (called on reader threads).
         """
-        side, welcome, observe = self.side, self.welcome_observer, self.observe
+        side = self.side
         if hello.role == pb.ROLE_WORKER:
             served = self.served  # read once: the writer thread may replace it meanwhile
             model = ModelIntake(served.decoder, served.bounds, served.datagrams, served.share)
@@ -279,14 +280,17 @@ class ShardServer:
                 self.observers.pass_on_rounds,
             )
             return WorkerDialogue(client, hello, side, model, accounts)
-        arguments, scripts = (client, hello, side, self.connections), self.scripts
-        if hello.role == pb.ROLE_SCRIPT:
-            return ScriptDialogue(*arguments, self.welcome_script, self.send_slots, scripts)
+        scripts, is_script = self.scripts, hello.role == pb.ROLE_SCRIPT
+        welcome = self.welcome_script if is_script else self.welcome_observer
+        observers = ObserverSide(self.connections, welcome, self.observe, self.send_slots)
+        if is_script:
+            return ScriptDialogue(client, hello, side, observers, scripts)
         if hello.role == pb.ROLE_EVALUATOR:
-            return EvaluatorDialogue(*arguments, welcome, observe, self.send_slots, scripts)
+            return EvaluatorDialogue(client, hello, side, observers, scripts)
         if hello.role == pb.ROLE_SHARD:
-            return FollowerDialogue(*arguments, welcome, self.directory, self.reports)
-        return SupervisorDialogue(*arguments, welcome, observe, scripts)
+            shards = self.directory, self.reports
+            return FollowerDialogue(client, hello, side, observers, *shards)
+        return SupervisorDialogue(client, hello, side, observers, scripts)
 
     def lose(self, connection: Connection) -> None:
         """Record that the gRPC stream of a worker has ended (called on reader threads).

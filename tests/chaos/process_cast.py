@@ -84,7 +84,10 @@ class Cast:
         self.names = [*self.shards, *self.workers, "supervisor"]
         for name in self.names:
             for shard in range(nb_ps):
-                self._wire(name, shard)
+                # A shard announces its own address to shard 0. If a proxy listened there, workers
+                # behind a cut would go around their own proxies, and nobody would hear them.
+                if name != f"ps-{shard}":
+                    self._wire(name, shard)
         if protected:
             self._protect()
         self.hearing.on_ports = self._open_for_datagrams

@@ -147,7 +147,7 @@ class Recorder:
         self._owners: weakref.WeakKeyDictionary[ShardProtocol, tuple[int, int]] = (
             weakref.WeakKeyDictionary()
         )
-        self._numbers: dict[int, int] = {}  # id of a JournaledCore -> its shard
+        self._numbers: dict[int, int] = {}  # id of a PsCore -> its shard
         self._lives: dict[int, JournaledCore] = {}  # shard -> its newest life
         self._of: dict[int, tuple[int, PsCore]] = {}  # id of a core's part -> (shard, core)
         self._accepted: dict[int, dict[tuple[int, int], events.Push]] = {}  # by shard
@@ -307,12 +307,12 @@ class Recorder:
 
     # -- shards ---------------------------------------------------------------------------------
 
-    def _on_simulated_shard(self, inner: Any, shard: Any, core: Any, journaled: Any) -> None:
-        self._numbers[id(journaled)] = shard.number
-        inner(shard, core, journaled)
+    def _on_simulated_shard(self, inner: Any, shard: Any, core: Any) -> None:
+        self._numbers[id(core)] = shard.number
+        inner(shard, core)
 
     def _on_handle(self, inner: Any, journaled: JournaledCore, event: Any, now: float) -> Any:
-        shard = self._numbers.get(id(journaled), self._shard)
+        shard = self._numbers.get(id(journaled.core), self._shard)
         if self._lives.get(shard) is not journaled:
             self._begin(shard, journaled)
         core = journaled.core

@@ -97,7 +97,7 @@ class Day(Simulation):
             if shard.number:
                 shard.on_end = lambda reason: None
         for worker in self.workers:
-            for name in ("unreachable", "refused"):
+            for name in ("on_unreachable", "on_refused"):
                 setattr(worker, name, self._reviving(worker, getattr(worker, name)))
 
     @property

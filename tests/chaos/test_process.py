@@ -41,7 +41,9 @@ def test_shards_that_are_killed_in_every_way(tmp_path, method):
     assert {each.shard for each in trial.kills} == {0, 1}
     assert sum(each.compared for each in trial.kills) >= 4
     assert any(each.torn for each in trial.kills)
-    assert summary["journal"]["cuts"]
+    # The summary has the journal of shard 0. Nothing is torn if a snapshot has just emptied it.
+    is_torn = any(each.torn for each in trial.kills if each.shard == 0)
+    assert summary["journal"]["cuts"] or not is_torn
 
 
 @pytest.mark.product

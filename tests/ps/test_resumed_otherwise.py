@@ -1,12 +1,12 @@
 """A restarted shard with another worker program, or with --resume and another offer."""
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
 
 from tests.threads.offered import OFFER, SGD, SPEC, offered_run, weights_of
+from tests.worker_steps import exchange
 from thinwire.ops.offer import Described, Offer
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ps.persistence.shard_store import SavedShard
@@ -32,8 +32,7 @@ def train(worker, steps):
     first = worker.begin().copy()
     for _ in range(steps):
         gradient = np.ones(SPEC.num_parameters, np.float32)
-        request = worker.submit(gradient, 10, 1.0, None, time.monotonic())
-        worker.exchange_round(request, lambda weights: None)
+        exchange(worker, gradient)
     last = worker.core.weights.copy()
     worker.leave("done")
     return first, last

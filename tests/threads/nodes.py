@@ -26,6 +26,7 @@ from thinwire.ps.service.server import ShardServer
 from thinwire.ps.service.server_parts import ServerHooks
 from thinwire.runtime.run import fingerprint
 from thinwire.worker.client.shard_client import ShardGone
+from thinwire.worker.core.worker_round import MiniBatch, RoundAction
 from thinwire.worker.flags import EmulatedDevice, WorkerFlags
 from thinwire.worker.trainer import WorkerSession
 
@@ -182,20 +183,23 @@ class ElasticWorker(threading.Thread):
             part.core.restore(self._state, last)
         try:
             part.begin()
-            while not part.stopped:
+            action = part.advance(part.steps.begin())
+            while action is RoundAction.COMPUTE and not part.stopped:
                 self._moving.wait()
-                outgoing = part.poll_pacer() or self._step()
-                if outgoing is None:
-                    continue
-                replies = part.exchange_round(outgoing, lambda weights: None)
-                self.num_rounds += 1
-                reply = replies[0]  # step 0: the reply to the pull that replaced an abandoned push
-                if reply is not None and reply.step and not reply.refused and not reply.stop:
-                    self.acknowledged.append(outgoing.head.step)
+                part.forget_exchange()
+                action = part.advance(self._step())
+                if part.received:
+                    self._acknowledge(part.sent, part.received[0])
             cause = "done"
         finally:
             if not self._killed.is_set():
                 part.leave(cause)
+
+    def _acknowledge(self, request, reply):
+        self.num_rounds += 1
+        # step 0: the reply to the pull that replaced an abandoned push
+        if reply is not None and reply.step and not reply.refused and not reply.stop:
+            self.acknowledged.append(request.head.step)
 
     def _step(self):
         batch = self.batches.integers(0, len(PROBLEM.y), 8)
@@ -203,7 +207,7 @@ class ElasticWorker(threading.Thread):
         loss, gradient = PROBLEM.gradient(self.part.core.weights, batch)
         if self.pause_seconds:
             self.part.closing.wait(self.pause_seconds)
-        return self.part.submit(gradient, len(batch), loss, None, started)
+        return self.part.computed(MiniBatch(gradient, len(batch), loss), started)
 
     def freeze(self):
         """Stand still, as a stopped process does."""

@@ -1,9 +1,11 @@
-"""The Worker role's loop, part by part: the warm-up, and reuse of gradient buffers."""
+"""The Worker role's loop, part by part: the warm-up, interrupts, and reuse of gradient buffers."""
 
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
+from thinwire.worker.core.worker_round import RoundAction, SendPush
 from thinwire.worker.role import Worker
 
 
@@ -44,15 +46,59 @@ def test_measuring_a_device_leaves_no_trace_in_the_model():
 
 def test_with_overlap_the_next_gradient_is_written_elsewhere_than_the_one_under_way():
     """The gradient under way may have to be sent again unchanged."""
-    one, other, sent = np.zeros(2), np.zeros(2), []
+    one, other = np.zeros(2), np.zeros(2)
     worker = SimpleNamespace(
-        session=SimpleNamespace(send=sent.append),
-        run=SimpleNamespace(method=SimpleNamespace(overlap=True)),
+        personal=SimpleNamespace(step=lambda rate: None),
         gradient=one,
         _spare_gradient=other,
-        _taken=True,
+        _rate=0.1,
     )
-    for number, free in enumerate((other, one, other), start=1):
-        assert Worker._exchange(worker, number)
+    for free in (other, one, other):
+        Worker._load(worker, SendPush(None, ends_step=True))
         assert worker.gradient is free
-    assert sent == [1, 2, 3]
+    Worker._load(worker, SendPush(None, ends_step=False))  # an empty update has no gradient
+    assert worker.gradient is other
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        [SendPush(None, ends_step=True), RoundAction.WAIT, RoundAction.LOAD_ROUND],
+        [RoundAction.LOAD_STEP],
+    ],
+    ids=["push", "local step"],
+)
+def test_an_interrupt_during_a_mini_batch_waits_for_the_actions_that_follow_it(actions):
+    """The checkpoint of an interrupted worker has no mini-batch that the shards lack."""
+    following = [*actions, RoundAction.POLL]
+    carried_out = []
+
+    def carry_out(action, load, epoch):
+        carried_out.append(action)
+        return RoundAction.COMPUTE if action is RoundAction.POLL else following.pop(0)
+
+    session = SimpleNamespace(
+        begin=lambda: None,
+        carry_out=carry_out,
+        steps=SimpleNamespace(begin=lambda: RoundAction.POLL, diverged=None),
+        stopped=False,
+        core=SimpleNamespace(stopped=False),
+        closing=SimpleNamespace(is_set=lambda: True),
+    )
+
+    def one_step():
+        session.stopped = True
+        return following.pop(0)
+
+    worker = SimpleNamespace(
+        session=session,
+        shard=SimpleNamespace(cursor=SimpleNamespace(epoch=0)),
+        _one_step=one_step,
+        _load=None,
+        _take_over=lambda weights: None,
+        _may_save=lambda action, saved_at: False,
+        _settle=lambda: carried_out.append("settle"),
+        save=lambda: carried_out.append("save"),
+    )
+    assert Worker._loop(worker) == "interrupted"
+    assert carried_out == [RoundAction.POLL, *actions, "settle", "save"]

@@ -36,8 +36,7 @@ def test_figures_are_those_of_all_lives():
         core=SimpleNamespace(step=9),
         own=SimpleNamespace(id_worker=2, num_restarts=2),
         started_at=time.monotonic(),
-        num_non_finite=1,
-        num_steps=4,
+        steps=SimpleNamespace(num_non_finite=1, num_steps=4),
         labels={},
     )
     found = WorkerSession.metrics(session)

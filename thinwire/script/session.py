@@ -42,6 +42,7 @@ from thinwire.worker.core.messages import (
     ShardReply,
     was_accepted,
 )
+from thinwire.worker.core.worker_round import Action, MiniBatch, Restore, RoundAction, RoundStage
 from thinwire.worker.script import RECORD
 from thinwire.worker.train_step import clip, decay
 from thinwire.worker.trainer import Stopwatch, WorkerSession
@@ -91,6 +92,11 @@ class _Exchanged:
 
     request: PushRequest | None = None
     replies: Sequence[ShardReply | None] = ()
+
+    @property
+    def is_applied(self) -> bool:
+        """True if the shards rejected nothing; also without an exchange."""
+        return not self.replies or was_accepted(self.replies)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +256,7 @@ class Session:
         self._change: Float32 | None = None
         self._is_change_sent = False
         if before is not None:
-            self.part.before, self.part.loss = before.part.metrics(), before.part.loss
+            self.part.before, self.part.steps.loss = before.part.metrics(), before.part.steps.loss
 
     @property
     def stopped(self) -> bool:
@@ -535,37 +541,32 @@ class Session:
         else:
             values = self._without_changes(values, figures.change)
         overlaps, exchange = self.settings.run.method.overlap, _Exchanged()
-        computed_at = self._versions if overlaps else None
-        arguments = (values, samples, loss, statistics, self._computes_from, computed_at, figures)
+        batch = MiniBatch(
+            values, samples, loss, statistics, self._versions if overlaps else None, figures
+        )
         applied = skipped = False
         means = self._means
         try:
             if (own_changes := part.core.own) is not None:
-                exchange = self._begin_behind(own_changes, arguments)
+                exchange = self._begin_behind(own_changes, batch)
                 if not overlaps:
                     exchange = self._settle()
                     own_changes.catch_up()
-            elif overlaps:
-                exchange = self._settle()
-                if not self.stopped:
-                    self._go_on(statistics)
-                    exchange = _Exchanged(self._send(arguments), exchange.replies)
             else:
-                exchange = self._exchange(arguments)
-            applied = not exchange.replies or was_accepted(exchange.replies)
-        except NonFiniteUpdate as error:
-            part.skip(error)
+                if overlaps:
+                    self._forget_sent_change()
+                exchange = self._exchange(batch)
+            applied = exchange.is_applied
+        except NonFiniteUpdate:
             # the next push counts the batch parts of the skipped mini-batch
             self._left_out[optimizer] = parts
             self._means, skipped = means, True
         except ShardGone:
             part.core.stopped = applied = True
-        try:
-            self._note_change(figures.change, exchange if applied else None)
-            part.record_outcome(applied)
         except Diverged:
             self.close("diverged")
             raise
+        self._note_change(figures.change, exchange if applied else None)
         info = self._info(exchange.request if applied else None, exchange.replies, skipped)
         self.begin_compute()
         return info
@@ -602,23 +603,31 @@ class Session:
         else:
             self._change, self._is_change_sent = change, True
 
-    def _begin_behind(self, own: ScriptOwned, arguments: Any) -> _Exchanged:
+    def _begin_behind(self, own: ScriptOwned, batch: MiniBatch) -> _Exchanged:
         """Exchange a step's change of the weights in a background thread, to overlap computing.
 
         Returns:
             The finished exchange of the previous step.
+
+        Raises:
+            NonFiniteUpdate: The step's weights, loss or statistics are not finite.
         """
-        part, (values, _, loss, statistics, *_, figures) = self.part, arguments
+        part = self.part
         part.measure.record(round_trace.FORWARD_AND_BACKWARD, part.stopwatch.lap("compute"))
         done = self._settle()
         part.stopwatch.lap("wait")
         if not self.stopped:
-            own.step(values, loss, statistics)
-            self._go_on(statistics)
-            ahead = self._batches(figures.head.batch_parts)
+            try:
+                own.step(batch.values, batch.loss, batch.statistics)
+            except NonFiniteUpdate as error:
+                self._begin_step()
+                part.advance(part.steps.refused(error))
+                raise
+            self._go_on(batch.statistics)
+            ahead = self._batches(batch.figures.head.batch_parts)
             self._counts_ahead = tuple(count + ahead for count in part.core.schedule_counts)
             part.exchange_watch.start()
-            self._exchanges.start(functools.partial(self._exchange, arguments))
+            self._exchanges.start(functools.partial(self._exchange, batch))
         part.stopwatch.lap("encode")
         return done
 
@@ -634,28 +643,52 @@ class Session:
         if statistics is not None and self._means is not None:
             self._means = core.statistics + (statistics - self._means)
 
-    def _send(self, arguments: Any) -> PushRequest | None:
-        """Send a mini-batch's result to the shards; return the request, or None if none is sent."""
+    def _begin_step(self) -> None:
+        """Let the worker's state machine wait for a mini-batch."""
         part = self.part
-        outgoing = part.submit(*arguments) or part.poll_pacer()
-        if outgoing is not None:
-            part.send(outgoing)
-        return outgoing
+        if part.steps.stage is RoundStage.READY:
+            part.advance(part.steps.begin())
 
-    def _exchange(self, arguments: Any) -> _Exchanged:
-        """Send a mini-batch's result and wait for the shards' replies."""
-        outgoing = self._send(arguments)
-        return _Exchanged(outgoing, self.part.finish_exchange(lambda weights: None))
+    def _exchange(self, batch: MiniBatch) -> _Exchanged:
+        """Send a mini-batch's result; wait for replies: with overlap, to the previous push.
+
+        Raises:
+            NonFiniteUpdate: The result is not finite.
+        """
+        part, refused = self.part, []
+        goes_ahead = self.settings.run.method.overlap and part.core.own is None
+
+        def load(action: Action) -> None:
+            if isinstance(action, Restore):
+                refused.append(action.error)
+            elif action is RoundAction.LOAD_ROUND and goes_ahead and not self.stopped:
+                self._go_on(batch.statistics)
+
+        part.forget_exchange()
+        self._begin_step()
+        if goes_ahead and part.steps.under_way is None:
+            self._go_on(batch.statistics)
+        part.advance(part.computed(batch, self._computes_from), load)
+        if refused:
+            raise refused[0]
+        return _Exchanged(part.sent, part.received)
 
     def _settle(self) -> _Exchanged:
         """Wait for the exchange in the background, if any; return its result or an empty one."""
-        # the shards' reply replaces the weights even if the push was rejected
-        if self._is_change_sent:
-            self._change, self._is_change_sent = None, False
+        self._forget_sent_change()
         done = self._exchanges.result()
         if done is not None:
             return done
-        return _Exchanged(None, self.part.finish_exchange(lambda weights: None))
+        part = self.part
+        part.forget_exchange()
+        if part.steps.under_way is not None and (action := part.steps.settle()) is not None:
+            part.carry_out(action, lambda action: None)
+        return _Exchanged(None, part.received)
+
+    def _forget_sent_change(self) -> None:
+        # the shards' reply replaces the weights even if the push was rejected
+        if self._is_change_sent:
+            self._change, self._is_change_sent = None, False
 
     def begin_compute(self) -> None:
         """Restart the measurement of a step's computing time, for example after a pause."""
@@ -669,15 +702,22 @@ class Session:
         try:
             part.exchange_watch.start()
             self._settle()
+            part.steps.settle()
             if part.core.round.num_steps and not self.stopped:
-                part.exchange_round(part.core.end_round(), lambda weights: None)
-            residual_push = part.core.end_training() if not self.stopped else None
-            if residual_push is not None:
-                part.exchange_round(residual_push, lambda weights: None)
+                self._push_rest(part.steps.end_round())
+            if not self.stopped:
+                self._push_rest(part.steps.end_training())
         except NonFiniteUpdate as error:
-            part.skip(error)
+            logging.warning("the unsent changes of this worker are lost: %s", error)
         except ShardGone:
             part.core.stopped = True
+
+    def _push_rest(self, action: Action | None) -> None:
+        """Carry out a push between two mini-batches, and wait for its replies."""
+        while action is not None and action not in (RoundAction.POLL, RoundAction.END):
+            action = self.part.carry_out(action, lambda action: None)
+        if (rest := self.part.steps.settle()) is not None:
+            self._push_rest(rest)
 
     def pull(self) -> None:
         """Replace this worker's model by the shards' current model, after a call of `flush`."""
@@ -739,7 +779,7 @@ class Session:
         self.part, self._change = self._new_part(self.means), None
         # weights that are used until the PS sends its weights
         np.copyto(self.part.core.weights, old.core.weights)
-        self.part.before, self.part.loss = old.metrics(), old.loss
+        self.part.before, self.part.steps.loss = old.metrics(), old.steps.loss
 
     def _counters(self) -> tuple[int, int, dict[str, float]]:
         exchange = self.part.exchange

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class MiniBatch:
+class ComputedBatch:
     """Result of one mini-batch of a worker's round of local steps."""
 
     local: State  # worker-local state (for example dropout seeds) after the mini-batch
     step: Step | None = None  # gradient for the core; None: the core has processed it
-    refused: NonFiniteUpdate | None = None  # the core's rejection of the gradient; None: accepted
-    following: Future[MiniBatch] | None = None  # next mini-batch of the round; None: not started
+    # the core's rejection of the gradient; None: accepted
+    refused: NonFiniteUpdate | None = None
+    # next mini-batch of the round; None: not started
+    following: Future[ComputedBatch] | None = None
 
 
 class RoundAhead:
@@ -60,18 +62,18 @@ class RoundAhead:
         self._is_foreseen = (
             method.takes_local_steps and not method.pacer.queries and not method.overlap
         )
-        self._following: Future[MiniBatch] | None = None
+        self._following: Future[ComputedBatch] | None = None
 
     def begin(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
-    ) -> Future[MiniBatch]:
+    ) -> Future[ComputedBatch]:
         """Return the next mini-batch's future; start its computation if it has not started."""
         under_way, self._following = self._following, None
         if under_way is not None:
             return under_way
         return self._executor.submit(self._compute, weights, statistics, shard.fork(), local)
 
-    def take(self, computing: Future[MiniBatch]) -> MiniBatch:
+    def take(self, computing: Future[ComputedBatch]) -> ComputedBatch:
         """Wait until a mini-batch that `begin` returned is computed; return gradient and loss."""
         done = computing.result()
         self._following = done.following
@@ -79,15 +81,15 @@ class RoundAhead:
 
     def _compute(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
-    ) -> MiniBatch:
+    ) -> ComputedBatch:
         core, step = self._core, self._trainer.step(weights, statistics, shard, local)
         if not self._is_foreseen or core.ends_round or not self._lives():
-            return MiniBatch(step.local, step)
+            return ComputedBatch(step.local, step)
         try:
             core.begin(step.gradient, step.samples, step.loss, step.statistics)
         except NonFiniteUpdate as refused:
-            return MiniBatch(step.local, refused=refused)
+            return ComputedBatch(step.local, refused=refused)
         following = self._executor.submit(
             self._compute, core.weights, core.statistics, shard, step.local
         )
-        return MiniBatch(step.local, following=following)
+        return ComputedBatch(step.local, following=following)

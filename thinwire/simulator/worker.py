@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from absl import logging
 
 from thinwire.data.loading import TrainingShard
-from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.ops.types import State
 from thinwire.proto import thinwire_pb2 as pb
@@ -20,11 +19,11 @@ from thinwire.runtime.telemetry.round_trace import MeasuredBy
 from thinwire.simulator.client import SimulatedPacingClient
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.exchange import SimulatedExchange
-from thinwire.simulator.round_ahead import MiniBatch, RoundAhead
+from thinwire.simulator.round_ahead import ComputedBatch, RoundAhead
 from thinwire.worker.core.core import WorkerCore
-from thinwire.worker.core.messages import PushRequest, ShardReply, was_accepted
+from thinwire.worker.core.messages import PushRequest, ShardReply
+from thinwire.worker.core.worker_round import Action, MiniBatch, RoundAction, SendPush, WorkerRound
 from thinwire.worker.telemetry.round_trace import RoundMeasure
-from thinwire.worker.trainer import DivergenceDetector
 
 if TYPE_CHECKING:
     from thinwire.simulator.messages import GradientSource
@@ -49,7 +48,7 @@ class WorkerSetup:
 class _Computing:
     """A mini-batch that is being computed, and the model versions that its gradient uses."""
 
-    mini_batch: Future[MiniBatch]
+    mini_batch: Future[ComputedBatch]
     versions: list[int]  # model version of each PS shard, shard 0 first
 
 
@@ -73,18 +72,12 @@ class SimulatedWorker:
         self._round_ahead = self._begin_rounds()
         self._local: State = {}
         self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, clock)
-        self._request: PushRequest | None = None
-        self._overlaps = self.core.method.overlap
-        # Mini-batch that is computed during the open exchange; None if there is none.
-        self._ahead: _Computing | None = None
-        self._ahead_is_done = False
+        self._steps = self._new_steps()
         # Moving statistics averaged over the workers, from the last reply.
         self._means = self.core.statistics
         self._step_seconds = 0.0
         self._query_began = 0.0
         self._seconds = TimeBreakdown()
-        self._num_steps = self._num_non_finite = 0
-        self._divergence = DivergenceDetector()
 
     @property
     def alive(self) -> bool:
@@ -103,9 +96,16 @@ class SimulatedWorker:
         # A real worker measures the time of a mini-batch before it connects. The random draw
         # replaces the measurement.
         self._step_seconds = self._own.step_seconds()
-        self._divergence, self._request, self._ahead = DivergenceDetector(), None, None
+        self._steps = self._new_steps(self._steps)
         self._exchange.begin_life(self)
         self._round_ahead = self._begin_rounds()
+
+    def _new_steps(self, before: WorkerRound | None = None) -> WorkerRound:
+        """Return the order of a process's steps, with the counts of the processes before it."""
+        steps = WorkerRound(self.core, has_examples=self._own.shard.num_examples > 0)
+        if before is not None:
+            steps.num_steps, steps.num_non_finite = before.num_steps, before.num_non_finite
+        return steps
 
     def _begin_rounds(self) -> RoundAhead:
         lives = functools.partial(self._exchange.lives, self._exchange.incarnation)
@@ -154,18 +154,29 @@ class SimulatedWorker:
 
     # -- training ---------------------------------------------------------------------------
 
-    def _consider(self) -> None:
-        """Start the next mini-batch or push, as the pacer decides; leave if training diverged."""
-        if self.core.stopped or not self.alive:
-            return
-        if self._divergence.has_diverged:
+    def _carry_out(self, action: Action | None) -> None:
+        """Carry out an action and all that follow at this moment of virtual time."""
+        while action is not None and self.alive:
+            if action is RoundAction.POLL:
+                self._poll()
+                return
+            if action is RoundAction.COMPUTE:
+                self._begin_step()
+                return
+            if action is RoundAction.WAIT or action is RoundAction.END:
+                break
+            if isinstance(action, SendPush):
+                self._exchange.push(action.request)
+            action = self._steps.done()
+        if action is RoundAction.END and self._steps.diverged is not None:
             logging.warning(
                 "simulated worker %d leaves the run: too many consecutive mini-batches gave no "
                 "usable update",
                 self.number,
             )
             self.leave("diverged")
-            return
+
+    def _poll(self) -> None:
         self._measure.begin_step()
         self._query_began = self._clock.now
         core = self.core
@@ -175,17 +186,12 @@ class SimulatedWorker:
         seconds = self._clock.now - self._query_began
         self._seconds.wait += seconds
         self._measure.record(round_trace.CHECK_READY, seconds)
-        if ready:
-            self._push(self.core.end_round())
-            return
-        if not self._own.shard.num_examples:
-            self._push(self.core.begin_empty())
-            return
+        self._carry_out(self._steps.polled(ready))
+
+    def _begin_step(self) -> None:
+        """Start a mini-batch, which ends after its duration in virtual time."""
         self._step_seconds = self._own.step_seconds()
-        computing = self._compute()
-        if self._overlaps:
-            self._ahead, self._ahead_is_done = computing, False
-        done = functools.partial(self._finish_step, self._exchange.incarnation, computing)
+        done = functools.partial(self._finish_step, self._exchange.incarnation, self._compute())
         self._clock.at(self._clock.now + self._step_seconds, done)
 
     def _finish_step(self, incarnation: int, computing: _Computing) -> None:
@@ -198,11 +204,8 @@ class SimulatedWorker:
             return
         self._seconds.compute += self._step_seconds
         self._measure.record(round_trace.FORWARD_AND_BACKWARD, self._step_seconds)
-        self._ahead_is_done = True
-        if self._overlaps:
-            self._go_ahead()
-        else:
-            self._take_in(computing)
+        if not self.core.stopped:
+            self._carry_out(self._take_in(computing))
 
     def _compute(self) -> _Computing:
         """Start the computation of the next mini-batch's gradient at the current weights.
@@ -212,57 +215,25 @@ class SimulatedWorker:
         core = self.core
         weights, statistics = core.weights, core.statistics
         # Copy the weights, because replies change them before the training step ends.
-        if self._overlaps:
+        if core.method.overlap:
             weights, statistics = aligned(len(weights)), self._means
             weights[:] = core.weights
         mini_batch = self._round_ahead.begin(weights, statistics, self._own.shard, self._local)
         return _Computing(mini_batch, list(core.versions))
 
-    def _go_ahead(self) -> None:
-        """Start the next exchange if the gradient is computed and the PS answered the last push."""
-        computing = self._ahead
-        if computing is None or not self._ahead_is_done or self._request is not None:
-            return
-        self._ahead = None
-        if not self.core.stopped:
-            self._take_in(computing)
-
-    def _take_in(self, computing: _Computing) -> None:
-        """Pass a gradient to the worker core; push at the round's end, else start a mini-batch."""
+    def _take_in(self, computing: _Computing) -> Action:
+        """Report the result of a mini-batch; return the next action."""
         done = self._round_ahead.take(computing.mini_batch)
         self._own.shard.cursor.next()
         self._local = done.local
-        self._num_steps += 1
-        try:
-            request = self._result_of(done, computing.versions)
-        except NonFiniteUpdate:
-            self._num_non_finite += 1
-            self._divergence.record(applied=False)
-            self._consider()
-            return
-        if request is None:
-            self._divergence.record(applied=True)
-            self._consider()
-        else:
-            self._push(request)
-            if self._overlaps:
-                self._consider()
-
-    def _result_of(self, done: MiniBatch, versions: list[int]) -> PushRequest | None:
-        """Return the worker's push after a mini-batch; None if its round of local steps continues.
-
-        Raises:
-            NonFiniteUpdate: The gradient holds NaN or infinity.
-        """
         if done.refused is not None:
-            raise done.refused
+            return self._steps.refused(done.refused)
         if (step := done.step) is None:
-            return None
-        return self.core.begin(step.gradient, step.samples, step.loss, step.statistics, versions)
-
-    def _push(self, request: PushRequest) -> None:
-        self._request = request
-        self._exchange.push(request)
+            return self._steps.computed_ahead()
+        batch = MiniBatch(
+            step.gradient, step.samples, step.loss, step.statistics, computing.versions
+        )
+        return self._steps.computed(batch)
 
     # -- replies ----------------------------------------------------------------------------
 
@@ -272,24 +243,23 @@ class SimulatedWorker:
 
     def on_replies(self, replies: list[ShardReply | None]) -> None:
         """Apply the PS shards' replies, and start the next mini-batch."""
-        self.core.settle(replies)
-        self._book(replies)
-        self._divergence.record(was_accepted(replies))
-        self._pacing.begin_round(self.core.step + 1, self._step_seconds)
-        if self._overlaps:
-            self._means = self.core.statistics.copy()
-        if self._ahead is not None:
-            self._go_ahead()
+        steps, request = self._steps, self._steps.under_way
+        if request is None:
+            self.core.settle(replies)
         else:
-            self._consider()
+            steps.replied(replies)
+        self._book(request, replies)
+        self._pacing.begin_round(self.core.step + 1, self._step_seconds)
+        if self.core.method.overlap:
+            self._means = self.core.statistics.copy()
+        self._carry_out(steps.begin() if request is None else steps.done())
 
-    def _book(self, replies: list[ShardReply | None]) -> None:
+    def _book(self, request: PushRequest | None, replies: list[ShardReply | None]) -> None:
         """Record for how many virtual seconds the worker sent and waited in an exchange."""
         exchange, now = self._exchange, self._clock.now
         began_at, sent_at = exchange.requested_at, exchange.sent_at
         self._seconds.send += sent_at - began_at
         self._seconds.wait += now - max(sent_at, began_at)
-        request, self._request = self._request, None
         # Without a pushed request, the replies answer a pull, and training begins.
         if request is None:
             self._measure.begin(self._seconds.compute + self._seconds.send + self._seconds.wait)
@@ -310,8 +280,8 @@ class SimulatedWorker:
             compute_seconds=seconds.compute,
             send_seconds=seconds.send,
             wait_seconds=seconds.wait,
-            non_finite=self._num_non_finite,
-            steps_per_second=self._num_steps / now if now else 0.0,
+            non_finite=self._steps.num_non_finite,
+            steps_per_second=self._steps.num_steps / now if now else 0.0,
             labels=self._own.shard.label_counts,
             datagrams=self._exchange.datagrams,
         ).to_json()

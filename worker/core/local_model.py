@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerArrays:
-    """What a local model gets from its worker's engine.
+    """Arrays and functions of a worker's engine that its local model uses.
 
     Attributes:
         method: Training method of the run.

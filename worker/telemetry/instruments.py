@@ -17,7 +17,9 @@ def collect(session: WorkerSession) -> list[Instrument]:
     seconds["wait"] = max(0.0, spent["wait"] - exchange.send_seconds)
     datagrams = exchange.datagrams
     return [
-        counter("steps", "Local steps of this worker, one mini-batch each.", session.num_steps),
+        counter(
+            "steps", "Local steps of this worker, one mini-batch each.", session.steps.num_steps
+        ),
         counter(
             "exchanges", "Pushes that every shard has answered.", core.step - session.joined_at_step
         ),
@@ -28,7 +30,7 @@ def collect(session: WorkerSession) -> list[Instrument]:
         gauge(
             "loss",
             "Training loss of the newest mini-batch.",
-            float("nan") if session.loss is None else session.loss,
+            float("nan") if session.steps.loss is None else session.steps.loss,
         ),
         gauge("learning_rate", "Scheduled learning rate.", core.learning_rate),
         gauge(
@@ -37,7 +39,7 @@ def collect(session: WorkerSession) -> list[Instrument]:
         counter(
             "non_finite_batches",
             "Mini-batches that this worker skipped because of NaN or infinity.",
-            session.num_non_finite,
+            session.steps.num_non_finite,
         ),
         counter(
             "bytes_sent",

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.ps.persistence.journal import STOP_REASON
-from thinwire.ps.service.connections import Connection, Connections
 from thinwire.ps.service.dialogues.base import RemoteClient, ShardSide
-from thinwire.ps.service.dialogues.observer import ObserverDialogue, check_halt, check_report
+from thinwire.ps.service.dialogues.observer import ObserverDialogue, ObserverSide, check_report
 from thinwire.ps.wire import reports
 
 if TYPE_CHECKING:
     from thinwire.proto.moved import ShardDirectory
-
-#: Causes that a following shard's request to end the run may name.
-_HALT_CAUSES = (STOP_REASON,)
 
 
 class FollowerDialogue(ObserverDialogue):
@@ -28,17 +23,18 @@ class FollowerDialogue(ObserverDialogue):
         documents: (role, id) of a node -> newest JSON document that the node sent.
     """
 
+    halt_causes: ClassVar[tuple[str, ...]] = (STOP_REASON,)
+
     def __init__(
         self,
         client: RemoteClient,
         hello: pb.Hello,
         shard: ShardSide,
-        connections: Connections,
-        welcome: Callable[[Connection], None],
+        observers: ObserverSide,
         directory: ShardDirectory,
         documents: dict[tuple[int, int], str],
     ) -> None:
-        super().__init__(client, hello, shard, connections, welcome)
+        super().__init__(client, hello, shard, observers)
         self._client, self._hello = client, hello
         self._directory, self._documents = directory, documents
 
@@ -57,10 +53,6 @@ class FollowerDialogue(ObserverDialogue):
             silent = events.WorkerIncarnation(member.worker, member.incarnation)
             self._shard.put(events.WorkerUnreachable(silent))
 
-    def _halt(self, halt: pb.Halt, payload: memoryview) -> None:
-        check_halt(halt, _HALT_CAUSES)
-        self._shard.put(events.Stop(halt.cause))
-
     def _report(self, report: pb.Report, payload: memoryview) -> None:
         check_report(report)
         reports.check_shard(report.document)
@@ -68,7 +60,7 @@ class FollowerDialogue(ObserverDialogue):
 
     messages: ClassVar[dict[str, Any]] = {
         "heartbeat": _unreachable,
-        "halt": _halt,
+        "halt": ObserverDialogue._halt,
         "report": _report,
         "leave": ObserverDialogue._leave,
     }

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinwire.ops.printable import printable
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.ps.scripts.barriers import BarrierArrival
-from thinwire.ps.service.connections import Connection, Connections
 from thinwire.ps.service.dialogues.base import LONGEST_MESSAGE, RemoteClient, ShardSide
 from thinwire.ps.service.dialogues.evaluations import (
     MOST_METRICS,
@@ -17,7 +15,7 @@ from thinwire.ps.service.dialogues.evaluations import (
     check_place,
     check_relayed,
 )
-from thinwire.ps.service.dialogues.observer import ObserverDialogue
+from thinwire.ps.service.dialogues.observer import ObserverDialogue, ObserverSide
 
 if TYPE_CHECKING:
     from thinwire.ps.scripts.run_control import RunControl
@@ -35,10 +33,6 @@ class ScriptDialogue(ObserverDialogue):
     """Dialogue over the control stream of a worker's script.
 
     Args:
-        welcome: Function that admits the control stream with the given connection (called on the
-            writer thread).
-        send_slots: Function that sends the optimizer's state, and the weights if the second
-            argument is True (called on the writer thread).
         scripts: Control streams of the run's scripts.
     """
 
@@ -47,13 +41,11 @@ class ScriptDialogue(ObserverDialogue):
         client: RemoteClient,
         hello: pb.Hello,
         shard: ShardSide,
-        connections: Connections,
-        welcome: Callable[[Connection], None],
-        send_slots: Callable[[Connection, bool], None],
+        observers: ObserverSide,
         scripts: RunControl,
     ) -> None:
-        super().__init__(client, hello, shard, connections, welcome, hello.incarnation)
-        self._client, self._scripts, self._send_slots = client, scripts, send_slots
+        super().__init__(client, hello, shard, observers, hello.incarnation)
+        self._client, self._scripts = client, scripts
 
     def begin(self) -> None:
         """Queue the admission of the script, unless the run has no worker with the script's id."""
@@ -64,7 +56,7 @@ class ScriptDialogue(ObserverDialogue):
         super().begin()
 
     def _admit(self) -> None:
-        self._serve("a Hello", self._welcome, self.connection)
+        self._serve("a Hello", self._observers.welcome, self.connection)
 
     def end(self) -> None:
         """Note that the script's control stream has ended."""
@@ -117,9 +109,6 @@ class ScriptDialogue(ObserverDialogue):
         check_relayed(message)
         self._serve("a script's fit", self._scripts.receive, self.connection, message)
 
-    def _request_slots(self, slots: pb.SlotsRequest, payload: memoryview) -> None:
-        self._serve("the optimizer", self._send_slots, self.connection, slots.weights)
-
     def _alive(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
         self._serve("a heartbeat", self._scripts.alive, self.connection)
 
@@ -131,7 +120,7 @@ class ScriptDialogue(ObserverDialogue):
         "evaluated": _evaluated,
         "barrier": _barrier,
         "finished": _finished,
-        "slots": _request_slots,
+        "slots": ObserverDialogue._request_slots,
         "stop_fit": _stop_fit,
         "heartbeat": _alive,
         "leave": ObserverDialogue._leave,

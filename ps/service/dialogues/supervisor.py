@@ -2,62 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinwire.ops.printable import printable
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.core import events
-from thinwire.ps.service.connections import Connection, Connections
 from thinwire.ps.service.dialogues.base import (
     LONGEST_MESSAGE,
     ConnectedDialogue,
     RemoteClient,
     ShardSide,
 )
-from thinwire.ps.service.dialogues.observer import ObserverDialogue, check_halt, check_report
+from thinwire.ps.service.dialogues.observer import ObserverDialogue, ObserverSide, check_report
 from thinwire.runtime.run.settings import LIMIT_REASONS
 
 if TYPE_CHECKING:
     from thinwire.ps.scripts.run_control import RunControl
-
-#: Causes that a Supervisor's request to end the run may name.
-_HALT_CAUSES = (*LIMIT_REASONS, "interrupted", "diverged")
 
 
 class SupervisorDialogue(ObserverDialogue):
     """Dialogue with a Supervisor, or with a command that reads the run's status.
 
     Args:
-        observe: Function that sends the whole model to a connection with a running number (called
-            on the writer thread).
         scripts: Control streams of the run's scripts, whose evaluators the Supervisor starts.
     """
+
+    halt_causes: ClassVar[tuple[str, ...]] = (*LIMIT_REASONS, "interrupted", "diverged")
 
     def __init__(
         self,
         client: RemoteClient,
         hello: pb.Hello,
         shard: ShardSide,
-        connections: Connections,
-        welcome: Callable[[Connection], None],
-        observe: Callable[[Connection, int], None],
+        observers: ObserverSide,
         scripts: RunControl,
     ) -> None:
-        super().__init__(client, hello, shard, connections, welcome)
-        self._observe, self._scripts = observe, scripts
+        super().__init__(client, hello, shard, observers)
+        self._scripts = scripts
 
     def end(self) -> None:
         """Note that the Supervisor's stream has ended; it starts no evaluator any more."""
         super().end()
         self._serve_end(self._scripts.lose_supervisor)
-
-    def _pull(self, pull: pb.Pull, payload: memoryview) -> None:
-        self._serve("the model", self._observe, self.connection, self._number)
-
-    def _halt(self, halt: pb.Halt, payload: memoryview) -> None:
-        check_halt(halt, _HALT_CAUSES)
-        self._shard.put(events.Stop(halt.cause))
 
     def _report(self, report: pb.Report, payload: memoryview) -> None:
         check_report(report)
@@ -69,8 +54,8 @@ class SupervisorDialogue(ObserverDialogue):
         self._serve("an evaluator", self._scripts.offer_evaluator, self.connection, *state)
 
     messages: ClassVar[dict[str, Any]] = {
-        "pull": _pull,
-        "halt": _halt,
+        "pull": ObserverDialogue._pull,
+        "halt": ObserverDialogue._halt,
         "heartbeat": ConnectedDialogue._heartbeat,
         "leave": ObserverDialogue._leave,
         "report": _report,

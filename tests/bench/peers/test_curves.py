@@ -83,7 +83,7 @@ def test_a_run_of_one_step_has_no_rate():
 
 def test_evaluation_stops_at_the_highest_target_but_for_the_last(tmp_path):
     accuracies = [0.5, 0.79, 0.81, 0.86, 0.87, 0.4]
-    kept = [(curves.Point(float(n), n, 0.0, 0.0), tmp_path / str(n)) for n in range(6)]
+    kept = [(curves.CurvePoint(float(n), n, 0.0, 0.0), tmp_path / str(n)) for n in range(6)]
     asked = []
 
     def evaluate(path):
@@ -101,12 +101,12 @@ def test_points_carry_what_they_cost(tmp_path):
     steps = curves.Steps([[(100.0, 1), (110.0, 11)]])
     counted = Bytes([(90.0, 0.0, 0.0), (110.0, 20.0, 40.0)])
     ((point, path),) = curves.points([(105.0, tmp_path)], steps, counted)
-    assert point == curves.Point(5.0, 6.0, 15.0, 30.0) and path == tmp_path
+    assert point == curves.CurvePoint(5.0, 6.0, 15.0, 30.0) and path == tmp_path
 
 
 def test_what_takes_too_long_is_computed():
     warm = curves.Rates(4.0, 20.0, 1000.0, 3000.0)
-    assert curves.computed(200.0, warm) == curves.Point(50.0, 200.0, 2e5, 6e5)
+    assert curves.computed(200.0, warm) == curves.CurvePoint(50.0, 200.0, 2e5, 6e5)
     uncounted = dataclasses.replace(warm, bytes_up=None, bytes_down=None)
     assert curves.computed(200.0, uncounted).bytes_up is None
 

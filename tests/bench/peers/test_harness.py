@@ -39,7 +39,7 @@ class Machine:
         if contender.name in self.diverging:
             raise running.PeerDiverged(f"diverged in {harness.ROOT}/ps")
         rates = curves.Rates(10.0, 20.0, 1.0, 1.0)
-        point = curves.Point(5.0, 50.0, 1.0, 1.0, 0.9)
+        point = curves.CurvePoint(5.0, 50.0, 1.0, 1.0, 0.9)
         return {
             "samples_per_second": 640.0,
             "rates": dataclasses.asdict(rates),

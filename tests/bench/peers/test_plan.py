@@ -21,7 +21,7 @@ SETTINGS = plan.Settings(
 
 
 def record(run, seconds=10.0, score=0.9, steps=400.0):
-    point = curves.Point(seconds, steps, 1e6, 2e6, score)
+    point = curves.CurvePoint(seconds, steps, 1e6, 2e6, score)
     rates = curves.Rates(20.0, 50.0, 100.0, 300.0)
     found = {
         "samples_per_second": 1280.0,
@@ -123,7 +123,7 @@ def test_costs_are_medians_or_computed():
     assert point.seconds == 40.0 and not is_computed
     point, is_computed = known.cost("dense", "10", 0.85)
     # 400 steps at 20 a second, 100 bytes up and 300 down each.
-    assert is_computed and point == curves.Point(20.0, 400.0, 4e4, 1.2e5)
+    assert is_computed and point == curves.CurvePoint(20.0, 400.0, 4e4, 1.2e5)
     assert known.cost("dense", "100", 0.85) is None
 
 

@@ -14,8 +14,8 @@ CNN, DECODER = SUBJECTS[work.MNIST_CNN], SUBJECTS[work.DECODER]
 def record(name, link="none", samples=1000.0, number=1, reached=40.0, up=4.8e6, scores=TARGETS):
     rates = curves.Rates(samples / 64, 50.0, up, up)
     curve = [
-        curves.Point(reached / 2, reached * 10, 50 * up, 50 * up, scores[0]),
-        curves.Point(reached, reached * 20, 100 * up, 100 * up, scores[1]),
+        curves.CurvePoint(reached / 2, reached * 10, 50 * up, 50 * up, scores[0]),
+        curves.CurvePoint(reached, reached * 20, 100 * up, 100 * up, scores[1]),
     ]
     found = {
         "samples_per_second": samples,

@@ -4,18 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinwire.proto.barriers import parse, position_of
 from thinwire.ps.scripts.barriers import (
-    START,
-    START_WITH_SUPERVISOR,
-    STARTS,
     BarrierArrival,
     BarrierOpening,
     Barriers,
     ChiefNamed,
     FitStop,
     ScriptsEnd,
-    phase_of,
-    position_of,
 )
 from thinwire.runtime.run.settings import (
     END_REASONS,
@@ -28,6 +24,7 @@ from thinwire.runtime.run.settings import (
 )
 
 LEASE, PATIENCE = 10.0, 100.0
+START, START_WITH_SUPERVISOR = STARTS = ("start", "start-with-supervisor")
 
 
 class Scripts:
@@ -415,7 +412,7 @@ def test_a_phase_begins_where_one_script_s_model_has_changed_and_the_lowest_offe
         BarrierOpening(2, "fit-2-begin", changes=True, offers=True),
         BarrierOpening(3, "fit-2-begin", changes=True),
     ]
-    assert scripts.barriers.phase == phase_of("fit-2-begin") == 4
+    assert scripts.barriers.phase == parse("fit-2-begin").phase == 4
     scripts.outcomes.clear()
     assert scripts.arrive(3, "fit-2-begin-offered").opened == []
     scripts.arrive(2, "fit-2-begin-offered")

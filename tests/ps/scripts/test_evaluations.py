@@ -6,8 +6,8 @@ from tests.ps.scripts.test_run_control import ControlStream, Script
 from tests.ps.streams import Shard
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.barriers import Point
 from thinwire.proto.security.credentials import PART_OF_SUPERVISOR, part_of
-from thinwire.ps.scripts.barriers import START_WITH_SUPERVISOR
 from thinwire.ps.scripts.evaluations import (
     ANSWER_SECONDS,
     STALL_SECONDS,
@@ -261,7 +261,7 @@ def test_scripts_wait_for_an_evaluator_that_is_starting():
     scripts = [Script(shard, 1), Script(shard, 2)]
     starting = pb.Evaluator(available=True, starting=True)
     Observer(shard, pb.ROLE_SUPERVISOR).send(evaluator=starting)
-    start = pb.Barrier(name=START_WITH_SUPERVISOR)
+    start = pb.Barrier(name=Point.START_WITH_SUPERVISOR.value)
     for each in scripts:
         assert each.send(barrier=start).last("barrier") is None
     Observer(shard, pb.ROLE_EVALUATOR)  # it only pulls
@@ -275,7 +275,7 @@ def test_a_supervisor_whose_evaluator_has_ended_lets_scripts_start():
     script, other = Script(shard, 1), Script(shard, 2)
     starting = pb.Evaluator(available=True, starting=True)
     supervisor = Observer(shard, pb.ROLE_SUPERVISOR).send(evaluator=starting)
-    start = pb.Barrier(name=START_WITH_SUPERVISOR)
+    start = pb.Barrier(name=Point.START_WITH_SUPERVISOR.value)
     other.send(barrier=start)
     assert script.send(barrier=start).last("barrier") is None
     supervisor.send(evaluator=pb.Evaluator(message="KeyError"))

@@ -12,6 +12,7 @@ import pytest
 
 from tests.certificates import TOKEN
 from tests.threads.offered import OFFER, SGD, offered_run, weights_of
+from tests.worker_steps import exchange
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import rates
 from thinwire.ops.types import ConfigurationError
@@ -204,8 +205,7 @@ def test_an_optimizer_that_is_no_good_is_refused_and_a_good_worker_trains_afterw
 def push(worker):
     """Push one gradient, and wait for the reply; return True if the run continues."""
     gradient = np.ones(OFFER.spec.num_parameters, np.float32)
-    outgoing = worker.submit(gradient, 10, 1.0, None, time.monotonic())
-    worker.exchange_round(outgoing, lambda weights: None)
+    exchange(worker, gradient)
     return not worker.core.stop_reason
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.threads.offered import OFFER, SPEC, offered_run, restored_shard, weights_of
+from tests.worker_steps import exchange
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.offer import Described, OptimizerOffer
 from thinwire.ops.types import ModelSpec, ShardLayout, Slice, TensorSpec, Update
@@ -50,8 +51,7 @@ class Script:
     def step(self, gradient=1.0, samples=10):
         """Push the same gradient everywhere, and take over the answer."""
         part, values = self.worker, np.full_like(self.weights, gradient)
-        request = part.submit(values, samples, 0.5, None, 0.0, figures=ScriptFigures())
-        part.exchange_round(request, lambda weights: None)
+        exchange(part, values, samples, 0.5, ScriptFigures())
         return part.core.weights
 
     def change(self, offer=OTHER, phase=4, weights=None):

@@ -63,7 +63,7 @@ def test_a_worker_takes_its_own_examples_once_in_a_round(tmp_path):
 
 def test_only_drawn_workers_compute(tmp_path):
     simulation = federated(tmp_path, [16] * WORKERS, fraction=0.25)
-    assert sum(worker._num_steps for worker in simulation.workers) <= (20 + 1) * 2 * 2
+    assert sum(worker._steps.num_steps for worker in simulation.workers) <= (20 + 1) * 2 * 2
 
 
 def test_a_worker_without_examples_neither_counts_nor_hangs_a_round(tmp_path):

@@ -51,7 +51,7 @@ def test_it_is_a_plain_loop_that_leaves_out_what_is_not_finite(poisoned):
                 taken += 1
         weights = base + (weights - base)
     np.testing.assert_array_equal(simulation.shards[0].core.model.theta, weights)
-    assert simulation.workers[0]._num_non_finite == len(poisoned)
+    assert simulation.workers[0]._steps.num_non_finite == len(poisoned)
 
 
 def test_it_does_not_wait_for_the_calendar():
@@ -59,7 +59,7 @@ def test_it_does_not_wait_for_the_calendar():
     simulation = rounds(trainer)
     simulation.play(lambda now: None, lambda: simulation.clock.now >= 1.5)
     assert trainer.num_computed == STEPS
-    assert simulation.workers[0]._num_steps < STEPS
+    assert simulation.workers[0]._steps.num_steps < STEPS
 
 
 def test_what_a_death_cuts_short_is_computed_again():

@@ -23,9 +23,7 @@ def part(**changes):
         core=core,
         stopwatch=stopwatch,
         joined_at_step=10,
-        num_steps=2,
-        num_non_finite=0,
-        loss=None,
+        steps=types.SimpleNamespace(num_steps=2, num_non_finite=0, loss=None),
         step_seconds=0.02,
     )
     for name, value in changes.items():
@@ -50,7 +48,8 @@ def test_it_tells_of_this_life_only():
 
 
 def test_it_tells_of_datagrams_where_there_are_any():
-    made = part(loss=0.25)
+    made = part()
+    made.steps.loss = 0.25
     made.exchange.datagrams = SentCounts(datagrams=[0, 7, 9], unsent={"refused": 2})
     found = values(collect(made))
     assert found["datagrams_sent"] == {"0": 0, "1": 7, "2": 9}

@@ -104,7 +104,7 @@ class CentralAccess:
             True if the PS had a final optimizer state and the script's optimizers have loaded it.
         """
         is_over = session.stopped and session.stop_reason in END_REASONS
-        if not is_over or self._member.catch_up.is_behind or not session.part.run_id:
+        if not is_over or self._member.is_behind or not session.part.run_id:
             return False
         state = self._fetch(session, weights=True)
         if state is None:
@@ -118,7 +118,7 @@ class CentralAccess:
         Returns:
             The state; None if the PS has no optimizer state to send or does not answer.
         """
-        offer = None if self._member.succeeds else session.offer
+        offer = session.offer
         if offer is None or not (offer.optimizers or weights):
             return None
         try:

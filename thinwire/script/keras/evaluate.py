@@ -9,6 +9,7 @@ script's code after the last `fit`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import os
@@ -28,6 +29,8 @@ from thinwire.proto.evaluations import decode_metrics, encode_metrics
 from thinwire.proto.grpc.session import RequestRejected
 from thinwire.runtime.run.settings import END_REASONS, EXIT_DONE
 from thinwire.script.data.arrays import are_arrays, cut_off_validation
+from thinwire.script.data.place import WorkerPlace
+from thinwire.script.data.ray_data import is_ray_dataset, share_ray_dataset
 from thinwire.script.keras.data_errors import refusing_unfit
 from thinwire.script.keras.evaluated_weights import EvaluatedWeights
 from thinwire.script.keras.plan import is_built, try_in_graph
@@ -304,6 +307,9 @@ class FitEvaluator:
             begun: Message from the workers which reports that the `fit` has begun.
         """
         options = dict(arguments)
+        if is_ray_dataset(options.get("x")):  # Keras reads no columns of Ray, but builds the model
+            alone = dataclasses.replace(WorkerPlace.of(self._run, 1), shard="off")
+            options = dict(share_ray_dataset(options, alone).arguments)
         if are_arrays((options.get("x"), options.get("y"), options.get("sample_weight"))):
             cut_off_validation(options)
         _build(self.model, options)

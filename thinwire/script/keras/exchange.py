@@ -22,6 +22,7 @@ from thinwire.script.keras.held_weights import assigned_by_script, changed_by_sc
 from thinwire.script.keras.joining import Joining
 from thinwire.script.keras.loops import LoopSteps
 from thinwire.script.keras.optimizers import ScriptOptimizers
+from thinwire.script.keras.phases import Phases
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import ExchangeStep
 from thinwire.script.keras.step_values import StepAnswer, StepValues
@@ -48,7 +49,8 @@ class StepExchange:
         member: Membership of the model in a run, which holds the script's settings, the session
             with the servers, and the barriers with other workers' scripts.
         optimizers: Optimizers of the script that train in the run.
-        joining: Object that joins the run again for a training loop that follows a `fit`.
+        joining: Object that holds this worker's training data.
+        phases: Object that joins the run again for a training loop that follows a `fit`.
         loop_steps: Steps of the optimizers in a training loop that the script writes itself.
     """
 
@@ -57,13 +59,14 @@ class StepExchange:
         member: RunMember,
         optimizers: ScriptOptimizers,
         joining: Joining,
+        phases: Phases,
         loop_steps: LoopSteps,
     ) -> None:
         self.last: StepInfo | None = None
         self.traffic = EpochTraffic()
         self.num_calls = 0
         self._member, self._optimizers = member, optimizers
-        self._joining, self._loop_steps = joining, loop_steps
+        self._joining, self._phases, self._loop_steps = joining, phases, loop_steps
         self._failure: Exception | None = None
         self._num_batches = 0  # number of mini-batches in the current call of `fit`
         self._rate_factor = 1.0  # this worker's learning rate divided by the server's
@@ -129,7 +132,7 @@ class StepExchange:
             # must not be pushed. Steps of a skipped `fit` (which the run completed before a
             # restart) are not pushed either. But a step after `stop_training` is pushed, because
             # Keras also finishes the batch in progress.
-            if not (member.in_fit and (self.has_failed or member.catch_up.is_behind)):
+            if not (member.in_fit and (self.has_failed or member.is_behind)):
                 parts = self._parts_of_batch(values.repeats)
                 head = PushHead(
                     learning_rate=self._set_rate(step, float(values.rate)),
@@ -281,10 +284,10 @@ class StepExchange:
         """Join the run again if a training loop follows a `fit`; store an error and raise it.
 
         Returns:
-            Result of `Joining.join_loop`: the change of the run's weights, or None.
+            Result of `Phases.join_loop`: the change of the run's weights, or None.
         """
         try:
-            return self._joining.join_loop()
+            return self._phases.join_loop()
         except Exception as error:
             self.keep(error)
             raise

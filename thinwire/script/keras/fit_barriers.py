@@ -11,6 +11,7 @@ from typing import Any
 from absl import logging
 
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.barriers import Barrier, Point
 from thinwire.proto.evaluations import encode_metrics
 from thinwire.runtime.run.settings import RETURNED_EARLY, SCRIPT_FAILED, Run
 from thinwire.script import interrupts
@@ -31,8 +32,8 @@ class FitBarriers:
 
     Attributes:
         on_stop: Function that ends the `fit` of the model that the script trains now.
-        where: Point of the current `fit` at which the next phase of the run may begin: "begin"
-            (before the first step) or "left" (after the last callback).
+        where: Point of the current `fit` at which the next phase of the run may begin: BEGIN or
+            LEFT.
 
     Args:
         run: Settings of the training run.
@@ -52,7 +53,7 @@ class FitBarriers:
     ) -> None:
         self._num_fits = self._num_saved = 0
         self._run = run
-        self.where = "begin"
+        self.where = Point.BEGIN
         self._has_warned = False  # True once a missing evaluation was logged as a warning
         self._id_worker, self.on_stop = id_worker, on_stop
         self._control = Control.of(
@@ -72,20 +73,23 @@ class FitBarriers:
 
     def count_fit(self) -> None:
         """Count a call of `fit` that begins, and reset the counts of the previous `fit`."""
-        self._num_fits, self._num_saved, self.where = self._num_fits + 1, 0, "begin"
+        self._num_fits, self._num_saved, self.where = self._num_fits + 1, 0, Point.BEGIN
         self._control.resume()
 
     @property
     def phase(self) -> int:
         """Number of the run's phase that may begin: 2n before the n-th `fit`, 2n + 1 after it."""
-        return 2 * self._num_fits + (self.where == "left")
+        return self._at(self.where).phase
 
-    def wait(self, where: str, changes: bool = False) -> Opening | RunHalted:
+    def _at(self, point: Point, number: int = 0) -> Barrier:
+        """Return the barrier at a point of the current `fit`."""
+        return Barrier(self._num_fits, point, number)
+
+    def wait(self, point: Point, changes: bool = False) -> Opening | RunHalted:
         """Wait at a barrier until the scripts of all workers have reached the same point of `fit`.
 
         Args:
-            where: Name of the barrier: "begin", "end", "left" (after the callbacks), or one of the
-                barriers "begin-..." and "left-..." that follow "begin" and "left".
+            point: Point of the current `fit`.
             changes: True if this script's model differs from the model that the run trains.
 
         Returns:
@@ -98,7 +102,7 @@ class FitBarriers:
             InterruptedError: A signal interrupted this process while it was waiting.
         """
         try:
-            return self._control.barrier(f"fit-{self._num_fits}-{where}", changes)
+            return self._control.barrier(self._at(point).name, changes)
         except RunHalted as halted:
             return halted
 
@@ -119,7 +123,8 @@ class FitBarriers:
                 rejects this script, or a signal interrupted the wait.
         """
         try:
-            self._control.barrier("start-with-supervisor" if has_supervisor else "start")
+            start = Point.START_WITH_SUPERVISOR if has_supervisor else Point.START
+            self._control.barrier(Barrier(0, start).name)
         except RunHalted as halted:
             return halted
         return None
@@ -262,7 +267,7 @@ class FitBarriers:
                 rejects this script, or a signal interrupted the wait.
         """
         self._num_saved += 1
-        name = f"fit-{self._num_fits}-saved-{self._num_saved}"
+        name = self._at(Point.SAVED, self._num_saved).name
         if has_written:
             self._control.pass_by(name)
             return None
@@ -292,7 +297,8 @@ class FitBarriers:
                 rejects this script, or a signal interrupted the wait.
         """
         try:
-            self._control.barrier(f"fit-{self._num_fits}-loop", patience_seconds=_IN_LOOP_SECONDS)
+            name = self._at(Point.LOOP).name
+            self._control.barrier(name, patience_seconds=_IN_LOOP_SECONDS)
         except TimeoutError:
             logging.info("some workers begin no training loop after the fit: starting without them")
         except RunHalted as halted:

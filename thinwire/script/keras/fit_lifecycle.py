@@ -16,20 +16,18 @@ from thinwire.script.data.data import Shared, share
 from thinwire.script.data.fit_counts import FitNumber
 from thinwire.script.data.place import WorkerPlace
 from thinwire.script.data.randomness import own_randomness
-from thinwire.script.keras.central import CentralAccess
 from thinwire.script.keras.checks import check_states
 from thinwire.script.keras.data_errors import explain_batch
 from thinwire.script.keras.early_stop import EarlyStop
 from thinwire.script.keras.evaluations import FitEvaluations
 from thinwire.script.keras.exchange import StepExchange
-from thinwire.script.keras.held_weights import set_by_script
 from thinwire.script.keras.joining import Joining
 from thinwire.script.keras.phases import Phases
 from thinwire.script.keras.row_sums import RowSums
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.succession import Succession
 from thinwire.script.keras.train_metrics import TrainMetrics
-from thinwire.script.session import Session
+from thinwire.script.member import Event
 from thinwire.worker.script import RECORD
 
 
@@ -56,7 +54,6 @@ class FitLifecycle:
         phases: Object that begins a new phase of the run when the script's model has changed.
         joining: Object that creates the sessions with the servers and joins the run.
         exchange: Object that pushes to the servers and pulls from them in each step.
-        central: Object that loads the shards' weights and optimizer state.
         evaluations: Object that evaluates the validation data within a `fit`.
         stop: Object that agrees with the other workers' scripts on an early end of a `fit`.
         metrics: Object that merges the training metrics over the workers.
@@ -71,7 +68,6 @@ class FitLifecycle:
         phases: Phases,
         joining: Joining,
         exchange: StepExchange,
-        central: CentralAccess,
         evaluations: FitEvaluations,
         stop: EarlyStop,
         metrics: TrainMetrics,
@@ -79,7 +75,7 @@ class FitLifecycle:
     ) -> None:
         self.shares_itself = False
         self._member, self._succession, self._phases = member, succession, phases
-        self._joining, self._exchange, self._central = joining, exchange, central
+        self._joining, self._exchange = joining, exchange
         self._evaluations, self._stop, self._metrics = evaluations, stop, metrics
         self._row_sums = row_sums
         self._part = _EpochPart.AFTER_STEPS
@@ -88,9 +84,6 @@ class FitLifecycle:
         # Number of epochs in the current round of local steps, including the current epoch.
         self._epochs_of_round = 0
         self._num_batches = 0  # number of batches that have begun in this `fit`
-        self._came_late = False  # True if the run had already ended before this `fit`
-        self._has_slots = False  # True if the script's optimizers have the PS's state
-        self._is_final = False  # True if the final state of the run has been requested
 
     @contextlib.contextmanager
     def running(self, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -116,26 +109,26 @@ class FitLifecycle:
         self._row_sums.begin_fit(self._joining.data.rounds)
         self._stop.begin_fit()
         self._evaluations.begin_fit(self._joining.data.arguments)
-        self._num_batches, self._came_late = 0, False
-        self._epochs_of_round = 0
-        self._has_slots = self._is_final = False
-        member.in_fit, member.has_left = True, False
+        self._num_batches = self._epochs_of_round = 0
+        self._phases.begin_fit()
         try:
             self._succession.begin_fit()
             if member.barriers is not None:
                 member.barriers.count_fit()
             with contextlib.nullcontext() if place is None else own_randomness(place):
                 yield dict(self._joining.data.arguments)
-            self._phases.end()
+            if member.stopped:
+                reason = member.stop_reason or "interrupted"
+                logging.info("fit ends because the run ended (%s)", reason)
+            self._phases.receive(Event.CALLBACKS_END)
         except BaseException as error:
             if not self._exchange.num_calls:
                 explain_batch(error, place, self._joining.data.batch_size)
             RECORD.leave_fit(error)
-            self._phases.note_failure()
-            member.close("error")
+            self._phases.fail()
             raise
         finally:
-            member.in_fit = False
+            self._phases.receive(Event.FIT_RETURNS)
             self._row_sums.end_fit()
 
     def begin(self) -> None:
@@ -145,7 +138,7 @@ class FitLifecycle:
             self._metrics.begin_fit()
         self._phases.begin()
         if member.stopped:
-            member.model.stop_training = self._came_late = True
+            member.model.stop_training = True
             logging.warning(
                 "the run ended (%s) before this call of fit: model %r is not trained",
                 member.stop_reason or "interrupted",
@@ -198,9 +191,7 @@ class FitLifecycle:
             return
         if self._member.model.stop_training:
             self._stop.stop_now()
-            self._member.finish_rounds(session)
-            self._take_final(session)
-            self._member.close("done")
+            self._phases.receive(Event.STEPS_STOP)
             return
         for _ in range(number):
             self._exchange.sit_out(session, 0)
@@ -281,50 +272,17 @@ class FitLifecycle:
                 PS.
         """
         member = self._member
-        if not member.has_left:
-            member.has_left = True
-            self._leave()
-        return member.session is not None and (member.takes_weights or self._has_slots)
-
-    def _leave(self) -> None:
-        member = self._member
         self._exchange.raise_failure()
-        is_passed_over = member.catch_up.is_behind or self._came_late
-        if self._num_batches and not self._exchange.num_calls and not is_passed_over:
+        has_exchanged = self._exchange.num_calls or member.is_behind or member.stopped
+        if self._num_batches and not has_exchanged:
             raise ConfigurationError(
                 f"{self._num_batches} steps of {member.model.name!r} exchanged no updates with "
                 "the PS: its train_step does not step with any optimizer, so this worker trained "
                 "alone. Call self.optimizer.apply_gradients(...), or apply_gradients of another "
                 "optimizer, in each step."
             )
-        session = member.session if member.is_offered else None
-        set_here = None
-        if session is not None and not (session.stopped or member.catch_up.is_behind):
-            set_here = set_by_script(session)
-        if session is not None:
-            member.finish_rounds(session)
-            self._joining.keep_state(at_end=True)
-            self._take_final(session)
-        member.close("done")
-        if session is not None and member.wait_for_others("end"):
-            self._joining.join()
-            if not member.catch_up.is_behind:
-                self._has_slots = self._central.fill_slots(session)
-            # Leave the run a second time, because otherwise a worker that restarts would wait in
-            # its rounds for this worker, which takes no more steps.
-            member.close("done")
-        if session is not None and not member.catch_up.is_behind:
-            self._phases.note_end()
-        if session is not None and set_here is not None and not member.stopped:
-            session.variables.assign(set_here)
-        if member.stopped:
-            logging.info("fit ends because the run ended (%s)", member.stop_reason or "interrupted")
-
-    def _take_final(self, session: Session) -> None:
-        """Load the final state of an ended run while the shards still wait for this worker."""
-        if session.stopped and not self._is_final:
-            self._is_final = True
-            self._has_slots = self._central.take_final(session)
+        self._phases.leave()
+        return member.session is not None and (member.takes_weights or self._phases.has_slots)
 
     def _place(self, fit: FitNumber) -> WorkerPlace | None:
         """Return the rules by which workers divide the data of `fit`; None outside of a run."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinwire.models.flat_model import SharedModel
-from thinwire.ops.types import ConfigurationError, State
+from thinwire.ops.types import State
 from thinwire.script.data.data import Shared
 from thinwire.script.keras.checks import check_variables
 from thinwire.script.keras.compiled import describe_compiled
 from thinwire.script.keras.early_stop import EarlyStop
-from thinwire.script.keras.held_weights import set_by_script
 from thinwire.script.keras.kept_state import KeptState
 from thinwire.script.keras.offers import make_offer
 from thinwire.script.keras.optimizers import ScriptOptimizers
@@ -21,9 +20,6 @@ from thinwire.script.session import Session
 from thinwire.worker.held_files import lift_hold
 from thinwire.worker.program import program_here
 from thinwire.worker.script import RECORD
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
 
 
 class Joining:
@@ -84,38 +80,10 @@ class Joining:
         if is_first:
             self._optimizers.adopt_rate(member.joined)
 
-    def join_loop(self) -> Float32 | None:
-        """Rejoin the run for a training loop after a `fit`, at whose end the worker has left.
-
-        If the script has set weights since the end of the `fit`, the model keeps the script's
-        weights, and the next step sends this change to the PS.
-
-        Returns:
-            [num_parameters] float32 change of the run's weights since the worker left; None if the
-            weights have not changed or the worker need not rejoin.
-        """
-        member, session = self._member, self._member.session
-        if session is None or session.stopped or member.in_fit or not member.has_left:
-            return None
-        member.has_left = False
-        if self._optimizers.are_set_by_script(in_step=True):
-            raise ConfigurationError(
-                f"the script has set the state of an optimizer of {member.model.name!r} between a "
-                "fit and a training loop that follows it, where the PS takes over no optimizer "
-                "state; set the state between two fits, or before the first step of the script."
-            )
-        # the steps of the training loop change the optimizer states, so forget them
-        self._optimizers.forget_states()
-        before, set_here = session.weights.copy(), set_by_script(session)
-        self.join()
-        if member.barriers is not None:
-            member.take_end(member.barriers.begin_loop())
-        change = session.weights - before
-        if set_here is not None:
-            # The method `shared.assign` counts as an assignment by the script, so the next step
-            # sends the script's change to the PS.
-            session.shared.assign(set_here + change)
-        return change if change.any() else None
+    @property
+    def has_offered(self) -> bool:
+        """True if this model has been offered to the PS before."""
+        return self._offered is not None
 
     def again(self) -> Session:
         """Return a session for the run's next phase, with the variables the PS accepted last."""
@@ -183,7 +151,7 @@ class Joining:
                 taken a step since the last checkpoint.
         """
         session = self._member.session
-        if self._kept is not None and session is not None and not self._member.catch_up.is_behind:
+        if self._kept is not None and session is not None and not self._member.is_behind:
             with self._member.lock:
                 self._kept.save(session, self._stepping, at_end)
 

@@ -14,11 +14,11 @@ from thinwire.script.keras.central import CentralAccess
 from thinwire.script.keras.data_errors import refusing_unfit
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.held_weights import set_by_script
-from thinwire.script.keras.joining import Joining
 from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.phases import Phases
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.succession import Succession
+from thinwire.script.member import Event
 
 
 class OwnLoop:
@@ -29,7 +29,6 @@ class OwnLoop:
             with the servers, and the barriers with other workers' scripts.
         optimizers: Optimizers of the script that train in the run.
         succession: Object that decides which of the script's models the run trains.
-        joining: Object that joins the run again after a `fit`.
         phases: Object that begins a new phase of the run when the script's model has changed.
         exchange: Object that pushes to the servers and pulls from them in each step.
         central: Object that loads the shards' weights and optimizer state.
@@ -41,14 +40,12 @@ class OwnLoop:
         member: RunMember,
         optimizers: ScriptOptimizers,
         succession: Succession,
-        joining: Joining,
         phases: Phases,
         exchange: StepExchange,
         central: CentralAccess,
     ) -> None:
         self._member, self._optimizers, self._succession = member, optimizers, succession
-        self._joining, self._phases = joining, phases
-        self._exchange, self._central = exchange, central
+        self._phases, self._exchange, self._central = phases, exchange, central
 
     def begin(self) -> bool:
         """Begin a training loop at its first step, and join the run again after a `fit`.
@@ -67,7 +64,7 @@ class OwnLoop:
             return False
         if not self._member.in_loop:
             self._begin()
-        return self._joining.join_loop() is not None
+        return self._phases.join_loop() is not None
 
     def _begin(self) -> None:
         member = self._member
@@ -80,7 +77,7 @@ class OwnLoop:
             )
         refuse_local_epochs(member.own_settings.run.method, "a loop of the script's own")
         self._succession.check_loop()
-        member.in_loop = True
+        self._phases.receive(Event.LOOP_BEGINS)
         self._optimizers.prepare()
         logging.info(
             "model %r is trained by a loop of the script's own, so the script must divide its "

@@ -8,30 +8,41 @@ model.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from thinwire.models.flat_model import SharedModel
 from thinwire.models.seeds import seed_apart
 from thinwire.ops.types import ConfigurationError
+from thinwire.proto.barriers import Point
+from thinwire.script.keras.central import CentralAccess
 from thinwire.script.keras.checks import check_same_variables
 from thinwire.script.keras.early_metrics import create_before_trace
 from thinwire.script.keras.early_stop import EarlyStop
 from thinwire.script.keras.evaluations import FitEvaluations
 from thinwire.script.keras.fit_barriers import FitBarriers
+from thinwire.script.keras.held_weights import set_by_script
 from thinwire.script.keras.joining import Joining
 from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.plan import StepPlan
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.trial import StepTrial
+from thinwire.script.member import Action, Event, MemberAction, OutOfTurn, Standing, Wait
 from thinwire.script.session import Session
 from thinwire.worker.held_files import lift_hold
 from thinwire.worker.script import RECORD
 
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
 
 class Phases:
-    """Begins the phases of a run in which one model of a script is trained.
+    """Carries out the actions of a model's `ScriptMember`, in calls of `fit` and in loops.
+
+    Attributes:
+        has_slots: True if the script's optimizers have the PS's state of the present `fit`.
 
     Args:
         member: Membership of the model in a run, which holds the script's settings, the session
@@ -40,6 +51,7 @@ class Phases:
         trial: Object that calls or traces the model's train_step to find its optimizers before the
             first step.
         joining: Object that creates the sessions with the servers and joins the run.
+        central: Object that loads the shards' weights and optimizer state.
         evaluations: Object that reports the start of each `fit` to the evaluator.
         stop: Object that agrees with the other workers' scripts on an early end of a `fit`.
     """
@@ -50,18 +62,68 @@ class Phases:
         optimizers: ScriptOptimizers,
         trial: StepTrial,
         joining: Joining,
+        central: CentralAccess,
         evaluations: FitEvaluations,
         stop: EarlyStop,
     ) -> None:
         self._member, self._optimizers, self._trial = member, optimizers, trial
-        self._joining, self._evaluations, self._stop = joining, evaluations, stop
-        self._awaits_step = self._is_traced_anew = False
-        # True if this script offers its model for the phase of the run that begins
-        self._offers = False
+        self._joining, self._central = joining, central
+        self._evaluations, self._stop = evaluations, stop
+        self.has_slots = False
+        # session of the next phase, which takes the place of the present one
+        self._coming: Session | None = None
+        # session whose final state has been loaded in the present `fit`
+        self._final: Session | None = None
+        self._is_traced_anew = False
         # ids of the model's trainable variables at the start of the phase of the run
         self._trained: list[int] = []
         # Maps the id of a random layer's variable to the variable, once it has this worker's seed.
         self._seeded: dict[int, Any] = {}
+        self._actions: dict[MemberAction, Callable[[], Event | None]] = {
+            MemberAction.FIND_STEP: self._find_step,
+            MemberAction.TAKE_SESSION: self._take_session,
+            MemberAction.JOIN: self._join,
+            MemberAction.FOLLOW_RATE: lambda: optimizers.follow_rate(member.joined),
+            MemberAction.MEET_RUN: self._meet_run,
+            MemberAction.LIFT_HOLD: lift_hold,
+            MemberAction.COUNT_FIT: lambda: member.met_barriers.count_fit(),
+            MemberAction.REPORT_FIT: evaluations.report_fit,
+            MemberAction.SEED: self._seed_apart,
+            MemberAction.FORGET_STATES: optimizers.forget_states,
+            MemberAction.NOTE_STATES: optimizers.note_states,
+            MemberAction.FINISH_ROUNDS: lambda: member.finish_rounds(member.joined),
+            MemberAction.KEEP_STATE: lambda: joining.keep_state(at_end=True),
+            MemberAction.TAKE_FINAL: self._take_final,
+            MemberAction.FILL_SLOTS: self._fill_slots,
+            MemberAction.LEAVE: member.close,
+            MemberAction.LEAVE_FAILED: lambda: member.close("error"),
+        }
+
+    def receive(self, event: Event) -> None:
+        """Report an event of the script, and carry out all actions that follow from it."""
+        state = self._member.state
+        try:
+            action = state.receive(event)
+            while action is not None:
+                action = state.receive(self._carry_out(action))
+        except OutOfTurn:
+            raise
+        except BaseException:
+            state.receive(Event.FAILED)
+            raise
+
+    def _carry_out(self, action: Action) -> Event:
+        """Carry out an action; return its result."""
+        if isinstance(action, Wait):
+            return self._wait(action)
+        return self._actions[action]() or Event.DONE
+
+    # -- events of the script ---------------------------------------------------------------------
+
+    def begin_fit(self) -> None:
+        """Begin a call of `fit`, before Keras' own `fit` begins."""
+        self.has_slots, self._final = False, None
+        self.receive(Event.FIT_BEGINS)
 
     def prepare_fit(self) -> None:
         """Replace the steps of an optimizer that was compiled after the previous `fit`."""
@@ -70,49 +132,10 @@ class Phases:
 
     def begin(self) -> None:
         """Join the run before the first step of `fit` or a training loop, or in that step."""
-        member = self._member
         if self._trial.is_standard:
             self._optimizers.build_compiled()
-            create_before_trace(member.model)
-        if member.session is None and member.is_offered:
-            self._trial.before_first(self.begin_with)
-        elif self._wait_for_change("begin"):
-            if self._is_traced_anew or member.model.run_eagerly:
-                self._await_step()
-            else:
-                self._go_on(self._joining.again())
-        elif member.succeeds:  # the run has ended, and this model keeps its own weights
-            self._await_step()
-        elif not member.stopped:
-            self._optimizers.forget_states()
-            if member.is_offered:
-                self._joining.join()
-            else:
-                self._joining.join_by_flags()
-            # If workers did not wait for each other after joining, those that join first would take
-            # the first rounds of a `fit` without those that join later.
-            if member.in_fit:
-                member.wait_for_others("begin-joined")
-            self._evaluations.report_fit()
-
-    def note_end(self) -> None:
-        """Record the optimizers' state at the end of a `fit`, to detect changes by the script."""
-        self._optimizers.note_states()
-
-    def note_failure(self) -> None:
-        """Forget the recorded optimizer state after a failed `fit`, which has changed it."""
-        self._optimizers.forget_states()
-
-    def end(self) -> None:
-        """Begin a phase of the run if callbacks changed weights or model at the end of a `fit`."""
-        member = self._member
-        if not member.stopped and self._wait_for_change("left"):
-            self._go_on(self._joining.again())
-
-    @property
-    def begins_with_step(self) -> bool:
-        """True if the run's next phase begins with a step, as only a step shows the variables."""
-        return self._member.session is None or self._awaits_step
+            create_before_trace(self._member.model)
+        self.receive(Event.TRAINING_BEGINS)
 
     def begin_with(self, plan: StepPlan) -> bool:
         """Join the run, or begin the run's next phase, with the optimizers of a first step.
@@ -130,7 +153,7 @@ class Phases:
         """
         member, model = self._member, self._member.model
         shared = SharedModel.of(model, member.is_offered, plan.variables)
-        session = self._joining.offer(plan, shared)
+        self._coming = session = self._joining.offer(plan, shared)
         before = session.variables.read()
         if len(before) != session.variables.size:
             raise ConfigurationError(
@@ -140,20 +163,84 @@ class Phases:
             )
         check_same_variables(shared.variables, plan.variables)
         self._trained = [id(variable) for variable in model.trainable_variables]
-        if member.session is None:
-            self._join_first(session)
-        else:
-            self._go_on(session)
+        self.receive(Event.STEP_FOUND)
         return not np.array_equal(before, session.weights)
 
-    def _join_first(self, session: Session) -> None:
-        """Join the run for the first time, and wait for the other workers' scripts."""
+    def join_loop(self) -> Float32 | None:
+        """Rejoin the run for a training loop after a `fit`, at whose end the worker has left.
+
+        If the script has set weights since the end of the `fit`, the model keeps the script's
+        weights, and the next step sends this change to the PS.
+
+        Returns:
+            [num_parameters] float32 change of the run's weights since the worker left; None if the
+            weights have not changed or the worker need not rejoin.
+        """
+        member, session = self._member, self._member.session
+        if session is None or member.in_fit or session.stopped or not member.has_left:
+            return None
+        if self._optimizers.are_set_by_script(in_step=True):
+            raise ConfigurationError(
+                f"the script has set the state of an optimizer of {member.model.name!r} between a "
+                "fit and a training loop that follows it, where the PS takes over no optimizer "
+                "state; set the state between two fits, or before the first step of the script."
+            )
+        before, set_here = session.weights.copy(), set_by_script(session)
+        self.receive(Event.LOOP_STEPS)
+        change = session.weights - before
+        if set_here is not None:
+            # The method `shared.assign` counts as an assignment by the script, so the next step
+            # sends the script's change to the PS.
+            session.shared.assign(set_here + change)
+        return change if change.any() else None
+
+    def fail(self) -> None:
+        """Leave the run because a `fit` has failed, which has changed the optimizers' state."""
+        self._optimizers.forget_states()
+        self.receive(Event.FIT_FAILS)
+
+    def leave(self) -> None:
+        """Leave the run after the last step of a `fit`, and load the run's weights."""
+        member, set_here = self._member, None
+        if member.is_training and member.is_offered:
+            set_here = set_by_script(member.joined)
+        self.receive(Event.FIT_ENDS)
+        if set_here is not None and not member.stopped:
+            member.joined.variables.assign(set_here)
+
+    # -- actions ----------------------------------------------------------------------------------
+
+    def _find_step(self) -> Event | None:
+        """Describe the model for the next phase, if its variables are known."""
+        member, is_end = self._member, self._member.state.standing is Standing.CLOSING
+        is_known = member.session is not None and self._joining.has_offered
+        if is_known and (is_end or not (self._is_traced_anew or member.model.run_eagerly)):
+            self._coming = self._joining.again()
+            return None
+        self._trial.before_first(self.begin_with)
+        return Event.LATER
+
+    def _take_session(self) -> None:
+        if self._coming is None:
+            raise RuntimeError("the model has no session for the next phase")
+        is_first = self._member.session is None
+        self._member.go_on_as(self._coming)
+        if not is_first:
+            self._optimizers.note_rates()
+
+    def _join(self) -> Event:
         member = self._member
-        member.session, member.has_place = session, True
-        self._joining.join()
-        if session.stopped:
-            return
-        self._optimizers.follow_rate(session)
+        if member.is_offered:
+            self._joining.join()
+        else:
+            self._joining.join_by_flags()
+        if member.stopped:
+            return Event.HALTED
+        return Event.JOINED_BEHIND if member.catch_up.is_behind else Event.JOINED
+
+    def _meet_run(self) -> Event | None:
+        """Wait for the scripts of all workers, after this script has joined for the first time."""
+        member, session = self._member, self._member.joined
         settings, part = session.settings, session.part
         member.barriers = FitBarriers(
             settings.run, session.own.id_worker, part.run_id, self._stop.stop
@@ -163,66 +250,56 @@ class Phases:
         # started them.
         if member.in_fit or settings.is_launched:
             member.take_end(member.barriers.begin_run(settings.is_launched))
-        if not (member.stopped or member.catch_up.is_behind):
-            lift_hold()
-        if member.in_fit:
-            member.barriers.count_fit()
-            member.wait_for_others("begin")
-            self._evaluations.report_fit()
-        self._seed_apart(session.own.id_worker)
+        return Event.HALTED if member.stopped else None
 
-    def _wait_for_change(self, where: str) -> bool:
-        """Wait until all scripts have begun or ended the current `fit`, and compare their models.
+    def _wait(self, action: Wait) -> Event:
+        """Wait at a barrier; where a phase may begin, compare this script's model with the run's.
 
-        Args:
-            where: Point of the `fit`: "begin" before its first step, "left" after its last
-                callback.
-
-        Returns:
-            True if the model of a script differs from the run's model: the script has set weights,
-            or changed the model by `compile` or `trainable`.
+        A new phase begins if the model of a script differs from the run's model: the script has set
+        weights, or changed the model by `compile` or `trainable`.
         """
+        member, point = self._member, action.point
+        if member.stopped:
+            return Event.HALTED
+        if member.barriers is None:
+            return Event.OPENED
+        if point is Point.LOOP:
+            member.take_end(member.barriers.begin_loop())
+            return Event.HALTED if member.stopped else Event.OPENED
+        differs = action.compares and self._differs(point)
+        opening = member.wait_for_others(point, differs)
+        if action.compares:
+            member.barriers.where = point
+        if opening is None:
+            return Event.HALTED
+        if not opening.changes:
+            return Event.OPENED
+        return Event.OFFERS if opening.offers else Event.FOLLOWS
+
+    def _differs(self, point: Point) -> bool:
+        """Return True if this script's model differs from the model that the run trains."""
         member = self._member
-        if member.session is None or member.barriers is None:
-            return False
-        differs = member.succeeds or (not member.stopped and not member.joined.has_run_s_values)
-        if where == "begin":
+        if member.state.standing is Standing.SUCCEEDING:
+            return True
+        differs = not member.joined.has_run_s_values
+        if point is Point.BEGIN:
             trained = [id(variable) for variable in member.model.trainable_variables]
             has_changed = member.model.run_eagerly and trained != self._trained
             differs = differs or has_changed or self._is_traced_anew
             differs = self._optimizers.are_set_by_script() or differs
-        opening = member.wait_for_others(where, differs)
-        member.barriers.where = where
-        self._offers = opening is not None and opening.offers
-        return opening is not None and opening.changes
+        return differs
 
-    def _await_step(self) -> None:
-        """Let a `fit`'s first step begin the run's phase, because the step shows the variables."""
-        self._awaits_step = True
-        self._trial.before_first(self.begin_with)
+    def _take_final(self) -> None:
+        """Load the final state of an ended run while the shards still wait for this worker."""
+        session = self._member.joined
+        if session.stopped and self._final is not session:
+            self._final = session
+            self.has_slots = self._central.take_final(session)
 
-    def _go_on(self, session: Session) -> None:
-        """Begin a phase of the run: the script that offers its model joins before all others."""
-        member, self._awaits_step = self._member, False
-        where = "" if member.barriers is None else member.barriers.where
-        member.go_on_as(session)
-        self._optimizers.note_rates()
-        if self._offers:
-            self._joining.join()
-        if member.wait_for_others(f"{where}-offered") is None:
-            return
-        if not self._offers:
-            self._joining.join()
-        member.wait_for_others(f"{where}-joined")
-        if where == "begin":
-            self._optimizers.forget_states()
-            self._evaluations.report_fit()
-        else:
-            # record the optimizer state with which the phase of the run began
-            self._optimizers.note_states()
-        self._seed_apart(session.own.id_worker)
+    def _fill_slots(self) -> None:
+        self.has_slots = self._central.fill_slots(self._member.joined)
 
-    def _seed_apart(self, id_worker: int) -> None:
+    def _seed_apart(self) -> None:
         """Give the model's random layers a seed that differs by worker, once for each layer.
 
         The launcher gives the same seed to the scripts of all workers. Without a seed by worker,
@@ -230,6 +307,7 @@ class Phases:
         """
         variables = self._member.model.non_trainable_variables
         seed_apart(
-            (variable for variable in variables if id(variable) not in self._seeded), id_worker
+            (variable for variable in variables if id(variable) not in self._seeded),
+            self._member.joined.own.id_worker,
         )
         self._seeded |= {id(variable): variable for variable in variables}

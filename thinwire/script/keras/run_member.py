@@ -6,11 +6,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from thinwire.proto.barriers import Point
 from thinwire.script import interrupts
 from thinwire.script.data.fit_counts import FitCounts
 from thinwire.script.keras.assignments import Assignments
 from thinwire.script.keras.catching_up import CatchUp
 from thinwire.script.keras.fit_barriers import FitBarriers
+from thinwire.script.member import Event, ScriptMember, Standing, Use
 from thinwire.script.session import RunOver, Session
 from thinwire.script.settings import ScriptSettings
 from thinwire.worker.client.control import Opening, RunHalted
@@ -25,23 +27,17 @@ class RunMember:
     Attributes:
         model: The Keras model, or the several models that a training loop trains together.
         settings: Settings of the script; None if the model trains outside of a run.
+        state: State machine of the model's part in the run.
         session: Session with the servers in the present phase of the run; None before the first
-            phase.
+            phase. While the state is SUCCEEDING, it is the session of the script's former model.
         barriers: Barriers with the other workers' scripts; None before the first phase of the run,
             and if flags define the server's model.
         catch_up: The calls of `fit` that a restarted script skips because the run has completed
             them.
         lock: Lock of the session with the servers: a TensorFlow thread uses the session while the
             script's thread may join or leave the run.
-        in_fit: True while a call of the model's `fit` runs.
-        in_loop: True after a training loop of the script's own has begun.
         assignments: Record of the script's own assignments to shared variables, only used if
             optimizers step on this worker.
-        has_left: True if this worker has left the run at the end of its last `fit`.
-        has_place: True if the run trains this model now. If a script has several models, the run
-            trains only the newest one.
-        succeeds: True while `session` still belongs to the model that the script trained before. It
-            becomes False when this model's phase of the run begins.
         fit_counts: Counters of the calls of `fit` of all models of the script.
         num_before: Number of models that the script has trained in the run before the present
             model.
@@ -49,16 +45,40 @@ class RunMember:
 
     def __init__(self, model: Any, settings: ScriptSettings | None) -> None:
         self.model, self.settings = model, settings
+        self.state = ScriptMember(self.is_offered)
         self.session: Session | None = None
         self.barriers: FitBarriers | None = None
         self.catch_up = CatchUp()
         self.lock = threading.Lock()
         self.assignments = Assignments()
-        self.in_fit = self.in_loop = self.has_left = False
-        self.has_place = self.succeeds = False
         self.num_before = 0
         self.fit_counts = FitCounts()
         self._exchanges_before = 0
+
+    @property
+    def in_fit(self) -> bool:
+        """True while a call of the model's `fit` runs."""
+        return self.state.use.is_fit
+
+    @property
+    def in_loop(self) -> bool:
+        """True after a training loop of the script's own has begun."""
+        return self.state.use.is_loop
+
+    @property
+    def has_left(self) -> bool:
+        """True if this worker has left the run at the end of its last `fit`."""
+        return self.state.standing in (Standing.LEFT, Standing.LEFT_BEHIND)
+
+    @property
+    def has_place(self) -> bool:
+        """True if the run trains this model now, and not a later model of the script."""
+        return self.session is not None and self.state.standing is not Standing.REPLACED
+
+    @property
+    def is_behind(self) -> bool:
+        """True if the run is in a later phase than this script."""
+        return self.state.is_behind
 
     @property
     def joined(self) -> Session:
@@ -70,15 +90,14 @@ class RunMember:
     @property
     def present(self) -> Session | None:
         """The session with the servers; None if the run does not train this model at present."""
-        session = self.session
-        is_absent = session is None or session.stopped or self.succeeds or self.has_left
-        return None if is_absent else session
+        is_joined = self.state.standing in (Standing.JOINED, Standing.PASSING_OVER)
+        return self.session if is_joined and not self.stopped else None
 
     @property
     def is_training(self) -> bool:
         """True if the run trains this model now, in a `fit` or in a training loop of the script."""
-        is_present = self.present is not None and not self.catch_up.is_behind
-        return is_present and (self.in_fit or self.in_loop)
+        is_joined = self.state.standing is Standing.JOINED and self.state.use is not Use.IDLE
+        return is_joined and not self.stopped
 
     @property
     def own_settings(self) -> ScriptSettings:
@@ -101,7 +120,7 @@ class RunMember:
     @property
     def takes_part(self) -> bool:
         """True if the run continues and this script is not in an earlier `fit` than the run."""
-        return self.barriers is not None and not self.stopped and not self.catch_up.is_behind
+        return self.barriers is not None and not self.stopped and not self.is_behind
 
     @property
     def meets_others(self) -> bool:
@@ -147,7 +166,7 @@ class RunMember:
 
     def go_on_as(self, session: Session) -> None:
         """Replace the session by a session of the run's next phase, which has not joined it yet."""
-        before, self.succeeds = self.session, False
+        before = self.session
         if before is not None:
             self._exchanges_before = self.num_exchanges
             before.close("done")
@@ -165,7 +184,8 @@ class RunMember:
         interrupts.remove_listener(other._interrupt)
         self.session, self.barriers, self.catch_up = other.session, other.barriers, other.catch_up
         self.catch_up.go_to_next_model(other.joined.shared.variables)
-        other.has_place, self.has_place, self.succeeds = False, True, True
+        other.state.receive(Event.IS_REPLACED)
+        self.state.receive(Event.SUCCEEDS)
         self.num_before = other.num_before + 1
 
     def join(self) -> None:
@@ -202,11 +222,11 @@ class RunMember:
             self.finish_rounds(self.session)
         self.close("error" if failed else "done")
 
-    def wait_for_others(self, where: str, changes: bool = False) -> Opening | None:
+    def wait_for_others(self, point: Point, changes: bool = False) -> Opening | None:
         """Wait at a barrier of the current `fit` until all workers' scripts have reached it.
 
         Args:
-            where: Name of the barrier; `FitBarriers.wait` lists the names of all barriers.
+            point: Point of the current `fit`.
             changes: True if this script's model differs from the model that the run trains.
 
         Returns:
@@ -217,7 +237,7 @@ class RunMember:
             return None
         if self.barriers is None or self.session is None:
             return Opening()
-        opening = self.barriers.wait(where, changes)
+        opening = self.barriers.wait(point, changes)
         if isinstance(opening, Opening):
             return opening
         self.take_end(opening)

@@ -88,12 +88,14 @@ class ModelSession(LeavesOnExit):
         self._trial = StepTrial(model)
         stop = EarlyStop(member)
         joining = Joining(member, self._optimizers, stop, num_train)
-        self._exchange = StepExchange(member, self._optimizers, joining, self._loop_steps)
         self.central = CentralAccess(member, self._optimizers)
         self.evaluations = FitEvaluations(member, self.central)
         succession = Succession(member, stop, self._others)
         self._phases = Phases(
-            member, self._optimizers, self._trial, joining, self.evaluations, stop
+            member, self._optimizers, self._trial, joining, self.central, self.evaluations, stop
+        )
+        self._exchange = StepExchange(
+            member, self._optimizers, joining, self._phases, self._loop_steps
         )
         self._row_sums = RowSums(member, self._exchange, self._trial)
         self.fits = FitLifecycle(
@@ -102,7 +104,6 @@ class ModelSession(LeavesOnExit):
             phases=self._phases,
             joining=joining,
             exchange=self._exchange,
-            central=self.central,
             evaluations=self.evaluations,
             stop=stop,
             metrics=TrainMetrics(member),
@@ -112,7 +113,6 @@ class ModelSession(LeavesOnExit):
             member=member,
             optimizers=self._optimizers,
             succession=succession,
-            joining=joining,
             phases=self._phases,
             exchange=self._exchange,
             central=self.central,
@@ -241,7 +241,7 @@ class ModelSession(LeavesOnExit):
                 "the model was compiled while its fit was running; compile the model before or "
                 "after the fit."
             )
-        is_first = self._phases.begins_with_step and member.is_offered
+        is_first = self._member.state.begins_with_step and member.is_offered
         if is_first and tf.executing_eagerly() and self._trial.is_needed:
             self._phases.begin_with(self._trial.eagerly(data))
         try:
@@ -281,8 +281,7 @@ class ModelSession(LeavesOnExit):
     def assignments_to(self, variable: Any) -> Assignments | None:
         """Return the record of a script's assignments to a variable; None if there is no record."""
         member = self._member
-        is_training = member.is_training and not self._phases.begins_with_step
-        self._optimizers.check_assignment(variable, is_training)
+        self._optimizers.check_assignment(variable, member.is_training)
         if not member.is_offered:
             return None
         run = member.own_settings.run
@@ -350,7 +349,7 @@ class ModelSession(LeavesOnExit):
     def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:
         """Join the run at the first step, and check which variables the optimizer updates."""
         has_changed = self.loop.begin()
-        if self._phases.begins_with_step:
+        if self._member.state.begins_with_step:
             has_changed = self._phases.begin_with(self._first_plan(step, pairs))
         self._optimizers.check_step(step, [variable for _, variable in pairs])
         return not has_changed

@@ -68,8 +68,9 @@ def _run(arguments, environment, cwd):
         text=True,
         timeout=240,
     )
-    assert finished.returncode == 0, (finished.stdout + finished.stderr)[-4000:]
-    return finished.stdout
+    output = finished.stdout + finished.stderr
+    assert finished.returncode == 0, output[-4000:]
+    return output
 
 
 @pytest.mark.engines
@@ -81,6 +82,7 @@ def test_two_workers_train_on_a_data_set_of_ray(environment, tmp_path):
     output = _run([*launch, str(script)], environment, tmp_path)
     accuracies = [float(line.split()[-1]) for line in output.splitlines() if "accuracy 0" in line]
     assert len(accuracies) == 2 and min(accuracies) > 0.8, output[-3000:]
+    assert "the evaluator has ended" not in output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["updates"] == 3 * 51  # batches of 20 of 1,003 rows, three times
 

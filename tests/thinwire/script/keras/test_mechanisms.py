@@ -54,7 +54,7 @@ def test_each_fit_counts_its_batches_from_its_own_first_one():
     """An earlier fit may have ended within a pass over the data."""
     member = SimpleNamespace(in_fit=True)
     joining = SimpleNamespace(data=Shared({}, parts=BatchParts(each=4, num_steps=3, last=1)))
-    exchange = StepExchange(member, None, joining, None)
+    exchange = StepExchange(member, None, joining, None, None)
     exchange.begin_fit()
     assert [exchange._parts_of_batch(repeats=False) for _ in range(5)] == [4, 4, 1, 4, 4]
     exchange.begin_fit()
@@ -70,7 +70,6 @@ def lifecycle(member, exchange, data):
         phases=nothing,
         joining=SimpleNamespace(data=data),
         exchange=exchange,
-        central=nothing,
         evaluations=nothing,
         stop=nothing,
         metrics=nothing,
@@ -214,7 +213,7 @@ def test_a_model_that_was_saved_in_mid_fit_goes_on_with_its_own_statistics():
         fetch=lambda weights: SimpleNamespace(weights=lambda: of_run),
         assign=assign,
     )
-    member = SimpleNamespace(present=session, in_fit=True, succeeds=False)
+    member = SimpleNamespace(present=session, in_fit=True)
     with CentralAccess(member, SimpleNamespace(stepping=[])).lent():
         assert held["statistics"].tolist() == [3.0]
     assert held["statistics"].tolist() == [7.0]
