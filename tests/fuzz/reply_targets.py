@@ -193,8 +193,16 @@ def documents(data: bytes) -> None:
 
 def _document_seeds() -> list[bytes]:
     origin = round_trace.MeasuredBy("host", "cpu", 0, "life")
-    row = round_trace.RoundRecord(
-        1, 8, 0.5, 1, 0, 1, 0, 0.25, 100, 100, 0.0, 0.1, {round_trace.ENCODE: 0.1}, None
+    row = round_trace.Round(
+        num_iters=1,
+        num_samples=8,
+        total_time=0.5,
+        version=1,
+        loss=0.25,
+        bytes_sent=100,
+        bytes_received=100,
+        transfer=0.1,
+        time={round_trace.ENCODE: 0.1},
     )
     whole = make_status(40)
     texts = {

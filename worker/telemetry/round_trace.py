@@ -15,7 +15,7 @@ from typing import Protocol
 
 from thinwire.ops.pacing import Pacer
 from thinwire.runtime.telemetry import round_trace
-from thinwire.runtime.telemetry.round_trace import MeasuredBy, RoundRecord
+from thinwire.runtime.telemetry.round_trace import MeasuredBy, Round
 from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
@@ -54,7 +54,7 @@ class RoundMeasure:
         self._phases = round_trace.phases_of(pacer)
         self._counters, self._clock = counters, clock
         self._time = dict.fromkeys(self._phases, 0.0)
-        self._rows: collections.deque[RoundRecord] = collections.deque(maxlen=_MOST_ROWS)
+        self._rows: collections.deque[Round] = collections.deque(maxlen=_MOST_ROWS)
         self._sent: collections.deque[str] = collections.deque(maxlen=_BATCHES_TO_REPEAT)
         self._receiver: object = None
         self.begin(0.0)
@@ -93,7 +93,7 @@ class RoundMeasure:
         head, before = request.head, self._bytes
         self._bytes = (self._counters.bytes_up, self._counters.bytes_down)
         self._rows.append(
-            RoundRecord(
+            Round(
                 num_iters=head.step,
                 num_samples=head.samples,
                 total_time=self._clock() - self._started_at,

@@ -12,21 +12,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from thinwire.ops.routing.counters import SentCounts
-from thinwire.runtime.persistence.documents import Document, parse_json, write_json_atomically
+from thinwire.runtime.persistence.documents import Document
 from thinwire.runtime.run.target import ACCURACY, ACCURACY_REACHED, Target
 from thinwire.runtime.telemetry.evaluation import Evaluation, ranges, standing
-
-__all__ = [
-    "ACCURACY_MARKS",
-    "SUMMARY_SCHEMA",
-    "Histogram",
-    "MembershipCounts",
-    "RunStatus",
-    "WorkerMetrics",
-    "parse_json",
-    "summarise",
-    "write_json_atomically",
-]
 
 SUMMARY_SCHEMA = 1
 ACCURACY_MARKS = (0.50, 0.60, 0.70, 0.75, 0.80, 0.85, 0.88, 0.90)
