@@ -155,6 +155,15 @@ def words(
     return Option("text", name, default, text, unit, rule=rule, unset=unset)
 
 
+#: Rule for a flag's text that must not be empty.
+NOT_EMPTY = FlagRule(lambda text: bool(text.strip()), "must not be empty")
+
+
+def file(name: str, text: str, unset: str = "none") -> Option:
+    """Return a flag whose value is the path of a file; it is unset by default."""
+    return words(name, None, text, "file", NOT_EMPTY, unset)
+
+
 def comma_list(
     name: str, default: str, text: str, unit: str, rule: FlagRule | None = None, unset: str = ""
 ) -> Option:

@@ -23,6 +23,7 @@ from thinwire.advisor import flags as advisor_flags
 from thinwire.flags import environment, launch, observability, policy_file, security
 from thinwire.flags import run as run_flags
 from thinwire.flags import script as script_flags
+from thinwire.flags.environment import flag_word
 from thinwire.flags.registration import define
 from thinwire.flags.run import TOPICS
 from thinwire.launcher import schedulers, tf_config
@@ -226,13 +227,13 @@ def read_settings(
         _check_name(name, elsewhere)
     local = _translate_mode(named)
     if launched is not None and not local:
-        return _launched_settings(launched, [*words, *itertools.starmap(_word, named.items())])
+        return _launched_settings(launched, [*words, *itertools.starmap(flag_word, named.items())])
     values = _new_values(type_node)
     for name, value in (defaults or {}).items():
         values.set_default(name, value)
     _parse(values, _environment_words(elsewhere))
     before = {name: values[name].present for name in _options()}
-    _parse(values, [*words, *(_word(name, value) for name, value in named.items())])
+    _parse(values, [*words, *(flag_word(name, value) for name, value in named.items())])
     if momentum is not None and not local:
         _give_momentum(values, momentum)
     given_names = frozenset(name for name in _options() if values[name].present > before[name])
@@ -272,7 +273,7 @@ def _load_policy(args: Any, keywords: Mapping[str, Any], launched: LaunchedScrip
     elif not isinstance(args, Sequence):
         named = named or getattr(args, "policy", None)
     words = [str(word) for word in args] if isinstance(args, list | tuple) else []
-    words += [] if named is None else [_word("policy", named)]
+    words += [] if named is None else [flag_word("policy", named)]
     words = [*(launched.flags if launched is not None else ()), *words]
     policy_file.load_named(words, os.environ, ALL_TOPICS)
 
@@ -436,19 +437,13 @@ def _give_momentum(values: flags.FlagValues, momentum: float) -> None:
     """
     name = _MOMENTUM_FLAGS.get(values.method)
     if name is not None:
-        _parse(values, [_word(name, momentum)])
+        _parse(values, [flag_word(name, momentum)])
     elif momentum:
         raise ConfigurationError(
             f"momentum={momentum}: mode {values.method} has no momentum on the worker; expected 0, "
             f"or mode {', '.join(_MOMENTUM_FLAGS)} or {LOCAL}. For momentum on the server, set the "
             "flag momentum on all nodes."
         )
-
-
-def _word(name: str, value: Any) -> str:
-    if isinstance(value, list | tuple):
-        value = ",".join(str(item) for item in value)
-    return f"--{name}={value}"
 
 
 def _new_values(type_node: str, topics: Sequence[Topic] = _TOPICS) -> flags.FlagValues:

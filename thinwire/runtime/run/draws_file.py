@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from thinwire.ops.sync.base import Draw
 from thinwire.ops.sync.drawn import format_draw, parse_draws
-from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.run.files import naming, read_bounded, replace_file
+from thinwire.runtime.run.files import naming, read_text, replace_file
 
 #: Name of the file in the run directory with the run's draws (sampled workers of each round).
 DRAWS_NAME = "draws.txt"
@@ -21,14 +20,8 @@ def read_draws(path: str, nb_workers: int) -> tuple[tuple[int, ...], ...]:
     Raises:
         ConfigurationError: The file of --draws cannot be read, or a line holds no worker ids.
     """
-    try:
-        text = read_bounded(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"--draws={path} cannot be read: {error}. Expected a text file with the worker ids of "
-            "one round per line."
-        ) from error
-    return parse_draws(text, path, nb_workers)
+    expected = "Expected a text file with the worker ids of one round per line."
+    return parse_draws(read_text("draws", path, expected), path, nb_workers)
 
 
 class DrawsFile:

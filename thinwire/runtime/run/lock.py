@@ -32,7 +32,6 @@ import os
 import pathlib
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from thinwire.ops.types import ConfigurationError
 
@@ -201,12 +200,7 @@ class DirectoryLock:
     def __enter__(self) -> DirectoryLock:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def _try(self) -> bool:
