@@ -16,7 +16,7 @@ from thinwire.advisor import flags as advisor_flags
 from thinwire.flags import launch, observability, security
 from thinwire.flags import run as run_flags
 from thinwire.flags import script as script_flags
-from thinwire.ops.options import Option, Topic, choice
+from thinwire.ops.options import Topic, choice
 from thinwire.ps import flags as ps_flags
 from thinwire.simulator import flags as simulator_flags
 from thinwire.supervisor import flags as supervisor_flags
@@ -114,46 +114,34 @@ _FLAG_WIDTH = 31
 _LEAST_WIDTH = 60
 
 
-def text_of(program: str, role: str | None) -> str:
+def text_of(program: str, role: str | None, full: bool = False) -> str:
     """Return the text of --help, which lists the flags of one role or of all roles.
 
     Args:
         program: Program and subcommand for the usage line, for example ``thinwire ps``.
         role: Role whose flags are listed, or SCRIPTS for `thinwire run`. None: list the flags of
             all roles except the advanced flags.
+        full: True for the text of --helpfull, which lists every flag of every role.
     """
-    chosen = RoleHelp(TOPICS) if role is None else _HELP[role]
-    topics = [
-        (topic.title, [option for option in topic.options if _is_shown(option, chosen.without)])
-        for topic in chosen.topics
-    ]
+    chosen = RoleHelp(TOPICS) if full or role is None else _HELP[role]
+    usage = f"{program} [--flag=value ...] [--flagfile=FILE]{chosen.then}\n"
+    text = f"{usage}{''.join(_lines(chosen, full))}"
+    if full:
+        return text
     total = sum(len(topic.options) for topic in TOPICS)
-    return (
-        f"{program} [--flag=value ...] [--flagfile=FILE]{chosen.then}\n"
-        f"{''.join(_lines(topics))}\n"
-        f"{program} --helpfull shows all {total} flags.\n"
-    )
+    return f"{text}\n{program} --helpfull shows all {total} flags.\n"
 
 
-def full_text_of(program: str) -> str:
-    """Return the text of --helpfull, which lists every flag.
-
-    Args:
-        program: Program and subcommand for the usage line, for example ``thinwire ps``.
-    """
-    topics = [(topic.title, list(topic.options)) for topic in TOPICS]
-    return f"{program} [--flag=value ...] [--flagfile=FILE]\n{''.join(_lines(topics))}"
-
-
-def _is_shown(option: Option, without: tuple[str, ...]) -> bool:
-    return not option.is_advanced and option.name not in without
-
-
-def _lines(topics: list[tuple[str, list[Option]]]) -> Iterator[str]:
+def _lines(chosen: RoleHelp, full: bool) -> Iterator[str]:
     width = max(_LEAST_WIDTH, shutil.get_terminal_size((100, 24)).columns)
-    for title, options in topics:
+    for topic in chosen.topics:
+        options = [
+            option
+            for option in topic.options
+            if full or not (option.is_advanced or option.name in chosen.without)
+        ]
         if options:
-            yield f"\n{title}:\n"
+            yield f"\n{topic.title}:\n"
         for option in options:
             text = f"{option.text} [{option.values_and_default}]"
             filled = textwrap.fill(

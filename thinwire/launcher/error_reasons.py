@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
+from thinwire.launcher.failures import ESCAPES
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.settings import (
     EXIT_BAD_FLAG,
@@ -47,26 +48,23 @@ _OF_GRAPH = re.compile(
 _NOTE = "Thinwire: "
 # Matches the number before each of several root errors in TensorFlow's text
 _NUMBER = re.compile(r"^\s*\(\d+\) ")
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def exit_code_of(error: BaseException) -> int | None:
     """Return the documented exit code of an error that Thinwire raised; None for other errors."""
-    if isinstance(error, ConfigurationError):
-        return EXIT_CONFIGURATION
-    if isinstance(error, Diverged):
-        return EXIT_DIVERGED
-    if isinstance(error, LeftBehind):
-        return EXIT_UNREACHABLE
     if stop_reason := stop_reason_of(error):
         return EXIT_OF_STOP.get(stop_reason, EXIT_BAD_FLAG)
-    if "grpc" not in sys.modules:
-        return None
-    from thinwire.proto.grpc import Unreachable
-    from thinwire.proto.grpc.session import RequestRejected
+    codes: dict[type[BaseException], int] = {
+        ConfigurationError: EXIT_CONFIGURATION,
+        Diverged: EXIT_DIVERGED,
+        LeftBehind: EXIT_UNREACHABLE,
+    }
+    if "grpc" in sys.modules:
+        from thinwire.proto.grpc import Unreachable
+        from thinwire.proto.grpc.session import RequestRejected
 
-    codes = ((Unreachable, EXIT_UNREACHABLE), (RequestRejected, EXIT_REFUSED))
-    return next((code for kind, code in codes if isinstance(error, kind)), None)
+        codes |= {Unreachable: EXIT_UNREACHABLE, RequestRejected: EXIT_REFUSED}
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), None)
 
 
 def stop_reason_of(error: BaseException) -> str:
@@ -104,7 +102,7 @@ def _is_quoted(cause: BaseException, error: BaseException) -> bool:
 def reason_of(error: BaseException) -> str:
     """Return an error's text as one line, after the type's name if Thinwire did not raise it."""
     error = original_of(error)
-    text = _ESCAPES.sub("", str(error))
+    text = ESCAPES.sub("", str(error))
     if exit_code_of(error) is not None:
         return " ".join(text.split())
     lines = [line for line in text.splitlines() if line.strip() and not _OF_GRAPH.match(line)]

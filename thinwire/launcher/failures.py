@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import re
 import sys
 
 #: Prefix of a failure report on stderr. The JSON object of the report ends at the line's end.
 FAILURE = "thinwire-failure "
 #: Line of stderr by which a script reports that it has run to its end.
 COMPLETED = "thinwire-completed"
+#: Matches the escape sequences of a terminal, such as colors.
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class Cause(enum.Enum):
