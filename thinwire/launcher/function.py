@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
-import json
-import math
 import os
 import pathlib
 import signal
@@ -23,11 +21,12 @@ from typing import Any
 
 import cloudpickle
 
-from thinwire.flags.environment import VARIABLE
+from thinwire.flags.environment import VARIABLE, flag_word
 from thinwire.launcher import program
 from thinwire.launcher.local import SupervisedProcess, watchdog_command
 from thinwire.launcher.output import LOG_PREFIX, Screen, report_losses
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.directory import summary_of
 from thinwire.runtime.run.script_settings import SETTINGS_VARIABLE
 from thinwire.runtime.run.settings import EXIT_DONE
 
@@ -108,16 +107,14 @@ def run(
     run_dir = pathlib.Path(flags.pop("run_dir", None) or f"runs/{name}").resolve()
     script = _write_call(run_dir / _FOLDER, function, args)
     settings = {"nb_workers": nb_workers, "run_dir": run_dir} | flags
-    words = [_word(key, value) for key, value in settings.items() if value is not None]
-    command = [sys.executable, *program.RUN, "run", *words, str(script)]
+    words = [flag_word(key, value) for key, value in settings.items() if value is not None]
+    command = [sys.executable, *program.NODE, "run", *words, str(script)]
     # `output.close` reports lost lines after the run. A warning in the caller's log during the run
     # could block on the same stalled reader that made the lines of output wait.
     output = _RepeatedLines(Screen(on_first_loss=lambda _: None))
-    supervised = watchdog_command(
-        sys.executable, program.WATCHDOG, command, announce=False, silence_seconds=math.inf
-    )
+    supervised = watchdog_command(sys.executable, program.WATCHDOG, command)
     variables = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
-    process = SupervisedProcess(supervised, output, announced=False, variables=variables)
+    process = SupervisedProcess(supervised, output, variables=variables)
     try:
         code = _wait(process)
     finally:
@@ -127,7 +124,7 @@ def run(
         lost_output = output.close()
     if code != EXIT_DONE:
         raise RunFailed(code, run_dir, output.last_error)
-    return FunctionRun(run_dir, _summary(run_dir), _result(run_dir / _FOLDER), lost_output)
+    return FunctionRun(run_dir, summary_of(run_dir), _result(run_dir / _FOLDER), lost_output)
 
 
 def call(folder: pathlib.Path) -> None:
@@ -228,12 +225,6 @@ def _code_text(code: types.CodeType) -> str:
     return f"{code.co_code!r} {code.co_names} {' '.join(constants)}"
 
 
-def _word(name: str, value: Any) -> str:
-    if isinstance(value, list | tuple):
-        value = ",".join(str(item) for item in value)
-    return f"--{name}={value}"
-
-
 def _wait(process: SupervisedProcess) -> int:
     """Return the run's exit code; after Ctrl-C, interrupt the run, then raise KeyboardInterrupt."""
     interrupted = False
@@ -249,13 +240,6 @@ def _wait(process: SupervisedProcess) -> int:
         raise KeyboardInterrupt
     process.wait()  # waits for the threads that read the last lines of the run's output
     return code
-
-
-def _summary(run_dir: pathlib.Path) -> Mapping[str, Any]:
-    try:
-        return dict(json.loads((run_dir / "summary.json").read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def _result(folder: pathlib.Path) -> Any:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import importlib
 import os
+import pkgutil
 import signal
 import threading
 import time
@@ -24,7 +24,8 @@ from thinwire.flags import environment as flags_in_environment
 from thinwire.flags import launch, observability, security
 from thinwire.launcher.hosts import read_hosts
 from thinwire.launcher.output import Screen, shown_log
-from thinwire.launcher.run_locks import start_in_claimed_directory
+from thinwire.launcher.program import Programs
+from thinwire.launcher.run_start import start_in_claimed_directory
 from thinwire.proto.grpc import Unreachable
 from thinwire.runtime.persistence.places import CHECKPOINTS, REPORTS, check_place
 from thinwire.runtime.run.quiet import import_quietly
@@ -43,12 +44,13 @@ from thinwire.supervisor import metrics_hook
 from thinwire.worker.flags import devices
 
 FLAGS = flags.FLAGS
-#: Value of --launcher -> name of the module whose function `prepare(run)` returns the `Launcher`.
+#: Value of --launcher -> module and name of the `Launcher`, which is called with the run and the
+#: folder of the user's script (None without a script).
 LAUNCHERS = {
-    "local": "thinwire.launcher.local",
-    "ssh": "thinwire.launcher.ssh",
-    "ray": "thinwire.launcher.ray",
-    "slurm": "thinwire.launcher.slurm",
+    "local": "thinwire.launcher.local:LocalLauncher",
+    "ssh": "thinwire.launcher.ssh:SshLauncher",
+    "ray": "thinwire.launcher.ray:RayLauncher",
+    "slurm": "thinwire.launcher.local:SlurmLauncher",
 }
 #: Values of --launcher that may start PS on hosts that do not share this host's disk.
 ELSEWHERE = ("ssh", "ray")
@@ -99,6 +101,9 @@ _OF_RESTARTS = ("--num_restarts=", "--resume")
 class Restarts:
     """Counts restarts of a run's PS or workers, and decides whether a dead one is restarted.
 
+    Attributes:
+        counts: Number of a node (shard or worker id) -> number of times that it was restarted.
+
     Args:
         most: Maximum number of restarts of one node within the window; 0 for no restarts.
         window_seconds: Length of the sliding window for the number of restarts, in seconds. A
@@ -118,12 +123,7 @@ class Restarts:
         self._most, self._window_seconds, self._clock = most, window_seconds, clock
         self._mendable = mendable
         self._recent: dict[int, collections.deque[float]] = {}
-        self._num: collections.Counter[int] = collections.Counter()
-
-    @property
-    def counts(self) -> dict[int, int]:
-        """Number of a node (shard or worker id) -> number of times that the node was restarted."""
-        return dict(self._num)
+        self.counts: collections.Counter[int] = collections.Counter()
 
     def pause(self, number: int, code: int) -> float | None:
         """Return the seconds to wait before a dead node's restart; None for no restart.
@@ -147,8 +147,8 @@ class Restarts:
     def started(self, number: int) -> int:
         """Count a restart of a node; return the number of the node's restarts so far."""
         self._recent.setdefault(number, collections.deque()).append(self._clock())
-        self._num[number] += 1
-        return self._num[number]
+        self.counts[number] += 1
+        return self.counts[number]
 
 
 class LineSink(Protocol):
@@ -177,19 +177,16 @@ class Node:
     output: LineSink | None = None
     input: StandardInput | None = None  # standard input of the node; None for /dev/null
 
-    def words(
-        self, node: Sequence[str], script: Sequence[str], own_flags: Sequence[str]
-    ) -> list[str]:
+    def words(self, programs: Programs, own_flags: Sequence[str]) -> list[str]:
         """Return Python's arguments on the command line that starts the node.
 
         Args:
-            node: Python's arguments that run a node on its host, for example `program.NODE`.
-            script: Python's arguments that run a script on the host, for example `program.SCRIPT`.
+            programs: Python's arguments that run a node or a script on the node's host.
             own_flags: Flags that the launcher adds to the command line for the node's host.
         """
         if self.script:
-            return [*script, *self.flags, *own_flags, "--", *self.script]
-        return [*node, *self.flags, *own_flags]
+            return [*programs.script, *self.flags, *own_flags, "--", *self.script]
+        return [*programs.node, *self.flags, *own_flags]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,13 +214,7 @@ RULES = EndRules()
 
 
 class Process(Protocol):
-    """Handle of a node's process that a launcher has started on some host.
-
-    Attributes:
-        is_followed: True if the launcher reads every output line of the node.
-    """
-
-    is_followed: bool
+    """Handle of a node's process that a launcher has started on some host."""
 
     def poll(self) -> int | None:
         """Return the node's exit code: -n if signal n killed the node, None while the node runs."""
@@ -247,18 +238,20 @@ class Launcher(Protocol):
         """Start a node on the node's host; return the handle of its process."""
 
     def settle(self) -> None:
-        """Wait until every started node runs; raise Unreachable if a node does not start."""
+        """Wait until every started node runs; raise Unreachable if a node does not start.
+
+        Without a method of its own, a launcher's `start` has waited until the node's process runs.
+        """
 
     def tend(self) -> None:
-        """Send heartbeats to the watchdogs of the nodes; called every `_TURN_SECONDS` seconds."""
+        """Send heartbeats to the watchdogs of the nodes; called every `_TURN_SECONDS` seconds.
+
+        A launcher without a method of its own sends none: its watchdogs notice its death without
+        heartbeats, because its pipes close.
+        """
 
     def close(self) -> None:
         """Release the launcher's resources, after every node's process has ended."""
-
-
-def _as_it_is(node: Node, process: Process, code: int) -> int:
-    """Return a node's exit code unchanged; default of the argument `read_code` of `Cluster`."""
-    return code
 
 
 @dataclasses.dataclass
@@ -268,7 +261,7 @@ class Child:
     node: Node  # description of the node at its last start
     process: Process  # process of the node's last start
     # Function that maps a node's exit code, as the docstring of `Cluster` describes
-    read_code: Callable[[Node, Process, int], int] = _as_it_is
+    read_code: Callable[[Node, Process, int], int]
     code: int | None = None  # exit code of `process`; None while it runs
     again_at: float | None = None  # time.monotonic() of the next restart; None if no restart is due
     # True if the `Cluster` has decided whether to restart the node after its last end
@@ -302,7 +295,7 @@ def main(run: Run) -> int:
     if start.finished is not None:
         return EXIT_DONE
     run = start.run
-    launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run)
+    launcher: Launcher = pkgutil.resolve_name(LAUNCHERS[name])(run, None)
     try:
         cluster = Cluster(run, launcher, nodes_of(run, launcher.addresses), RULES)
         with shown_log(Screen()):
@@ -470,7 +463,7 @@ class Cluster:
         launcher: Launcher,
         nodes: Sequence[Node],
         rules: EndRules,
-        read_code: Callable[[Node, Process, int], int] = _as_it_is,
+        read_code: Callable[[Node, Process, int], int] = lambda node, process, code: code,
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_turn = on_turn
@@ -653,7 +646,9 @@ class Cluster:
         logging.info("exit codes: %s", codes)
         for what, role in (("PS", "PS"), ("workers", "Worker")):
             if restarts := self.restarts[role].counts:
-                logging.info("restarts of the %s (node number: its restarts): %s", what, restarts)
+                logging.info(
+                    "restarts of the %s (node number: its restarts): %s", what, dict(restarts)
+                )
         if self.interrupted.is_set():
             return EXIT_INTERRUPTED
         lost = {child.node.name for child in self._of("Worker") if self._is_lost(child)}

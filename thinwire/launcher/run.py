@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import itertools
-import json
 import pathlib
+import pkgutil
 import re
 import sys
 import threading
@@ -47,9 +46,9 @@ from thinwire.launcher.role import (
     check_nodes_here,
     nodes_of,
 )
-from thinwire.launcher.run_locks import start_in_claimed_directory
+from thinwire.launcher.run_start import start_in_claimed_directory
 from thinwire.ops.types import ConfigurationError, Kind
-from thinwire.runtime.run.directory import forget_failure, launched_with, note_failure
+from thinwire.runtime.run.directory import forget_failure, launched_with, note_failure, summary_of
 from thinwire.runtime.run.script_settings import RUN_BEGAN, remove_settings
 from thinwire.runtime.run.script_target import ScriptTarget
 from thinwire.runtime.run.settings import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SCRIPT, Run
@@ -147,7 +146,7 @@ def main(run: Run, script: Sequence[str]) -> int:
         launch_document.write(run, script, began)
     else:
         began = float(launched_with(run.run_dir).get("began", began))
-    launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run, target.folder)
+    launcher: Launcher = pkgutil.resolve_name(LAUNCHERS[name])(run, target.folder)
     nodes = nodes_of(run, launcher.addresses)
     try:
         script_run = _ScriptRun(run, launcher, nodes, script, began, start.updates)
@@ -292,10 +291,6 @@ class _ScriptRun:
             logging.error("%s", self._reason())
 
     @property
-    def _is_interrupted(self) -> bool:
-        return self._cluster.interrupted.is_set()
-
-    @property
     def _first(self) -> tuple[int, Failure] | None:
         """The worker whose script failed first, and the failure; None if no worker failed.
 
@@ -363,7 +358,7 @@ class _ScriptRun:
         output = self._workers.get(node.number) if node.role == "Worker" else None
         if output is not None:
             self._merged.ended(node.number)
-        if output is None or code < EXIT_DONE or not process.is_followed:
+        if output is None or code < EXIT_DONE:
             return code
         # Wait until the last lines of output are read, which may hold the failure or `COMPLETED`.
         process.wait()
@@ -396,7 +391,7 @@ class _ScriptRun:
         A failure whose text is one line becomes the launcher's last line of output. A script's
         failure with a traceback is shown immediately.
         """
-        if self._is_interrupted:  # an interrupted script's error is not the run's failure
+        if self._cluster.interrupted.is_set():  # such a script's error is not the run's failure
             return
         is_own = failure.cause is not Cause.ELSEWHERE
         with self._lock:
@@ -453,10 +448,7 @@ class _ScriptRun:
         if failed:
             names = ", ".join(map(str, failed))
             logging.error("further failed workers: %s; logs: %s", names, self._run.run_dir / "logs")
-        try:
-            summary = json.loads((self._run.run_dir / "summary.json").read_text())
-        except (OSError, ValueError):
-            summary = {}
+        summary = summary_of(self._run.run_dir)
         if code == EXIT_DONE and summary and self._has_report:
             logging.info(
                 "the run has finished (%s): %d updates in %.1f s",
