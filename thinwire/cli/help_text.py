@@ -25,20 +25,18 @@ from thinwire.worker import flags as worker_flags
 #: Names of the roles of nodes, which are the values of --type_node.
 ROLES = ("PS", "Worker", "Supervisor", "Cluster", "Standalone", "Simulator", "Advisor")
 _ROLE = Topic("Role", (choice("type_node", "Worker", "Role of this process in the run.", ROLES),))
+_NODE = (*run_flags.TOPICS, *observability.TOPICS, *security.TOPICS)
+_ROLES_OF_NODES = (*ps_flags.TOPICS, *worker_flags.TOPICS, *supervisor_flags.TOPICS)
+_CLUSTER = (*launch.TOPICS, *_NODE, *_ROLES_OF_NODES)
 #: Topics (groups of flags) that together hold every flag of every role.
 TOPICS = (
     _ROLE,
-    *run_flags.TOPICS,
-    *observability.TOPICS,
-    *security.TOPICS,
-    *ps_flags.TOPICS,
-    *worker_flags.TOPICS,
-    *supervisor_flags.TOPICS,
+    *_NODE,
+    *_ROLES_OF_NODES,
     *launch.TOPICS,
     *simulator_flags.TOPICS,
     *advisor_flags.TOPICS,
 )
-_NODE = (*run_flags.TOPICS, *observability.TOPICS, *security.TOPICS)
 _ADDRESSES = ("nb_ps", "ip_PS", "port", "ps_hosts", "lease_seconds")
 #: Names of the flags that only nodes of a distributed run need.
 _EXCHANGE = (
@@ -67,16 +65,7 @@ ROLE_HELP = {
     "PS": RoleHelp((*ps_flags.TOPICS, *_NODE)),
     "Worker": RoleHelp((*worker_flags.TOPICS, *_NODE), ("target", "target_accuracy")),
     "Supervisor": RoleHelp((*supervisor_flags.TOPICS, *_NODE)),
-    "Cluster": RoleHelp(
-        (
-            *launch.TOPICS,
-            *_NODE,
-            *ps_flags.TOPICS,
-            *worker_flags.TOPICS,
-            *supervisor_flags.TOPICS,
-        ),
-        ("id_ps", "id_worker"),
-    ),
+    "Cluster": RoleHelp(_CLUSTER, ("id_ps", "id_worker")),
     "Standalone": RoleHelp(
         (
             *(topic for topic in run_flags.TOPICS if topic not in run_flags.OF_EXCHANGES),
@@ -105,7 +94,7 @@ ROLE_HELP = {
 SCRIPTS = "scripts"
 _HELP = ROLE_HELP | {
     SCRIPTS: RoleHelp(
-        (*launch.TOPICS, *_NODE, *ps_flags.TOPICS, *worker_flags.TOPICS, *supervisor_flags.TOPICS),
+        _CLUSTER,
         (*script_flags.NEVER, *itertools.chain(*script_flags.OPTIMIZER.values()), "model_from"),
         " SCRIPT.py [ARGUMENT ...]",
     ),

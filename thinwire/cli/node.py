@@ -6,7 +6,6 @@ reason, functions that run after the flags are parsed import what only they need
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import gc
@@ -40,7 +39,7 @@ from thinwire.runtime.run.settings import (
     EXIT_REFUSED,
     Run,
 )
-from thinwire.runtime.run.signals import END_SIGNALS, raise_at_signals
+from thinwire.runtime.run.signals import END_SIGNALS, handle_signals
 from thinwire.simulator import flags as simulator_flags
 from thinwire.supervisor import flags as supervisor_flags
 from thinwire.worker import flags as worker_flags
@@ -162,7 +161,9 @@ def _play(script: list[str] | None) -> int:
         main_of_role = functools.partial(module.main, run, script)
     else:
         main_of_role = functools.partial(importlib.import_module(ROLES[run.type_node]).main, run)
-    with raise_at_signals() if run.type_node in _STARTERS else contextlib.nullcontext():
+    if run.type_node not in _STARTERS:
+        return int(main_of_role())
+    with handle_signals(signal.default_int_handler):
         return int(main_of_role())
 
 

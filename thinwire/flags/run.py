@@ -57,9 +57,9 @@ from thinwire.ops.sharding.placement import BySpeed
 from thinwire.ops.sync.groups import AutoGroups, parse_groups, parse_groups_file
 from thinwire.ops.types import ConfigurationError, Kind
 from thinwire.runtime.run import own_policies
-from thinwire.runtime.run.draws_file import read_draws
 from thinwire.runtime.run.files import read_text
 from thinwire.runtime.run.settings import DataChoice, ModelChoice, Run
+from thinwire.runtime.run.sync_files import read_draws
 from thinwire.runtime.run.target import Target, is_target
 
 FLAGS = flags.FLAGS

@@ -9,12 +9,12 @@ script that a shell or another launcher has started.
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
 from types import TracebackType
 
 from thinwire.launcher.failures import ESCAPES
@@ -118,24 +118,16 @@ def place_of(error: BaseException) -> str:
     `place_of` returns the traceback's innermost line in the user's files before the script's first
     call into Thinwire.
     """
-    frames = [*_before_thinwire(error.__traceback__)]
-    script_frames = [frame for frame in frames if _is_of_script(frame.filename)]
-    return f"{script_frames[-1].filename}:{script_frames[-1].lineno}" if script_frames else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    # The first frames belong to the part of Thinwire that runs the script
+    after = itertools.dropwhile(_is_of_thinwire, frames)
+    own = itertools.takewhile(lambda frame: not _is_of_thinwire(frame), after)
+    places = [f"{each.filename}:{each.lineno}" for each in own if _is_of_script(each.filename)]
+    return places[-1] if places else ""
 
 
-def _before_thinwire(trace: TracebackType | None) -> Iterator[traceback.FrameSummary]:
-    """Yield a traceback's frames from the script's first frame to its first call into Thinwire.
-
-    `_before_thinwire` skips the traceback's first frames, which belong to the part of Thinwire that
-    runs the script.
-    """
-    frames = [*traceback.extract_tb(trace)]
-    while frames and frames[0].filename.startswith(_PACKAGE):
-        del frames[0]
-    for frame in frames:
-        if frame.filename.startswith(_PACKAGE):
-            return
-        yield frame
+def _is_of_thinwire(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_PACKAGE)
 
 
 def _is_of_script(name: str) -> bool:

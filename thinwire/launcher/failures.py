@@ -45,16 +45,6 @@ class Failure:
         return self.reason or self.text.rstrip().rpartition("\n")[2]
 
     @property
-    def is_lost(self) -> bool:
-        """True if the script failed because the worker could not reach the PS."""
-        return self.cause is Cause.LOST
-
-    @property
-    def is_refused(self) -> bool:
-        """True if the script was rejected, because the run directory holds another script's run."""
-        return self.cause is Cause.OTHER_RUN
-
-    @property
     def has_page(self) -> bool:
         """Whether the failure's text contains more than its one-line reason."""
         return self.text.strip() != self.headline.strip()

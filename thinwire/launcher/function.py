@@ -124,7 +124,9 @@ def run(
         lost_output = output.close()
     if code != EXIT_DONE:
         raise RunFailed(code, run_dir, output.last_error)
-    return FunctionRun(run_dir, summary_of(run_dir), _result(run_dir / _FOLDER), lost_output)
+    result = run_dir / _FOLDER / _RESULT
+    value = cloudpickle.loads(result.read_bytes()) if result.is_file() else None
+    return FunctionRun(run_dir, summary_of(run_dir), value, lost_output)
 
 
 def call(folder: pathlib.Path) -> None:
@@ -240,11 +242,6 @@ def _wait(process: SupervisedProcess) -> int:
         raise KeyboardInterrupt
     process.wait()  # waits for the threads that read the last lines of the run's output
     return code
-
-
-def _result(folder: pathlib.Path) -> Any:
-    path = folder / _RESULT
-    return cloudpickle.loads(path.read_bytes()) if path.is_file() else None
 
 
 class _RepeatedLines:

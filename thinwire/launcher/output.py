@@ -328,7 +328,7 @@ class WorkerOutput:
         on_failure: Function that is called with the worker's id and its failure when the worker
             reports a failure.
         merged: `MergedLines` that receives each output line of the worker and decides when to show
-            the line. None to show every line immediately.
+            the line.
     """
 
     def __init__(
@@ -337,7 +337,7 @@ class WorkerOutput:
         screen: Screen,
         path: pathlib.Path,
         on_failure: Callable[[int, Failure], None],
-        merged: MergedLines | None = None,
+        merged: MergedLines,
     ) -> None:
         self._merged = merged
         self._worker, self._screen, self._on_failure = worker, screen, on_failure
@@ -356,18 +356,14 @@ class WorkerOutput:
         line, failure = Failure.read(line) if is_error else (line, None)
         if line or failure is None:
             self._keep(ESCAPES.sub("", line))
-            if self._merged is None:
-                self.write(line, is_error)
-            else:
-                self._merged.line(self._worker, line, is_error)
+            self._merged.line(self._worker, line, is_error)
         if failure is not None:
             self._keep(failure.text)
             self._on_failure(self._worker, failure)
 
     def show(self, text: str) -> None:
         """Show a text of the launcher, with the worker's name, after the worker's waiting lines."""
-        if self._merged is not None:
-            self._merged.release(self._worker)
+        self._merged.release(self._worker)
         for line in text.splitlines():
             self.write(line, is_error=True)
 

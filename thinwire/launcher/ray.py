@@ -58,9 +58,6 @@ _PATIENCE_SECONDS = 10.0
 _BYTE_OF = {number: byte for byte, number in watchdog.SIGNALS.items()}
 #: Short name of a resource in flags -> Ray's name. A name that is not listed is a custom resource.
 _RAY_NAMES = {"cpus": "CPU", "gpus": "GPU"}
-#: Keys of Ray's runtime environment that the launcher sets, so --ray_runtime_env must not contain
-#: them.
-_OURS = ("working_dir",)
 
 #: Role ("PS" or "Worker") and number of a node, for example ("Worker", 1).
 Place = tuple[str, int]
@@ -451,10 +448,7 @@ def requested(role: str) -> dict[str, float]:
 
 def total(bundles: Sequence[Mapping[str, float]] | Any) -> dict[str, float]:
     """Return name of a Ray resource -> amount that all PS and workers request together."""
-    amounts: collections.Counter[str] = collections.Counter()
-    for bundle in bundles:
-        amounts.update(bundle)
-    return dict(amounts)
+    return dict(sum(map(collections.Counter, bundles), collections.Counter()))
 
 
 def own_environment() -> dict[str, Any]:
@@ -473,9 +467,9 @@ def own_environment() -> dict[str, Any]:
         raise ConfigurationError(
             f'{what} cannot be read: {error}; expected a JSON file, such as {{"pip": ["keras"]}}.'
         ) from error
-    if not isinstance(document, dict) or set(_OURS) & document.keys():
+    if not isinstance(document, dict) or "working_dir" in document:
         raise ConfigurationError(
-            f"{what}: expected a JSON object without the keys {', '.join(_OURS)}, which the "
+            f"{what}: expected a JSON object without the keys working_dir, which the "
             "launcher sets to send the code; add more modules with py_modules."
         )
     return document

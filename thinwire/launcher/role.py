@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
+import pathlib
 import pkgutil
 import signal
 import threading
@@ -288,8 +289,6 @@ def main(run: Run) -> int:
     """
     devices(run.nb_workers)  # rejects devices that cannot be emulated, before any node starts
     name = launch.check()
-    if run.on_metrics is not None:
-        metrics_hook.check(run.on_metrics)
     check_nodes_here(run, name)
     start = start_in_claimed_directory(run, is_elsewhere=name in ELSEWHERE)
     if start.finished is not None:
@@ -312,18 +311,21 @@ def main(run: Run) -> int:
 _MOST_UNCHECKED_SHARDS = 4
 
 
-def check_nodes_here(run: Run, launcher: str) -> None:
+def check_nodes_here(run: Run, launcher: str, folders: Sequence[pathlib.Path] = ()) -> None:
     """Reject settings that every node would reject, before a node is started.
 
     Args:
         run: Settings of the run, from the flags.
         launcher: Value of --launcher. Files that flags name are checked only for "local": with
             another launcher, nodes may read these files on other hosts.
+        folders: Folders to search for the module of --on_metrics, in addition to the usual ones.
 
     Raises:
         ConfigurationError: A file or folder that a flag names is not usable, or the run has more PS
             shards than the model has tensors.
     """
+    if run.on_metrics is not None:
+        metrics_hook.check(run.on_metrics, folders)
     if FLAGS.hosts_file:
         read_hosts(FLAGS.hosts_file)
     if launcher == "local":
@@ -670,7 +672,8 @@ class Cluster:
             return ""
         name, code, log = child.node.name, child.poll() or 0, self.run_settings.run_dir / "logs"
         resumes = "the same command resumes the run"
-        if child.node.role == "Worker" and len(self._killed_workers()) == len(self._of("Worker")):
+        all_killed = all((worker.poll() or 0) < 0 for worker in self._of("Worker"))
+        if child.node.role == "Worker" and all_killed:
             return f"every worker was killed ({_signal_name(code)}); {resumes}"
         if code < 0:
             return f"{name} was killed by {_signal_name(code)}; {resumes}"
@@ -678,9 +681,6 @@ class Cluster:
         if reason:
             return f"{name}: {reason}"
         return f"{name} failed with exit code {code}; its log is {log / name}.log"
-
-    def _killed_workers(self) -> list[Child]:
-        return [child for child in self._of("Worker") if (child.poll() or 0) < 0]
 
     def _is_lost(self, worker: Child) -> bool:
         """Return whether a worker ended only because it lost contact with the PS."""

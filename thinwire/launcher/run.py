@@ -53,7 +53,6 @@ from thinwire.runtime.run.script_settings import RUN_BEGAN, remove_settings
 from thinwire.runtime.run.script_target import ScriptTarget
 from thinwire.runtime.run.settings import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SCRIPT, Run
 from thinwire.runtime.standard_input import InputKind, StandardInput
-from thinwire.supervisor import metrics_hook
 from thinwire.worker.client.control import Control
 from thinwire.worker.flags import devices
 
@@ -134,9 +133,7 @@ def main(run: Run, script: Sequence[str]) -> int:
         Unreachable: A host cannot be used. `main` has ended the nodes that had started.
     """
     name, target = _check(run), ScriptTarget.of(script)
-    if run.on_metrics is not None:
-        metrics_hook.check(run.on_metrics, [target.folder])
-    check_nodes_here(run, name)
+    check_nodes_here(run, name, [target.folder])
     start = start_in_claimed_directory(run, script, name in ELSEWHERE)
     if start.finished is not None:
         return EXIT_DONE
@@ -297,9 +294,12 @@ class _ScriptRun:
         A failure that follows from another worker's failure is returned only if no worker reported
         a failure of its own.
         """
+        return next(iter([*self._own_failures().items(), *self._failures.items()]), None)
+
+    def _own_failures(self) -> dict[int, Failure]:
+        """Return worker id -> failure, for failures that do not follow from another worker's."""
         failures = list(self._failures.items())
-        causes = [failure for failure in failures if failure[1].cause is not Cause.ELSEWHERE]
-        return next(iter(causes or failures), None)
+        return {worker: each for worker, each in failures if each.cause is not Cause.ELSEWHERE}
 
     @property
     def _is_of_node(self) -> bool:
@@ -395,13 +395,11 @@ class _ScriptRun:
             return
         is_own = failure.cause is not Cause.ELSEWHERE
         with self._lock:
-            earlier = [
-                other for other in self._failures.values() if other.cause is not Cause.ELSEWHERE
-            ]
+            earlier = self._own_failures()
             self._failures[worker] = failure
-        if is_own and not failure.is_lost:
+        if is_own and failure.cause is not Cause.LOST:
             self._cluster.at_fault.add(worker)
-        if not is_own or earlier or failure.is_refused:
+        if not is_own or earlier or failure.cause is Cause.OTHER_RUN:
             return
         if failure.has_page:
             self._workers[worker].show(failure.text)
@@ -416,11 +414,11 @@ class _ScriptRun:
         --start_timeout_seconds.
         """
         part = launch.part_here()
-        failed = {
+        failed = [
             worker
-            for worker in self._cluster.at_fault
-            if not (worker in self._failures and self._failures[worker].is_refused)
-        }
+            for worker, failure in self._own_failures().items()
+            if failure.cause not in (Cause.LOST, Cause.OTHER_RUN)
+        ]
         if part is None or part.is_first or not failed or self._cluster.interrupted.is_set():
             return
         worker = min(failed)
@@ -442,8 +440,8 @@ class _ScriptRun:
         first = self._first
         failed = [
             worker
-            for worker, failure in self._failures.items()
-            if (first is None or failure != first[1]) and failure.cause is not Cause.ELSEWHERE
+            for worker, failure in self._own_failures().items()
+            if first is None or failure != first[1]
         ]
         if failed:
             names = ", ".join(map(str, failed))

@@ -47,9 +47,12 @@ from thinwire.launcher.error_reasons import (
     stop_reason_of,
 )
 from thinwire.launcher.failures import Cause, Failure, report_completion
-from thinwire.runtime.run.autograph import keep_generated_code_in_memory
 from thinwire.runtime.run.program import digest_of_bytes
-from thinwire.runtime.run.quiet import configure_libraries, quiet_stderr
+from thinwire.runtime.run.quiet import (
+    configure_libraries,
+    keep_generated_code_in_memory,
+    quiet_stderr,
+)
 from thinwire.runtime.run.resuming import OtherRun
 from thinwire.runtime.run.script_settings import (
     EVALUATES,
@@ -305,9 +308,10 @@ def _run(words: Sequence[str]) -> int:
     if failure is not None:
         code = failure.code
         failure.report()
-    if failure is not None and failure.cause is Cause.ELSEWHERE:
+    cause = None if failure is None else failure.cause
+    if cause is Cause.ELSEWHERE:
         return code
-    if (failure is not None and (failure.is_lost or failure.is_refused)) or _is_cancelled(code):
+    if cause in (Cause.LOST, Cause.OTHER_RUN) or _is_cancelled(code):
         RECORD.abandon()
     # If the PS cannot be notified of the end, the launcher ends the run.
     with contextlib.suppress(Exception):

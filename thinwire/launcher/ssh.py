@@ -44,16 +44,11 @@ _PROBE_MARK = "thinwire-probe "
 #: value of an option.
 _OPTIONS = (
     "-T",
-    "-o",
-    "BatchMode=yes",
-    "-o",
-    "ConnectTimeout=5",
-    "-o",
-    "SendEnv=THINWIRE_TOKEN",  # sends the token to hosts whose sshd accepts it
-    "-o",
-    "ServerAliveInterval=15",
-    "-o",
-    "ServerAliveCountMax=3",
+    "-oBatchMode=yes",
+    "-oConnectTimeout=5",
+    "-oSendEnv=THINWIRE_TOKEN",  # sends the token to hosts whose sshd accepts it
+    "-oServerAliveInterval=15",
+    "-oServerAliveCountMax=3",
 )
 _PROBE_SECONDS = 30.0  # time limit of one probe of a host, in seconds
 _COPY_SECONDS = 600.0  # seconds that a copy of code or stdin to one host may take

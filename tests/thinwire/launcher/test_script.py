@@ -273,7 +273,7 @@ def test_words_of_sys_exit_are_the_reason(tmp_path):
 def test_one_that_cannot_come_back_is_lost_and_ends_nothing(tmp_path):
     text = "from thinwire.worker.script import LeftBehind\nraise LeftBehind('too late')"
     code, out, error, failure = run(tmp_path, TRAINED + text)
-    assert (code, failure.code, failure.is_lost) == (3, 3, True), error
+    assert (code, failure.code, failure.cause) == (3, 3, Cause.LOST), error
     assert "too late" in failure.text and "Traceback" not in failure.text
     assert "END" not in out
 

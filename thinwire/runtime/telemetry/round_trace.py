@@ -110,21 +110,18 @@ def pack(origin: MeasuredBy, rows: Iterable[Round]) -> list[str]:
     """Encode training-round records in batches of up to MAX_BATCH_BYTES; shorten long records."""
     head = {**origin.to_dict(), "columns": _COLUMNS}
     start = _dumps(head)[:-1] + ',"rows":['
-    batches: list[str] = []
-    texts: list[str] = []
-    size = len(start)
+    batches: list[list[str]] = []
+    size = MAX_BATCH_BYTES
     for row in rows:
         text = _dumps(_plain(row))
         if len(start) + len(text) + 2 > MAX_BATCH_BYTES:
             text = _dumps(_plain(dataclasses.replace(row, steps=None)))
-        if texts and size + len(text) + 3 > MAX_BATCH_BYTES:
-            batches.append(f"{start}{','.join(texts)}]}}")
-            texts, size = [], len(start)
-        texts.append(text)
+        if size + len(text) + 3 > MAX_BATCH_BYTES:
+            batches.append([])
+            size = len(start)
+        batches[-1].append(text)
         size += len(text) + 1
-    if texts:
-        batches.append(f"{start}{','.join(texts)}]}}")
-    return batches
+    return [f"{start}{','.join(texts)}]}}" for texts in batches]
 
 
 def unpack(text: str | bytes) -> list[Round]:
