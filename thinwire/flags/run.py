@@ -204,7 +204,7 @@ _RUN = Topic(
     ),
 )
 
-_MODEL_AND_DATA = Topic(
+MODEL_AND_DATA = Topic(
     "Model and data",
     (
         choice(
@@ -367,7 +367,7 @@ TOPICS = (
     *OF_METHODS,
     GUARDS,
     PRIVACY,
-    _MODEL_AND_DATA,
+    MODEL_AND_DATA,
     STOP,
 )
 #: Topics of flags that have an effect only on nodes that exchange gradients.

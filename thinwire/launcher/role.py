@@ -432,56 +432,47 @@ def whole_input(given: StandardInput) -> IO[bytes] | None:
     return file
 
 
+@dataclasses.dataclass(eq=False)
 class Cluster:
     """Starts, supervises and ends the nodes (PS shards, workers, Supervisor) of one run.
 
     Attributes:
         run_settings: Settings of the run, from the flags.
-        rules: Rules for ending the remaining nodes after the end of one node.
         launcher: Launcher that starts each node on the node's host.
-        nodes: PS shards, workers and Supervisor, in the order of their starts.
-        children: State of each started node, in the order of the nodes' first starts.
-        interrupted: Event that the first signal to end (for example Ctrl-C) sets. Then all nodes
-            end.
-        impatient: Event that the second signal to end sets. Then all nodes are killed.
-        restarts: Role ("PS" or "Worker") -> `Restarts`, which counts restarts of the role's nodes.
-        root_cause: Exit code of the node whose failure ended the run; None before a failure.
-        culprit: The node whose failure ended the run; None before a failure.
-        at_fault: Ids of the workers whose scripts reported a failure caused by the worker itself.
-
-    Args:
-        run: Settings of the run, from the flags.
-        launcher: Launcher that starts the nodes on their hosts.
         nodes: PS shards, workers and Supervisor, in the order of their starts.
         rules: Rules for ending the remaining nodes after the end of one node.
         read_code: Function of a node that has ended, its process and its exit code; returns the
             exit code with which the node's end is treated.
         on_turn: Function that is called every `_TURN_SECONDS` seconds while nodes run.
+        children: State of each started node, in the order of the nodes' first starts.
+        interrupted: Event that the first signal to end (for example Ctrl-C) sets. Then all nodes
+            end.
+        impatient: Event that the second signal to end sets. Then all nodes are killed.
+        root_cause: Exit code of the node whose failure ended the run; None before a failure.
+        culprit: The node whose failure ended the run; None before a failure.
+        at_fault: Ids of the workers whose scripts reported a failure caused by the worker itself.
+        restarts: Role ("PS" or "Worker") -> `Restarts`, which counts restarts of the role's nodes.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        launcher: Launcher,
-        nodes: Sequence[Node],
-        rules: EndRules,
-        read_code: Callable[[Node, Process, int], int] = lambda node, process, code: code,
-        on_turn: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._on_turn = on_turn
-        self.run_settings, self.rules, self._read_code = run, rules, read_code
-        self.launcher, self.nodes = launcher, nodes
-        self.children: list[Child] = []
-        self.interrupted = threading.Event()
-        self.impatient = threading.Event()
-        window = FLAGS.restart_window_seconds
+    run_settings: Run
+    launcher: Launcher
+    nodes: Sequence[Node]
+    rules: EndRules
+    read_code: Callable[[Node, Process, int], int] = lambda node, process, code: code
+    on_turn: Callable[[], None] = lambda: None
+    children: list[Child] = dataclasses.field(default_factory=list)
+    interrupted: threading.Event = dataclasses.field(default_factory=threading.Event)
+    impatient: threading.Event = dataclasses.field(default_factory=threading.Event)
+    root_cause: int | None = None
+    culprit: Child | None = None
+    at_fault: set[int] = dataclasses.field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        window, mendable = FLAGS.restart_window_seconds, self.rules.mendable
         self.restarts = {
             "PS": Restarts(FLAGS.restart_ps, window, mendable=()),
-            "Worker": Restarts(FLAGS.restart_workers, window, mendable=rules.mendable),
+            "Worker": Restarts(FLAGS.restart_workers, window, mendable=mendable),
         }
-        self.root_cause: int | None = None
-        self.culprit: Child | None = None
-        self.at_fault: set[int] = set()
 
     def run(self) -> int:
         """Start every node, wait for the run's end, reap the processes; return the exit code."""
@@ -500,7 +491,7 @@ class Cluster:
         if self.interrupted.is_set():
             return
         logging.debug("starting %s: %s", node.name, " ".join(node.flags))
-        child = Child(node, self.launcher.start(node), self._read_code)
+        child = Child(node, self.launcher.start(node), self.read_code)
         self.children.append(child)
         # The signal handler may have run after the first check of `interrupted` and before
         # `append`. Then the handler has not sent the signal to this node, which would keep running.
@@ -519,7 +510,7 @@ class Cluster:
         while any(child.poll() is None for child in self.children):
             time.sleep(_TURN_SECONDS)
             self.launcher.tend()
-            self._on_turn()
+            self.on_turn()
             self._restart_nodes()
             now = time.monotonic()
             if self.root_cause is None:
@@ -553,17 +544,16 @@ class Cluster:
 
     def _restart(self, child: Child, over: bool) -> None:
         """Restart a node whose restart delay is over; decide whether to restart an ended node."""
+        code = child.poll()
         if child.again_at is not None and over:
             child.again_at = None
         elif child.again_at is not None and time.monotonic() >= child.again_at:
             self._start_again(child)
-        elif not child.restart_decided and (code := child.poll()) is not None:
-            child.restart_decided = True
-            if not over:
-                self._decide_restart(child, code)
-
-    def _decide_restart(self, child: Child, code: int) -> None:
-        """Decide whether to restart a node that has ended, and log the decision."""
+        if code is None or child.restart_decided:
+            return
+        child.restart_decided = True
+        if over:
+            return
         node, flag = child.node, "--restart_ps" if child.node.role == "PS" else "--restart_workers"
         pause = self.restarts[node.role].pause(node.number, code)
         if pause is not None:
