@@ -2,7 +2,7 @@
 
 The class `PacingState` builds the queries to the state server and decides from its answers. The
 class `PacingClient` waits for the answers in the training thread;
-`thinwire.simulator.client.SimulatedPacingClient` waits on a virtual clock.
+`thinwire.simulator.pacing.SimulatedPacingClient` waits on a virtual clock.
 """
 
 from __future__ import annotations

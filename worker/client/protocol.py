@@ -2,7 +2,7 @@
 
 The class `ShardProtocol` decides which requests a worker sends, repeats or gives up. A driver (the
 code that owns the socket) connects the protocol to a network: `thinwire.worker.client.shard_client`
-uses threads and a socket, `thinwire.simulator.client` a virtual clock. The driver (the code that
+uses threads and a socket, `thinwire.simulator.exchange` a virtual clock. The driver (the code that
 owns the socket) reports to the protocol: received messages (`receive`), lost streams (`lost`) and
 elapsed time (`tick`). Then the driver (the code that owns the socket) performs the actions that the
 protocol returns, in order.
