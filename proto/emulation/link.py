@@ -117,10 +117,6 @@ class EmulatedSender:
         self._sleep = sleep
         self._lock = threading.Lock()
 
-    def now(self) -> float:
-        """Return the time on the emulated sender's clock, in seconds."""
-        return self._clock()
-
     def carry(self, num_bytes: int, ready_at: float) -> int:
         """Wait until a message of ``num_bytes`` has passed the emulated link.
 

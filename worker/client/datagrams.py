@@ -22,11 +22,12 @@ from thinwire.ops.routing.datagram_format import DatagramSession
 from thinwire.ops.routing.packetizer import Packetizer, SealedBatch, SealedStep
 from thinwire.ops.types import Link
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto import udp
 from thinwire.proto.emulation.link import EmulatedSender, LinkModel
-from thinwire.proto.emulation.uplink import EmulatedUplink
+from thinwire.proto.emulation.uplink import PrioritySender, RunningLink, class_of_channel
 from thinwire.proto.moved import present_address
-from thinwire.proto.udp import ChannelCounts, DatagramSender, UdpSettings
+from thinwire.proto.udp import sender as udp_sender
+from thinwire.proto.udp.sender import ChannelCounts, DatagramSender, UdpSettings
+from thinwire.proto.udp.sockets import stream_dscp
 
 #: Function that makes the UDP sender for a shard, given the shard's host, its ports and the
 #: session's key.
@@ -238,17 +239,18 @@ class WorkerTransport:
         self._scheme = transport.dgt_dscp
         self.dscp: int | None = None
         if router.channels:
-            self.dscp = udp.stream_dscp(self._scheme, router.channels)
+            self.dscp = stream_dscp(self._scheme, router.channels)
         self.sender: EmulatedSender | None = None
-        self._uplink: EmulatedUplink | None = None
+        self._uplink: RunningLink | None = None
         if link.active and (router.channels or link.background_mbps):
-            self._uplink = EmulatedUplink(link, seed, self.dscp)
-            self.sender = self._uplink.sender
+            self._uplink = RunningLink(link, seed)
+            priority = class_of_channel(self._scheme, 0, router.channels)
+            self.sender = PrioritySender(self._uplink, priority)
         # streams without datagrams have one class of service, because their packets keep their
         # order
         elif link.active:
             self.sender = EmulatedSender(LinkModel(link, seed))
-        self._bucket = udp.pacing(transport.dgt_pace_mbps)
+        self._bucket = udp_sender.pacing(transport.dgt_pace_mbps)
 
     def open_channel(self, worker: int) -> DatagramChannel | None:
         """Return a new datagram channel to one shard; None if the method sends no datagrams."""
@@ -265,7 +267,7 @@ class WorkerTransport:
         if self._uplink is not None:
             over = self._uplink.over(self._scheme, self._router.channels)
         sending = UdpSettings(key, mtu, max_late, self._scheme)
-        return udp.connect(host, ports, sending, self._bucket, over)
+        return udp_sender.connect(host, ports, sending, self._bucket, over)
 
 
 #: Fields of ChannelCounts that count datagrams that were not sent, one field per reason.

@@ -10,7 +10,7 @@ from thinwire.ops.types import Block, CodedValues, Link
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.emulation.link import EmulatedSender
 from thinwire.proto.emulation.uplink import PrioritySender
-from thinwire.proto.udp import ChannelCounts
+from thinwire.proto.udp.sender import ChannelCounts
 from thinwire.worker.client.datagrams import DatagramChannel, WorkerTransport
 
 
