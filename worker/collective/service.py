@@ -9,9 +9,8 @@ from thinwire.proto import peers_pb2 as peers
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto import versions
 from thinwire.proto.framing import BytesLike, Malformed, MessageAssembler, frame, frames
-from thinwire.proto.grpc import ServerStream
+from thinwire.proto.grpc import GrpcServer, ServerStream
 from thinwire.proto.grpc.common import PEER_SERVICE
-from thinwire.proto.grpc.server import GrpcServer, serve
 from thinwire.proto.security.connection_guard import ConnectionGuard, Limits, MessageRate
 from thinwire.proto.security.credentials import part_of_worker
 from thinwire.runtime.run.credentials import Credentials
@@ -77,14 +76,10 @@ class PeerServer:
             thinwire.proto.grpc.PortInUse: Another process uses the port, or the address belongs to
                 another machine.
         """
-        self._server = serve(
-            address,
-            port,
-            self._read,
-            service=PEER_SERVICE,
-            guard=self._guard,
+        self._server = GrpcServer(
+            address, port, self._read, service=PEER_SERVICE, guard=self._guard
         )
-        return int(self._server.port)
+        return self._server.port
 
     def close(self) -> None:
         """Stop the Peer service and end its streams."""
