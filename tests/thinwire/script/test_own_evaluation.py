@@ -54,7 +54,7 @@ def test_without_a_run_it_is_only_called(monkeypatch):
 def test_a_loop_without_fit_reports_what_a_shard_takes(monkeypatch):
     sent = []
     control = types.SimpleNamespace(report=sent.append, interrupt=lambda: None)
-    monkeypatch.setattr(fit_barriers.Control, "of", lambda *args, **keywords: control)
+    monkeypatch.setattr(fit_barriers, "Control", lambda *args, **keywords: control)
     monkeypatch.setattr(RECORD, "_report", None)
     monkeypatch.setattr(RECORD, "_endings", [])
     barriers = fit_barriers.FitBarriers(None, 1, "")

@@ -56,9 +56,7 @@ class FitBarriers:
         self.where = Point.BEGIN
         self._has_warned = False  # True once a missing evaluation was logged as a warning
         self._id_worker, self.on_stop = id_worker, on_stop
-        self._control = Control.of(
-            run, id_worker, run_id, on_stop=self._stopped, on_chief=self._named
-        )
+        self._control = Control(run, id_worker, run_id, on_stop=self._stopped, on_chief=self._named)
         # The listener for Ctrl-C stays registered until the script has ended: if a signal ends the
         # script, its barriers must not wait for an unreachable PS.
         interrupts.add_listener(self._control.interrupt)
