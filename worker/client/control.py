@@ -91,8 +91,9 @@ class ScriptReports:
         meetings: Newest answers of shard 0 to the scripts' exchanges at the end of an epoch. Key
             True: the exchange after the epoch's callbacks. Key False: the exchange before the
             callbacks.
-        asked: Messages of the call that waits for shard 0's answer; empty without one.
-        fits: Newest message FitBegun and newest message FitEnded of this script.
+        pending: Messages of the call that waits for shard 0's answer; empty without one.
+        fits: Newest message FitBegun and newest message FitEnded of this script, by their names in
+            ToServer, in the order of the reports.
         stopped: Maps the number of a `fit` to the message by which this script has ended it.
         unreported: Evaluations that this script made while shard 0 was unreachable.
         finished: Message of the script's end; None before the end.
@@ -104,8 +105,8 @@ class ScriptReports:
         self.evaluations: dict[tuple[int, int], pb.Evaluated] = {}
         self.appointed_for: tuple[int, int] | None = None
         self.meetings: dict[bool, pb.EpochMeeting] = {}
-        self.asked: tuple[pb.ToServer, ...] = ()
-        self.fits: list[pb.ToServer] = []
+        self.pending: tuple[pb.ToServer, ...] = ()
+        self.fits: dict[str, pb.ToServer] = {}
         self.stopped: dict[int, pb.ToServer] = {}
         self.unreported: list[pb.ToServer] = []
         self.finished: pb.ToServer | None = None
@@ -113,23 +114,23 @@ class ScriptReports:
 
     def again(self) -> Iterator[pb.ToServer]:
         """Yield the messages that a new stream to shard 0 must send first."""
-        passed, asked = list(self.passed)[-_MOST_PASSED:], self.asked
-        waits = bool(asked) and asked[0].HasField("barrier")
+        passed, pending = list(self.passed)[-_MOST_PASSED:], self.pending
+        waits = bool(pending) and pending[0].HasField("barrier")
         if passed or waits:
             changed = [name for name in passed if self.passed[name].changes]
             barrier = pb.Barrier(passed=passed, changed=changed)
             if waits:
-                barrier.MergeFrom(asked[0].barrier)
-                asked = ()
+                barrier.MergeFrom(pending[0].barrier)
+                pending = ()
             yield pb.ToServer(barrier=barrier)
-        yield from self.fits
+        yield from self.fits.values()
         for evaluated in list(self.evaluations.values())[-_MOST_EVALUATIONS:]:
             yield pb.ToServer(evaluated=evaluated)
         for answer in self.meetings.values():
             known = pb.EpochMeeting(answers=True)
             known.MergeFrom(answer)
             yield pb.ToServer(epoch_meeting=known)
-        yield from asked
+        yield from pending
         yield from self.unreported
         self.unreported.clear()
         yield from self.stopped.values()
@@ -232,18 +233,18 @@ class ControlStream:
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_SECONDS)
 
-    def _ask(
+    def _request(
         self,
-        asked: tuple[pb.ToServer, ...],
+        pending: tuple[pb.ToServer, ...],
         is_answered: Callable[[], bool],
         where: str,
         patience_seconds: float = math.inf,
     ) -> None:
         """Send messages and wait until shard 0 has answered them; the caller holds the lock."""
         deadline = time.monotonic() + patience_seconds
-        self._reports.asked = asked
+        self._reports.pending = pending
         try:
-            for message in asked:
+            for message in pending:
                 self._send(message)
             while not is_answered():
                 if time.monotonic() >= deadline:
@@ -254,7 +255,7 @@ class ControlStream:
                     raise InterruptedError(f"interrupted while {where}")
                 self._changed.wait(_WAIT_SECONDS)
         finally:
-            self._reports.asked = ()
+            self._reports.pending = ()
 
     def _send(self, message: pb.ToServer) -> None:
         """Send a message on the open stream to shard 0; without one, `ScriptReports.again`
@@ -353,16 +354,16 @@ class Control(ControlStream):
             if name not in passed:
                 message = pb.ToServer(barrier=pb.Barrier(name=name, changes=changes))
                 where = f"waiting at the barrier {name}"
-                self._ask((message,), lambda: name in passed, where, patience_seconds)
+                self._request((message,), lambda: name in passed, where, patience_seconds)
             return passed[name]
 
-    def begin_fit(self, fit: pb.FitBegun) -> None:
-        """Report to shard 0 that this script has begun a `fit` call."""
-        self._report_fit(pb.ToServer(fit_begun=fit))
-
-    def end_fit(self, fit: pb.FitEnded) -> None:
-        """Report to shard 0 that a `fit` call of this script has returned."""
-        self._report_fit(pb.ToServer(fit_ended=fit))
+    def report_fit(self, message: pb.ToServer) -> None:
+        """Report to shard 0 that a `fit` call has begun (FitBegun) or has returned (FitEnded)."""
+        body, fits = message.WhichOneof("body") or "", self._reports.fits
+        with self._changed:
+            fits.pop(body, None)
+            fits[body] = message
+            self._send(message)
 
     def evaluate(self, fit: int, epoch: int, by_script: bool = False) -> pb.Evaluated | None:
         """Wait until the model has been evaluated at the end of an epoch of all scripts.
@@ -384,7 +385,7 @@ class Control(ControlStream):
         with self._changed:
             if place not in reports.evaluations:
                 ended = pb.EpochEnded(fit=fit, epoch=epoch, by_script=by_script)
-                self._ask(
+                self._request(
                     (pb.ToServer(epoch_ended=ended),),
                     lambda: place in reports.evaluations or reports.appointed_for == place,
                     f"waiting for the evaluation of epoch {epoch} of fit {fit}",
@@ -408,11 +409,11 @@ class Control(ControlStream):
         """
         place, found = (evaluated.fit, evaluated.epoch), self._reports.evaluations
         ended = pb.EpochEnded(fit=evaluated.fit, epoch=evaluated.epoch, by_script=True)
-        asked = pb.ToServer(evaluated=evaluated), pb.ToServer(epoch_ended=ended)
+        pending = pb.ToServer(evaluated=evaluated), pb.ToServer(epoch_ended=ended)
         with self._changed:
             try:
                 where = "waiting for shard 0's confirmation"
-                self._ask(asked, lambda: place in found, where)
+                self._request(pending, lambda: place in found, where)
             finally:
                 self._reports.appointed_for = None
             return found[place]
@@ -440,7 +441,7 @@ class Control(ControlStream):
 
         with self._changed:
             where = f"waiting at the end of epoch {meeting.epoch} of fit {meeting.fit}"
-            self._ask((pb.ToServer(epoch_meeting=meeting),), is_answered, where)
+            self._request((pb.ToServer(epoch_meeting=meeting),), is_answered, where)
             return self._reports.meetings[stage]
 
     def pass_by(self, name: str) -> None:
@@ -493,10 +494,3 @@ class Control(ControlStream):
                 self._changed.wait(min(_WAIT_SECONDS, remaining))
         self.close()
         return self._reports.is_confirmed
-
-    def _report_fit(self, message: pb.ToServer) -> None:
-        body, reports = message.WhichOneof("body"), self._reports
-        with self._changed:
-            reports.fits = [fit for fit in reports.fits if fit.WhichOneof("body") != body]
-            reports.fits.append(message)
-            self._send(message)

@@ -200,7 +200,7 @@ def test_an_evaluation_reaches_all_scripts_through_restarts_of_the_shard():
     with run:
         cluster, (one, two) = run.enter_context(scripts())
         fit = pb.FitBegun(fit=1, validates=True)
-        one.begin_fit(fit)
+        one.report_fit(pb.ToServer(fit_begun=fit))
         found = []
         waiting = Caller(lambda: found.append(one.evaluate(1, 0)))
         cluster.shards[0].kill()
@@ -212,7 +212,7 @@ def test_an_evaluation_reaches_all_scripts_through_restarts_of_the_shard():
         cluster.shards[0].come_back()
         assert two.evaluate(1, 0).nobody == "there is no Supervisor"
         interrupted = Caller(lambda: two.evaluate(1, 1))
-        wait_until(lambda: two._reports.asked)
+        wait_until(lambda: two._reports.pending)
         two.interrupt()
         assert isinstance(interrupted.end().error, InterruptedError)
 
