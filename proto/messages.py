@@ -55,16 +55,16 @@ def settings_of(fingerprint: Iterable[tuple[str, str]]) -> list[pb.Setting]:
 
 
 def first_difference(
-    expected: Sequence[pb.Tensor] | Sequence[pb.Setting],
-    got: Sequence[pb.Tensor] | Sequence[pb.Setting],
+    expected: Sequence[pb.Tensor | pb.Setting], got: Sequence[pb.Tensor | pb.Setting]
 ) -> str | None:
     """Return the first difference between two model signatures or two fingerprints of settings.
 
     Returns:
         A text with the field's name and both values, or None if the arguments are equal.
     """
-    for number in range(min(len(expected), len(got))):
-        for name, expected_value, value in _fields(expected[number], got[number], number):
+    for number, (ours, theirs) in enumerate(zip(expected, got, strict=False)):
+        pairs = zip(_fields(ours, number), _fields(theirs, number), strict=True)
+        for (name, expected_value), (_, value) in pairs:
             if expected_value != value:
                 return f"{name}: expected {expected_value!r}, got {value!r}"
     if len(expected) == len(got):
@@ -75,21 +75,15 @@ def first_difference(
     return f"{name} is {side}: expected {len(expected)} entries, got {len(got)}"
 
 
-def _fields(
-    ours: pb.Tensor | pb.Setting, theirs: pb.Tensor | pb.Setting, number: int
-) -> list[tuple[str, Any, Any]]:
-    if isinstance(ours, pb.Tensor) and isinstance(theirs, pb.Tensor):
-        return [
-            (f"path of variable {number}", ours.path, theirs.path),
-            (f"shape of {ours.path}", tuple(ours.shape), tuple(theirs.shape)),
-            (f"dtype of {ours.path}", ours.dtype, theirs.dtype),
-        ]
-    if isinstance(ours, pb.Setting) and isinstance(theirs, pb.Setting):
-        return [
-            (f"name of setting {number}", ours.name, theirs.name),
-            (ours.name, ours.value, theirs.value),
-        ]
-    raise TypeError(f"cannot compare a {type(ours).__name__} with a {type(theirs).__name__}")
+def _fields(entry: pb.Tensor | pb.Setting, number: int) -> list[tuple[str, Any]]:
+    """Return pairs of a name and a value that `first_difference` compares."""
+    if isinstance(entry, pb.Setting):
+        return [(f"name of setting {number}", entry.name), (entry.name, entry.value)]
+    return [
+        (f"path of variable {number}", entry.path),
+        (f"shape of {entry.path}", tuple(entry.shape)),
+        (f"dtype of {entry.path}", entry.dtype),
+    ]
 
 
 class _RepeatedBlocks(Protocol):

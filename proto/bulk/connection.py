@@ -62,10 +62,8 @@ class TcpWire:
         """
         return self._socket.recv_into(space)
 
-    def wait(self, milliseconds: float | None) -> bool:
-        """Return True as soon as bytes can be received, False after the time limit in milliseconds;
-        None sets no time limit.
-        """
+    def wait(self, milliseconds: float) -> bool:
+        """Return True as soon as bytes can be received, False after the time limit."""
         return bool(self._poll.poll(milliseconds))
 
     def shutdown(self, how: int) -> None:

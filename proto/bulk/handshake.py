@@ -23,7 +23,6 @@ from __future__ import annotations
 import enum
 import hmac
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from typing import Any
@@ -303,12 +302,12 @@ def connect(
         return _prove(connected, handshake, left)
     except BaseException as error:
         connected.close()
-        if isinstance(error, ssl.SSLCertVerificationError | ConnectionRefusedError):
+        # ValueError: TLS cannot use the node's credentials, or rejects the shard's certificate
+        # (SSLCertVerificationError).
+        if isinstance(error, ConnectionRefusedError | ValueError):
             raise NoBulkConnection(BulkFailure.DISTRUSTED, str(error)) from error
         if isinstance(error, OSError):
             raise NoBulkConnection(BulkFailure.TURNED_AWAY, str(error)) from error
-        if isinstance(error, ValueError):  # TLS cannot use the node's credentials.
-            raise NoBulkConnection(BulkFailure.DISTRUSTED, str(error)) from error
         raise
 
 
@@ -323,12 +322,11 @@ def _dial(addresses: list[Any], left: Callable[[], float]) -> socket.socket:
             connected.settimeout(left() / (len(addresses) - index))
             connected.connect(address)
             return connected
-        except OSError as failure:
+        except BaseException as failure:
             connected.close()
+            if not isinstance(failure, OSError):
+                raise
             error = failure
-        except BaseException:
-            connected.close()
-            raise
     raise error
 
 

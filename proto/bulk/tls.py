@@ -141,6 +141,6 @@ class TlsWire(TcpWire):
             self._records.put(self._space[:arrived])
         return count
 
-    def wait(self, milliseconds: float | None) -> bool:
+    def wait(self, milliseconds: float) -> bool:
         """Return True as soon as bytes can be received, False after the time limit."""
         return self._records.pending or super().wait(milliseconds)

@@ -110,7 +110,7 @@ class EmulatedSender:
         self,
         model: LinkModel,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._model = model
         self._clock = clock

@@ -183,14 +183,11 @@ class ServerStream:
         shared = Link(link.mbps * share, link.delay_ms, link.loss)
         # The emulated link sleeps by waiting for the event `_lost`, so a send ends when the client
         # disconnects.
-        self._sender = EmulatedSender(LinkModel(shared, seed), sleep=self._wait)
+        self._sender = EmulatedSender(LinkModel(shared, seed), sleep=self._lost.wait)
 
     def close(self) -> None:
         """End the client's stream without an error, after the queued frames."""
         self._outgoing.end()
-
-    def _wait(self, seconds: float) -> None:
-        self._lost.wait(seconds)
 
     def _on_end(self) -> None:
         self._lost.set()

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from absl import logging
 
+from thinwire.ops.routing.counters import SummableCounts
 from thinwire.ops.routing.packetizer import SealedBatch
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.token_bucket import TokenBucket
@@ -33,7 +34,7 @@ MAX_SEND_BYTES = 65_535 - 48
 
 
 @dataclasses.dataclass
-class ChannelCounts:
+class ChannelCounts(SummableCounts):
     """Counters of one channel of a datagram sender, since the sender was created."""
 
     datagrams: int = 0  # number of datagrams passed to the kernel or to the emulated link
@@ -237,6 +238,8 @@ class UdpSender:
     dropped.
 
     Attributes:
+        mtu: Size of the largest datagram in bytes, which is halved once if the network path rejects
+            it.
         failure: Exception that ended the sending thread. None while the thread works.
 
     Args:
@@ -261,7 +264,7 @@ class UdpSender:
         self._bucket = bucket
         self._clock = clock
         self._sleep = sleep
-        self._mtu = sending.mtu
+        self.mtu = sending.mtu
         self._segmentation = sending.segmentation
         self._outbox = Outbox(len(self._sockets), sending.max_late)
         self._changed = threading.Condition()
@@ -272,13 +275,6 @@ class UdpSender:
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="datagrams out", daemon=True)
         self._thread.start()
-
-    @property
-    def mtu(self) -> int:
-        """Size of the largest datagram in bytes, which is halved once if the network path rejects
-        it.
-        """
-        return self._mtu
 
     def send(self, batches: Sequence[SealedBatch], step: int) -> None:
         """Queue batches of datagrams of one step; drop queued batches that are too old; never
@@ -315,13 +311,16 @@ class UdpSender:
                 self._outbox.clear()
 
     def _run(self) -> None:
+        bucket, most = self._bucket, MAX_SEND_BYTES
+        if bucket is not None:
+            most = int(bucket.rate * _PIECE_SECONDS)
         while self._wait_for_work():
-            wait = self._bucket.wait_seconds(self._clock()) if self._bucket else 0.0
+            wait = bucket.wait_seconds(self._clock()) if bucket else 0.0
             if wait > 0:
                 self._sleep(max(wait, _SHORTEST_SLEEP_SECONDS))
                 continue
             with self._changed:
-                piece = self._outbox.take(self._piece_bytes())
+                piece = self._outbox.take(most)
             if piece is not None:
                 self._carry(piece)
 
@@ -330,9 +329,6 @@ class UdpSender:
         with self._changed:
             self._changed.wait_for(lambda: self._outbox or self._closed)
             return not self._closed
-
-    def _piece_bytes(self) -> int:
-        return MAX_SEND_BYTES if self._bucket is None else int(self._bucket.rate * _PIECE_SECONDS)
 
     def _carry(self, piece: SendBurst) -> None:
         """Send a burst of datagrams and count them; queue unsent datagrams again, or drop them."""
@@ -406,7 +402,12 @@ class UdpSender:
             self._halve(piece.waiting.batch.size)
             return False
         counts.refused += piece.count - num_sent
-        self._warn(error)
+        if not self._warned:
+            self._warned = True
+            logging.warning(
+                "dropping unsent datagrams: %s; further drops are counted but not logged",
+                error.strerror or error,
+            )
         return False
 
     def _keep(self, piece: SendBurst, num_sent: int) -> None:
@@ -414,24 +415,16 @@ class UdpSender:
             self._outbox.put_back(piece, num_sent)
 
     def _halve(self, size: int) -> None:
-        if self._mtu < self._sending.mtu or size > self._mtu:
+        if self.mtu < self._sending.mtu or size > self.mtu:
             # The datagram size `mtu` is halved already, but queued datagrams may still have the old
             # size.
             return
-        self._mtu = self._sending.mtu // 2
+        self.mtu = self._sending.mtu // 2
         logging.warning(
             "the network path does not carry datagrams of %d bytes; the next steps use %d bytes",
             size,
-            self._mtu,
+            self.mtu,
         )
-
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            logging.warning(
-                "dropping unsent datagrams: %s; further drops are counted but not logged",
-                error.strerror or error,
-            )
 
 
 #: Largest burst of a rate-limited datagram sender, in seconds at its rate. After a late wake-up,
