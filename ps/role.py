@@ -12,7 +12,7 @@ from absl import logging
 from thinwire.ops.offer import read_offer
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.grpc import serve
+from thinwire.proto.grpc import GrpcServer
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.flags import PsFlags
 from thinwire.ps.persistence.shard_store import SavedShard
@@ -53,7 +53,9 @@ def _stay(run: Run, own: PsFlags) -> None:
     """
     ended = threading.Event()
     with handle_signals(lambda number, frame: ended.set()):
-        listening = serve(own.bind, own.port, lambda stream: stream.close(), guard=guard_of(run))
+        listening = GrpcServer(
+            own.bind, own.port, lambda stream: stream.close(), guard=guard_of(run)
+        )
         logging.info("the run is finished; --stay keeps this PS running until it receives a signal")
         ended.wait()
         listening.stop(0.5)

@@ -155,9 +155,6 @@ class Worker:
             raise
         finally:
             self.session.leave(cause)
-        return self._exit_code(cause)
-
-    def _exit_code(self, cause: str) -> int:
         if cause == "interrupted":
             return EXIT_INTERRUPTED
         reason = self.session.stop_reason
@@ -349,7 +346,10 @@ class Worker:
             return
         session.before = WorkerMetrics.from_dict(state["metrics"])
         if state["nb_workers"] == self.run.nb_workers:
-            self._restore_position(state)
+            try:
+                self.shard.cursor.restore(state["cursor"])
+            except ConfigurationError as error:
+                raise ConfigurationError(f"--run_dir={self.run.run_dir}: {error}") from error
         else:
             logging.info(
                 "the number of workers has changed: starting at this worker's first example"
@@ -371,12 +371,6 @@ class Worker:
                 state["core"]["step"],
                 last_applied_step,
             )
-
-    def _restore_position(self, state: State) -> None:
-        try:
-            self.shard.cursor.restore(state["cursor"])
-        except ConfigurationError as error:
-            raise ConfigurationError(f"--run_dir={self.run.run_dir}: {error}") from error
 
     # -- signals ------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from absl import logging
 from thinwire.ops.offer import Offer
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
-from thinwire.proto.grpc import GrpcServer, ServerStream, serve
+from thinwire.proto.grpc import GrpcServer, ServerStream
 from thinwire.proto.grpc.session import beat_seconds
 from thinwire.ps.flags import PsFlags
 from thinwire.ps.service.admission import AdmissionWatch
@@ -145,7 +145,7 @@ class OfferStage:
         """
         run, flags = self.run, self.own
         dscp = dscp_of(run.method.router, run.transport.dgt_dscp)
-        self.listening = serve(flags.bind, flags.port, self.read, dscp=dscp, guard=self.guard)
+        self.listening = GrpcServer(flags.bind, flags.port, self.read, dscp=dscp, guard=self.guard)
         logging.info("PS shard %d listens on %s:%d", flags.id_ps, flags.bind, self.listening.port)
         logging.info("waiting for a worker that sends the model of its script")
         self._begin_looking()

@@ -22,10 +22,10 @@ from thinwire.ops.sync.groups import format_groups, uneven
 from thinwire.ops.types import Kind, ShardLayout
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frames
-from thinwire.proto.grpc import GrpcServer, ServerStream, serve
+from thinwire.proto.grpc import GrpcServer, ServerStream
 from thinwire.proto.grpc.session import beat_seconds
 from thinwire.proto.moved import ShardDirectory
-from thinwire.proto.udp import stream_dscp
+from thinwire.proto.udp.sockets import stream_dscp
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.counters import DatagramCounts
@@ -225,13 +225,13 @@ class ShardServer:
             thinwire.proto.grpc.PortInUse: Another process already listens at the port.
         """
         dscp = dscp_of(self.core.model.method.router, marks)
-        self.server = serve(bind, port, self._read, dscp=dscp, guard=self.guard)
+        self.server = GrpcServer(bind, port, self._read, dscp=dscp, guard=self.guard)
         return self.server.port
 
     def take_over(self, listening: GrpcServer) -> int:
         """Serve the streams of a network port that is already open; return the port number."""
         self.server = listening
-        listening.hand_over(self._read)
+        listening.handler = self._read
         return listening.port
 
     @property

@@ -266,10 +266,8 @@ def _peer_seeds() -> list[bytes]:
 def holding(data: bytes) -> None:
     """Request a peer's model, and load the model that the peer sends."""
     source = Reader(data)
-    conversation = object.__new__(_PeerConnection)
-    conversation.member = CollectiveMember(2, 7, "127.0.0.1:1")
-    conversation.stream = _Wire(list(source.pieces()))  # type: ignore[assignment]
-    conversation._assembler = _assembler()
+    stream: Any = _Wire(list(source.pieces()))
+    conversation = _PeerConnection(CollectiveMember(2, 7, "127.0.0.1:1"), stream, _assembler())
     with contextlib.suppress(PeerLost):
         answer = conversation.receive(1.0)
         assert answer is not None

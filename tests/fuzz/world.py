@@ -107,7 +107,7 @@ class Honest:
         self.leg: DatagramChannel | None = None
         if router.uses_datagrams:
             transport = Transport(dgt_transport="grpc")
-            self.leg = DatagramChannel(HONEST, router.channels, transport, router.marks_slots, None)
+            self.leg = DatagramChannel(HONEST, router, transport, None)
             self.leg.open("peer:1", self.welcome)
         self.encoder = PushEncoder(0, self.leg)
         self._say(frame(pull=pb.Pull()))

@@ -422,13 +422,8 @@ class _ScriptRun:
         if part is None or part.is_first or not failed or self._cluster.interrupted.is_set():
             return
         worker = min(failed)
-        control = Control(
-            self._run.addresses[0],
-            worker,
-            self._run.nb_ps,
-            credentials=self._run.credentials,
-            patience_seconds=_END_SECONDS,
-        )
+        run = dataclasses.replace(self._run, reconnect_timeout_seconds=_END_SECONDS)
+        control = Control(run, worker)
         control.finish(True, self._failures[worker].headline, FLAGS.start_timeout_seconds)
 
     def _report(self, code: int) -> None:

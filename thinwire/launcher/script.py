@@ -74,8 +74,8 @@ from thinwire.runtime.run.settings import (
     SCRIPT_FAILED,
 )
 from thinwire.runtime.run.signals import admit_signals
-from thinwire.worker.held_files import hold_back
 from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow, share_downloads
+from thinwire.worker.held_python import hold_back
 from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary, remove_temporary
 
@@ -312,7 +312,7 @@ def _run(words: Sequence[str]) -> int:
     if cause is Cause.ELSEWHERE:
         return code
     if cause in (Cause.LOST, Cause.OTHER_RUN) or _is_cancelled(code):
-        RECORD.abandon()
+        RECORD.endings.clear()
     # If the PS cannot be notified of the end, the launcher ends the run.
     with contextlib.suppress(Exception):
         RECORD.end(code != EXIT_DONE, "" if failure is None else failure.headline)
@@ -328,7 +328,7 @@ def _failure_of_exit(error: SystemExit, code: int, name: str) -> Failure | None:
     if code:
         words = "" if isinstance(error.code, int) else f": {' '.join(str(error.code).split())}"
         return Failure(code, f"{name} ended with exit code {code}{words}")
-    if RECORD.has_left_fit_by(error):
+    if error is RECORD.left_fit_by:
         text = (
             f"{name} ended with exit code 0 in the middle of fit, which the other workers "
             "would continue; expected fit to return: set self.model.stop_training = True."

@@ -11,13 +11,20 @@ import functools
 from collections.abc import Callable, Sequence
 
 from thinwire.ops.routing.base import Router, Transport
-from thinwire.ops.types import BEST_EFFORT, Link
-from thinwire.proto import udp
+from thinwire.ops.routing.packetizer import SealedBatch
+from thinwire.ops.types import Link
 from thinwire.proto.emulation.priority_link import HEADER_BYTES, PacketArrival
 from thinwire.proto.emulation.uplink import class_of_channel
 from thinwire.proto.token_bucket import TokenBucket
-from thinwire.proto.udp.sender import MAX_SEND_BYTES, Outbox, SendBurst, UdpSettings
-from thinwire.proto.udp.types import ChannelCounts, DatagramBatch, DatagramSender
+from thinwire.proto.udp.sender import (
+    MAX_SEND_BYTES,
+    ChannelCounts,
+    DatagramSender,
+    Outbox,
+    SendBurst,
+    UdpSettings,
+    pacing,
+)
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.links import ClassPipe, Endpoint, Pipe, carry, uplink_of
 from thinwire.worker.client.datagrams import DatagramChannel, open_channel
@@ -71,15 +78,11 @@ class SimulatedSender:
         """Size of the largest datagram that the network path carries, in bytes."""
         return self._sending.mtu
 
-    def send(self, batches: Sequence[DatagramBatch], step: int) -> None:
+    def send(self, batches: Sequence[SealedBatch], step: int) -> None:
         """Queue datagrams of one training step; send as many datagrams as pacing and link allow."""
         if not self._closed:
             self._outbox.put(batches, step)
             self._run()
-
-    def flush(self, timeout_seconds: float) -> bool:
-        """Return immediately whether the sender's queue of datagrams is empty."""
-        return not self._outbox
 
     def counts(self) -> tuple[ChannelCounts, ...]:
         """Return a copy of the channels' counters of datagrams, channel 1 first."""
@@ -155,10 +158,8 @@ class SimulatedTransport:
         self, clock: Clock, link: Link, seed: int, router: Router, transport: Transport
     ) -> None:
         self._clock, self._router, self._transport = clock, router, transport
-        self._bucket = udp.pacing(transport.dgt_pace_mbps)
-        priority = BEST_EFFORT
-        if router.channels:
-            priority = class_of_channel(transport.dgt_dscp, 0, router.channels)
+        self._bucket = pacing(transport.dgt_pace_mbps)
+        priority = class_of_channel(transport.dgt_dscp, 0, router.channels)
         datagrams = router.channels > 0
         self.uplink: Pipe | ClassPipe = uplink_of(clock, link, seed, datagrams, priority)
 

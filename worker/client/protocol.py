@@ -132,11 +132,11 @@ _TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
 _RETRY_SECONDS = 1.0  # seconds before the next Hello message if the shard's refusal names no delay
 
 
+@dataclasses.dataclass
 class NewestEpoch:
     """Newest membership epoch that any shard has sent to this worker."""
 
-    def __init__(self) -> None:
-        self.number = 0
+    number: int = 0
 
     def record(self, epoch: int) -> None:
         """Store a membership epoch from a shard if it is newer than the stored epoch."""

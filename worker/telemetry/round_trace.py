@@ -57,6 +57,7 @@ class RoundMeasure:
         self._rows: collections.deque[Round] = collections.deque(maxlen=_MOST_ROWS)
         self._sent: collections.deque[str] = collections.deque(maxlen=_BATCHES_TO_REPEAT)
         self._receiver: object = None
+        self._steps: list[dict[str, float]] = []  # times of each local step, for `StepMeasure`
         self.begin(0.0)
 
     def begin(self, seconds_before: float) -> None:
@@ -144,12 +145,6 @@ class RoundMeasure:
 
 class StepMeasure(RoundMeasure):
     """Measures rounds and each of their local steps; the exchange follows the last local step."""
-
-    def __init__(
-        self, pacer: Pacer, counters: ByteCounters, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._steps: list[dict[str, float]] = []
-        super().__init__(pacer, counters, clock)
 
     def begin_step(self) -> None:
         """Start the measurement of one local step of the worker."""

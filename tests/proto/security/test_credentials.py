@@ -42,7 +42,7 @@ def serving(guard, handler=None):
             heard.put(refusal and refusal[0])
             stream.send([b"no" if refusal else b"welcome"])
 
-    server = grpc.serve("127.0.0.1", 0, handler or judge, guard=guard)
+    server = grpc.GrpcServer("127.0.0.1", 0, handler or judge, guard=guard)
     try:
         yield server.port, heard
     finally:

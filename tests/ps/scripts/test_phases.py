@@ -45,7 +45,7 @@ class Script:
         self.worker = run.worker(number)
         self.worker.join()
         settings, _, own = run.settings(f"--id_worker={number}")
-        self.control = Control.of(settings, own.id_worker, self.worker.run_id, lambda *end: None)
+        self.control = Control(settings, own.id_worker, self.worker.run_id)
         self.weights = self.worker.begin()
 
     def step(self, gradient=1.0, samples=10):

@@ -21,8 +21,8 @@ FLAGS = ("--seed=1", "--id_worker=2", "--run_dir=run", "--worker_threads=1", "--
 TRAINED = """
 from thinwire.worker.script import RECORD
 class Session: num_exchanges, stopped = 1, False
-RECORD.add(Session())
-RECORD.at_end(lambda failed, message: print("END", failed, message))
+RECORD.sessions.append(Session())
+RECORD.endings.append(lambda failed, message: print("END", failed, message))
 """
 
 
@@ -184,7 +184,7 @@ print(tf.random.uniform([]).numpy(), tf.config.threading.get_intra_op_parallelis
         (
             TRAINED
             + "end = SystemExit(0)\nfrom thinwire.worker.script import RECORD\n"
-            + "RECORD.leave_fit(end)\nraise end",
+            + "RECORD.left_fit_by = end\nraise end",
             1,
             ["in the middle of fit", "stop_training"],
         ),

@@ -251,7 +251,7 @@ def _new_session(
     session = model.thinwire = ModelSession(model, chosen, args, settings, num_train)
     save_once(model, session.central)
     look_fresh(model, session.loop)
-    RECORD.add(session)
+    RECORD.sessions.append(session)
     note_settings(chosen)
     write_checkpoints_once(_checkpointing, lambda: session.central.writes_files)
     return session

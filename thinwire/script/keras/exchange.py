@@ -296,7 +296,7 @@ class StepExchange:
         """Store the first error of an exchange; `fit` raises the error before its next batch."""
         self._failure = self._failure or error
         if not self._member.in_fit:
-            RECORD.fail(error)
+            RECORD.failure = error
 
     def _report_end(self) -> None:
         """Log once that the run has ended, so that later steps of a loop have no effect."""

@@ -56,14 +56,12 @@ class FitBarriers:
         self.where = Point.BEGIN
         self._has_warned = False  # True once a missing evaluation was logged as a warning
         self._id_worker, self.on_stop = id_worker, on_stop
-        self._control = Control.of(
-            run, id_worker, run_id, on_stop=self._stopped, on_chief=self._named
-        )
+        self._control = Control(run, id_worker, run_id, on_stop=self._stopped, on_chief=self._named)
         # The listener for Ctrl-C stays registered until the script has ended: if a signal ends the
         # script, its barriers must not wait for an unreachable PS.
         interrupts.add_listener(self._control.interrupt)
-        RECORD.on_evaluation(self._report)
-        RECORD.at_end(self._finish)
+        RECORD.report = self._report
+        RECORD.endings.append(self._finish)
         atexit.register(self._finish_at_exit)
 
     @staticmethod
@@ -137,11 +135,12 @@ class FitBarriers:
                 number of the `fit`.
         """
         fit.fit = self._num_fits
-        self._control.begin_fit(fit)
+        self._control.report_fit(pb.ToServer(fit_begun=fit))
 
     def end_fit(self, history: str) -> None:
         """Report to shard 0 the Keras History that the current `fit` has returned, as JSON."""
-        self._control.end_fit(pb.FitEnded(fit=self._num_fits, history=history))
+        ended = pb.FitEnded(fit=self._num_fits, history=history)
+        self._control.report_fit(pb.ToServer(fit_ended=ended))
 
     def evaluate(self, epoch: int, by_script: bool) -> pb.Evaluated | RunHalted | None:
         """Wait until a process has evaluated the model at the end of an epoch.

@@ -124,7 +124,7 @@ class FitLifecycle:
         except BaseException as error:
             if not self._exchange.num_calls:
                 explain_batch(error, place, self._joining.data.batch_size)
-            RECORD.leave_fit(error)
+            RECORD.left_fit_by = error
             self._phases.fail()
             raise
         finally:

@@ -245,7 +245,7 @@ class Phases:
         member.barriers = FitBarriers(
             settings.run, session.own.id_worker, part.run_id, self._stop.stop
         )
-        RECORD.at_end(member.leave_at_end)
+        RECORD.endings.append(member.leave_at_end)
         # A training loop of the script's own waits for the other scripts only if `thinwire run`
         # started them.
         if member.in_fit or settings.is_launched:

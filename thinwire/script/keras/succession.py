@@ -64,7 +64,7 @@ class Succession:
         if member.in_loop:
             self._refuse(before, in_loop=True)
         if member.barriers is None:
-            RECORD.at_end(member.leave_at_end)
+            RECORD.endings.append(member.leave_at_end)
         member.take_over(before)
         if member.barriers is not None:
             member.barriers.on_stop = self._stop.stop
