@@ -14,16 +14,17 @@ import dataclasses
 import enum
 import math
 import struct
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from thinwire.ops.types import (
     FEW_BITS,
     VALUE_DTYPES,
+    Array,
     Block,
     ChunkedValues,
     CodedValues,
+    Int64,
     LowRankBlock,
     RangedBlock,
 )
@@ -31,11 +32,6 @@ from thinwire.ops.wire import few_bits_coding, index_codings, value_codings
 from thinwire.ops.wire.index_codings import WireError
 from thinwire.ops.wire.low_rank_coding import FACTORS, decode_factors
 from thinwire.ops.wire.value_codings import ValueCoding
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Int64
 
 _HEADER = struct.Struct("<I")  # start of a ranged block's header: the number of entries per range
 
@@ -51,11 +47,6 @@ def lengths(size: int, block_entries: int) -> Int64:
     if result.size:
         result[-1] = size - (result.size - 1) * block_entries
     return result
-
-
-def mask(block: RangedBlock) -> NDArray[np.bool_]:
-    """Return [size] bool: True for the entries of a variable slice that a ranged block has."""
-    return np.repeat(block.present, lengths(block.size, block.block_entries))
 
 
 def described(block: RangedBlock) -> bytes:
@@ -217,7 +208,7 @@ class IndexChooser:
         )
 
     def _code_values(
-        self, name: str, coding: IndexCoding, data: NDArray[Any]
+        self, name: str, coding: IndexCoding, data: Array
     ) -> tuple[ValueCoding, bytes | memoryview]:
         """Return the coding of a block's values, and the values coded as bytes.
 
