@@ -21,7 +21,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.optimizers.base import OptimizerTraits, ServerUpdate
@@ -32,24 +32,17 @@ from thinwire.ops.optimizers.server import (
     OPTIMIZERS,
     FollowsOuterSchedule,
 )
-from thinwire.ops.options import above_zero, choice, number, switch
+from thinwire.ops.options import above_zero, choice, decay_factor, number, switch
 from thinwire.ops.policy import setting
-from thinwire.ops.types import Kind, State, Update
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64, ModelSpec
+from thinwire.ops.types import Float32, Int64, Kind, ModelSpec, State, Update
 
 #: Number of entries per chunk of an array. The chunks of all arrays in use fit into a second-level
 #: cache together.
 _PIECE = 1 << 16
-_BETA_1 = number(
+_BETA_1 = decay_factor(
     "server_beta_1",
-    None,
     "Decay of the running mean of --server_optimizer=adam, adagrad and yogi, in runs whose workers "
     "push changes of weights.",
-    "factor",
-    low=0.0,
-    high=0.9999,
     unset="0.9, or 0 with adagrad",
 )
 _BETA_2 = number(

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from absl import logging
 
-from thinwire.ops.pacing import Pacer
+from thinwire.ops.pacing.base import Pacer
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import BytesLike, frame, frames
