@@ -114,7 +114,9 @@ class Reassembler:
 
     def _place(self, arrivals: ParsedDatagrams) -> None:
         if self._closed is not None and ahead(arrivals.step, self._closed) <= 0:
-            self._place_late(arrivals)
+            first = self._window.first
+            awaited = self._closed + 1 if first is None else first.number
+            self._keep_late(arrivals, self._past.get(arrivals.step), ahead(awaited, arrivals.step))
             return
         step = self._window.step_for(arrivals.step)
         if isinstance(step, str):
@@ -142,12 +144,6 @@ class Reassembler:
         return arrivals.select(new)
 
     # -- late datagrams ---------------------------------------------------------------------
-
-    def _place_late(self, arrivals: ParsedDatagrams) -> None:
-        """Count, and store or drop, datagrams of a step whose wait is over."""
-        first = self._window.first
-        awaited = (self._closed or 0) + 1 if first is None else first.number
-        self._keep_late(arrivals, self._past.get(arrivals.step), ahead(awaited, arrivals.step))
 
     def _keep_late(
         self, arrivals: ParsedDatagrams, sequences: SequenceSet | None, age: int
