@@ -205,7 +205,7 @@ def _largest_differences(
     """Return ascending positions where a variable slice's weights differ most from the replica."""
     scratch = state["scratch"]
     if scratch["difference"].size < theta.size:
-        scratch["difference"] = np.empty(_largest_slice(shard), np.float32)
+        scratch["difference"] = np.empty(np.diff(shard.offsets).max(), np.float32)
     difference = np.subtract(theta, copy, out=scratch["difference"][: theta.size])
     indices, _ = shard.kernels.top_k(difference, kept_entries(ratio, theta.size))
     return indices
@@ -229,10 +229,6 @@ def _update_replica(
     coded: CodedValues = shard.kernels.quantise(values, value_dtype)
     copy[indices] += shard.kernels.dequantise(coded)
     return coded
-
-
-def _largest_slice(shard: ShardView) -> int:
-    return max(stop - start for start, stop in itertools.pairwise(shard.offsets))
 
 
 class BackupWeights:

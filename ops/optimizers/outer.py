@@ -2,10 +2,9 @@
 
 For an outer optimizer, a worker pushes the change of weights w - b, with w its weights after a
 round of local steps and b the weights at the start of the round. Papers call the negative change of
-weights, D = b - w, the pseudo-gradient; the server subtracts D. Among the functions of an outer
-optimizer, only `_pseudo_gradient` changes the sign of the workers' update. If workers push
-gradients instead of changes of weights, the pseudo-gradient D is the learning rate times the
-gradient: one local SGD step.
+weights, D = b - w, the pseudo-gradient; the server subtracts D. Only `OuterUpdate.step` changes the
+sign of the workers' update. If workers push gradients instead of changes of weights, the
+pseudo-gradient D is the learning rate times the gradient: one local SGD step.
 
 The arithmetic of an outer optimizer is numpy on chunks that fit the processor's cache, and the
 optimizer's state is plain arrays. In an outer optimizer the new value of a weight depends only on
@@ -111,7 +110,8 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         """Apply an update to the weights `theta` in place; with slots, all weights may change."""
         import numpy as np
 
-        sign = -1.0 if kind is Kind.DELTA else rate  # `factor` of `_pseudo_gradient`
+        # The pseudo-gradient D is the workers' merged update times `sign`.
+        sign = np.float32(-1.0 if kind is Kind.DELTA else rate)
         outer = rate if kind is Kind.DELTA else self.global_lr
         factor = self.traits.factor(kind, rate)
         if factor is not None:
@@ -125,7 +125,7 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         with np.errstate(over="ignore", under="ignore"):
             for start in range(0, len(theta), _PIECE):
                 piece = slice(start, start + _PIECE)
-                pseudo_gradient = _pseudo_gradient(values[piece], sign)
+                pseudo_gradient = values[piece] * sign
                 slots = {name: state[name][piece] for name in self.slot_names}
                 self._step(theta[piece], pseudo_gradient, slots, outer)
         state["steps"] = np.int64(state["steps"] + 1)
@@ -327,15 +327,3 @@ OUTER_OPTIMIZERS: dict[str, type[ServerUpdate]] = {
 }
 #: All values of the flag --server_optimizer except "script".
 SERVER_OPTIMIZERS = tuple(dict.fromkeys((*OPTIMIZERS, *OUTER_OPTIMIZERS)))
-
-
-def _pseudo_gradient(values: Float32, factor: float) -> Float32:
-    """Return the pseudo-gradient D [k]: the workers' merged update times `factor`.
-
-    Args:
-        values: [k] float32, a chunk of the workers' merged update.
-        factor: Factor on `values`: -1 for changes of weights, the learning rate for gradients.
-    """
-    import numpy as np
-
-    return values * np.float32(factor)

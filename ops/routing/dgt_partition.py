@@ -41,7 +41,6 @@ from thinwire.ops.types import (
     Array,
     Block,
     Bool,
-    CodedValues,
     Float32,
     Int64,
     LowRankBlock,
@@ -275,7 +274,8 @@ def _reliable(slot: ScoredBlock, kernels: Kernels) -> Block:
         chosen = np.repeat(stays, np.diff(slot.edges))
         if chosen.all():
             return block
-        return Block(block.slot, block.size, block.indices[chosen], _some(block, chosen))
+        some = dataclasses.replace(block.values, data=block.values.data[chosen])
+        return Block(block.slot, block.size, block.indices[chosen], some)
     data, numbers = block.values.data, np.flatnonzero(stays[:-1])
     end = np.asarray(data[(slot.size - 1) * slot.entries :])
     body = numbers.size * slot.entries
@@ -284,10 +284,6 @@ def _reliable(slot: ScoredBlock, kernels: Kernels) -> Block:
     on_stream[body:] = end
     coded = dataclasses.replace(block.values, data=on_stream)
     return RangedBlock(block.slot, block.size, None, coded, slot.entries, stays)
-
-
-def _some(block: Block, chosen: Bool) -> CodedValues:
-    return dataclasses.replace(block.values, data=block.values.data[chosen])
 
 
 def _as_coded(slot: ScoredBlock, kernels: Kernels) -> tuple[ValueEncoding, Array, Float32]:

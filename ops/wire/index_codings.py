@@ -56,15 +56,7 @@ def encode_best_rice(indices: Int64) -> tuple[int, bytes]:
     """Code positions in the shortest Rice code; return (number of low bits, coded bytes)."""
     gaps = _gaps(indices)
     low_bits = _best_rice(gaps, int(indices[-1]))[0]
-    return low_bits, _encode_gaps(gaps, low_bits)
-
-
-def _encode_gaps(gaps: Int64, low_bits: int) -> bytes:
-    """Return the Golomb-Rice code of gaps: high parts of all gaps in unary, then low parts of all.
-
-    A number in unary code is that many zeros, then a one.
-    """
-    return _unary(np.cumsum(gaps >> low_bits)) + _pack(gaps, low_bits)
+    return low_bits, _unary(np.cumsum(gaps >> low_bits)) + _pack(gaps, low_bits)
 
 
 def decode_rice(data: memoryview, count: int, size: int, low_bits: int) -> Int64:
@@ -134,7 +126,8 @@ def inflated(data: memoryview, most_bytes: int, what: str) -> bytes:
         raise WireError(f"the deflated {what} of a block do not inflate: {error}") from error
     if not inflater.eof or inflater.unused_data:
         raise WireError(
-            f"a block's {what} inflate to more than {most_bytes} bytes, or do not end with the data"
+            f"the stream of a block's {what} inflates to more than {most_bytes} bytes, or does not "
+            "end with the data"
         )
     return plain
 

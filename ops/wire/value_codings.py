@@ -99,7 +99,7 @@ def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryvi
         raise WireError(
             f"{len(data)} bytes with deflated exponents for {count} values of {value_bytes} bytes"
         )
-    exponents = inflated(data[plain:], count, "exponents")
+    exponents = inflated(data[plain:], count, f"exponents of {count} values")
     if len(exponents) != count:
         raise WireError(f"{len(exponents)} deflated exponents of a block; expected {count}")
     bits = _with_lower_bytes(data[:plain], count, value_bytes)
