@@ -136,6 +136,16 @@ def number(
     return Option("number", name, default, text, unit, low, high, rule=rule, unset=unset)
 
 
+def fraction(name: str, default: float, text: str, unit: str = "fraction") -> Option:
+    """Return a flag whose value is a number from 0 to 1."""
+    return number(name, default, text, unit, low=0.0, high=1.0)
+
+
+def decay_factor(name: str, text: str, unset: str) -> Option:
+    """Return a flag without default whose value is a decay factor below 1, such as a momentum."""
+    return number(name, None, text, "factor", low=0.0, high=0.9999, unset=unset)
+
+
 def choice(
     name: str, default: str | None, text: str, values: Iterable[str], unset: str = ""
 ) -> Option:

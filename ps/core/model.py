@@ -20,6 +20,7 @@ from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import own_entries, replicas
 from thinwire.ops.downlink.replicas import BackupWeights
 from thinwire.ops.downlink.types import (
+    ModelChange,
     ModelReply,
     ModelRequest,
     Operation,
@@ -274,9 +275,8 @@ class ShardModel:
         if self._scaler.skips(arrivals):
             self.version += 1
             changed = self._take_changes(arrivals, share)
-            self._down = self.method.down_codec.record_update(
-                changed, self.version, self._down, before_change=self.freezer.before_change
-            )
+            skipped = ModelChange(changed, self.version, before_change=self.freezer.before_change)
+            self._down = self.method.down_codec.record_update(skipped, self._down)
             return list(arrivals)
         copies, held = self._backups.copies, self._copies_of(arrivals)
         context = ReleaseContext(self.version, oldest_base, self.kernels, self._seen, copies, held)
@@ -316,10 +316,8 @@ class ShardModel:
             relayed = None
         if changed is None or len(changed):
             touched = None if touched is None or changed is None else union([touched, changed])
-        self._down = self.method.down_codec.record_update(
-            *(touched, self.version, self._down, known, relayed),
-            before_change=self.freezer.before_change,
-        )
+        change = ModelChange(touched, self.version, known, relayed, self.freezer.before_change)
+        self._down = self.method.down_codec.record_update(change, self._down)
         return weighed
 
     def _before_step(self, merged: Update) -> None:

@@ -16,8 +16,7 @@ import numpy as np
 from absl import logging
 
 from thinwire.models.flat_model import FlatVariables, SharedModel
-from thinwire.ops.codecs import Codec
-from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.codecs.base import Codec, NonFiniteUpdate
 from thinwire.ops.codecs.error_feedback import wrappers_of
 from thinwire.ops.codecs.wrappers import WarmUp
 from thinwire.ops.offer import Offer

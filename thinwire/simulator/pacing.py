@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from thinwire.ops.pacing import Pacer
+from thinwire.ops.pacing.base import Pacer
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.exchange import SimulatedExchange

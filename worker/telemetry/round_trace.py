@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from thinwire.ops.pacing import Pacer
+from thinwire.ops.pacing.base import Pacer
 from thinwire.runtime.telemetry import round_trace
 from thinwire.runtime.telemetry.round_trace import MeasuredBy, Round
 from thinwire.runtime.telemetry.run_status import WorkerMetrics

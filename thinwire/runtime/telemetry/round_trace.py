@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from thinwire.ops.pacing import Pacer
+from thinwire.ops.pacing.base import Pacer
 from thinwire.runtime.persistence.documents import Document, parse_json
 
 CHECK_READY = "check ready"  # phase of ESync in which the worker queries the state server
