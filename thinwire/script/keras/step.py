@@ -84,9 +84,9 @@ def watch_steps(watcher: StepWatcher) -> None:
 
 
 @contextlib.contextmanager
-def recording(keeps_gradients: bool = False) -> Iterator[StepRecorder]:
+def recording() -> Iterator[StepRecorder]:
     """Record all optimizer calls of this thread in the `with` block, where no optimizer steps."""
-    before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder(keeps_gradients)
+    before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder()
     try:
         yield _LOCAL.recorder
     finally:
@@ -140,7 +140,7 @@ def _guarded(apply: Callable[..., Any]) -> Callable[..., Any]:
             variables = inner(optimizer)._trainable_variables
         variables, grads = list(variables), list(grads)
         if _LOCAL.recorder is not None:
-            _LOCAL.recorder.record(optimizer, list(zip(grads, variables, strict=True)))
+            _LOCAL.recorder.calls.append((optimizer, list(zip(grads, variables, strict=True))))
             return None
         for watcher in tuple(_WATCHERS):
             watcher.refuse_step(optimizer, variables)
@@ -350,7 +350,7 @@ class ExchangeStep:
             variables = inner(self.optimizer)._trainable_variables
         pairs = list(zip(grads, variables, strict=True))
         if (recorder := _LOCAL.recorder) is not None:
-            recorder.record(self.optimizer, pairs)
+            recorder.calls.append((self.optimizer, pairs))
             return
         is_eager = tf.executing_eagerly()
         if not is_eager:

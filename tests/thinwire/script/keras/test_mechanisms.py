@@ -283,12 +283,9 @@ def test_a_script_that_no_launcher_started_ends_with_the_reason(is_launched, mon
     monkeypatch.setattr(distribute, "RECORD", distribute.RECORD.__class__())
     chosen = SimpleNamespace(local=False, is_launched=is_launched)
     monkeypatch.setattr(distribute, "read_settings", lambda *args, **words: chosen)
-    for name in ("ModelSession", "save_once", "look_fresh", "note_settings"):
-        monkeypatch.setattr(
-            distribute, name, lambda *args: SimpleNamespace(central=None, loop=None)
-        )
-    monkeypatch.setattr(distribute, "write_checkpoints_once", lambda *args: None)
-    distribute._new_session(SimpleNamespace(), None, None, {})
+    for name in ("ModelSession", "note_settings", "write_checkpoints_once"):
+        monkeypatch.setattr(distribute, name, lambda *args: None)
+    distribute._new_session(SimpleNamespace(), distribute._Call(None, None, None, {}))
     assert ends == [True] * (not is_launched)
 
 
