@@ -17,7 +17,7 @@ from thinwire.runtime.run.script_settings import LaunchedScript, read_settings_f
 from thinwire.script.identity import note_settings
 from thinwire.script.keras.checkpoints import write_checkpoints_once
 from thinwire.script.keras.checks import check_exchanges, check_model
-from thinwire.script.keras.evaluate import evaluate_fit, report_arrival, skip_steps
+from thinwire.script.keras.evaluate import evaluate_fit, skip_steps
 from thinwire.script.keras.fit import surround_fit
 from thinwire.script.keras.loops import look_fresh, models_of
 from thinwire.script.keras.measure import measure_fit
@@ -25,7 +25,7 @@ from thinwire.script.keras.plan import named
 from thinwire.script.keras.saving import save_once
 from thinwire.script.keras.session import ModelSession
 from thinwire.script.keras.trial import StepTrial
-from thinwire.script.settings import ScriptSettings, read_settings, source_of
+from thinwire.script.settings import ScriptSettings, is_in_run, read_settings
 from thinwire.worker.held_files import report_held
 from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary
@@ -101,7 +101,7 @@ class _Call:
     @property
     def is_alone(self) -> bool:
         """True if the object trains outside of a run, because no setting names a run."""
-        return source_of(self.args, self.settings) is None
+        return not is_in_run(self.args, self.settings)
 
     def read(self) -> ScriptSettings:
         """Return the settings of this worker. Raises ConfigurationError."""
@@ -122,17 +122,14 @@ class _Call:
                 "distributed already; expected either the model or the optimizer. Distribute the "
                 "model for fit and train_on_batch, or the optimizer for a custom loop."
             )
-        changed = [
-            field.name
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != getattr(before, field.name)
-        ]
-        if changed:
-            raise ConfigurationError(
-                f"distribute() received {name} a second time with another {changed[0]}: "
-                f"{getattr(self, changed[0])!r:.200} now, but first "
-                f"{getattr(before, changed[0])!r:.200}; expected one call, or the same arguments."
-            )
+        for field in vars(self):
+            now, first = getattr(self, field), getattr(before, field)
+            if now != first:
+                raise ConfigurationError(
+                    f"distribute() received {name} a second time with another {field}: "
+                    f"{now!r:.200} now, but first {first!r:.200}; expected one call, or the same "
+                    "arguments."
+                )
 
 
 def _distribute_model(model: Any, call: _Call) -> None:
@@ -177,9 +174,7 @@ def _distribute_optimizer(optimizer: Any, models: Sequence[keras.Model], call: _
         sessions = [model.thinwire for model in models if getattr(model, "thinwire", None)]
         optimizer.thinwire = sessions[0] if sessions else ModelSession(models[0])
         if launched.evaluates:
-            run = call.read().run
-            report_arrival(run)
-            skip_steps(optimizer, run)
+            skip_steps(optimizer, call.read().run)
         return
     for model in models:
         check_exchanges(model)

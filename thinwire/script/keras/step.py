@@ -262,11 +262,14 @@ class ExchangeStep:
         number: Position of the optimizer in the offer (the model's description for the PS), from 0.
         known_rate: Learning rate of the optimizer that was last compiled, loaded from the run, or
             sent to the PS. If the optimizer has a different rate, the script has set it.
+        clock: Batch count of the run at which the optimizer's learning-rate schedule is evaluated;
+            None if the optimizer has no schedule, or evaluates it at its own step count.
     """
 
     def __init__(self, optimizer: Any, session: StepOwner) -> None:
         """Replace `apply`, `scale_loss` and `finalize_variable_values` of the optimizer object."""
         self.optimizer, self.number = optimizer, 0
+        self.clock: RunClock | None = None
         self._session = session
         self._apply_alone, self._scale_alone = optimizer.apply, optimizer.scale_loss
         self._finalize_alone = optimizer.finalize_variable_values
