@@ -210,8 +210,6 @@ class FitEvaluator:
     def __init__(self, model: keras.Model, script: EvaluatorScript) -> None:
         self.model, self._script, self._run = model, script, script.run
         self._requests = script.requests
-        # Number of this model's newest call of `fit`, counted over all models of the script.
-        self._num_fits = 0
         # Object that fetches the weights of the newest `fit`; None before the first `fit`.
         self._weights: EvaluatedWeights | None = None
         # Validation data of the newest `fit` that has any; None before such a `fit`.
@@ -242,8 +240,7 @@ class FitEvaluator:
         if before is not None and before is not self:
             before.close()
         script.newest, script.num_fits = self, script.num_fits + 1
-        self._num_fits = script.num_fits
-        number, requests, is_ready, has_ended = self._num_fits, self._requests, False, False
+        number, requests, is_ready, has_ended = script.num_fits, self._requests, False, False
         while requests.newest_fit <= number:
             num_news = requests.num_news
             if not is_ready and (begun := requests.fit(number)) is not None:
@@ -313,8 +310,8 @@ class FitEvaluator:
     def _answer(self, fit: int, epoch: int) -> None:
         """Answer a worker's evaluation request with metrics, or with a reason if there are none."""
         answer = pb.Evaluated(fit=fit, epoch=epoch, answers=True)
-        if fit != self._num_fits:
-            answer.nobody = f"the evaluator is already in fit {self._num_fits}"
+        if fit != self._script.num_fits:
+            answer.nobody = f"the evaluator is already in fit {self._script.num_fits}"
         elif self._validation is None or self._validation.fit != fit:
             answer.nobody = (
                 "the script gives fit no validation data in the evaluator, where "
@@ -328,9 +325,9 @@ class FitEvaluator:
     def _is_due(self) -> bool:
         """Return True if the shards' weights are new and the last evaluation is long enough ago."""
         validation = self._validation
-        if validation is None or validation.fit != self._num_fits:
+        if validation is None or validation.fit != self._script.num_fits:
             return False
-        if not validation.is_repeatable or self._requests.is_by_script(self._num_fits):
+        if not validation.is_repeatable or self._requests.is_by_script(self._script.num_fits):
             return False
         newest = self._last.versions[0] if self._last is not None else -1
         return time.monotonic() >= self._free_at and self._requests.version > newest
