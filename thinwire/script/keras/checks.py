@@ -8,16 +8,13 @@ from typing import Any
 
 import keras
 
-from thinwire.models.flat_model import SharedModel
 from thinwire.ops.methods.method import Method
-from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.server import keras_optimizer
 from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
 from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.script.data.place import WorkerPlace
 from thinwire.script.gradient_sgd import differing_settings
-from thinwire.script.keras.plan import named
 
 #: Maps a setting of a Keras optimizer to a text that names the Thinwire setting with the same
 #: effect.
@@ -216,39 +213,3 @@ def check_same_variables(shared: Sequence[Any], stepped: Sequence[Any]) -> None:
             "because the run shares only these variables. Compile the model again after changing "
             "`trainable`, as Keras requires too."
         )
-
-
-def check_offered_step(
-    optimizer: Any, number: int, variables: Sequence[Any], shared: SharedModel, offer: Offer
-) -> None:
-    """Reject an optimizer's step with other variables than the PS knows for the optimizer.
-
-    The offer (the description of the model that the PS has accepted) lists the variables of each
-    optimizer.
-
-    Args:
-        optimizer: Keras optimizer of the script that is about to update variables.
-        number: Position of the optimizer in the offer (the model's description for the PS), from 0.
-        variables: Variables with which the script calls the optimizer in the present training step.
-        shared: Variables of the model that all workers train.
-        offer: Description of the model and its optimizers that the PS has accepted.
-
-    Raises:
-        ConfigurationError: The offer (the model's description for the PS) lists other variables for
-            this optimizer than the step has.
-    """
-    unused, stepped = set(offer.unused), {id(variable) for variable in variables}
-    for owner, numbers in enumerate(offer.groups()):
-        for index in numbers:
-            variable, path = shared.variables[index], shared.spec.tensors[index].path
-            is_stepped = id(variable) in stepped
-            if is_stepped == (owner == number) or (not is_stepped and path in unused):
-                continue
-            what = "steps" if is_stepped else "does not step"
-            raise ConfigurationError(
-                f"{named(optimizer)} {what} {path}, unlike in the first step, which fixed the "
-                "variables of each optimizer on the PS; expected the same variables in each step. "
-                "Distribute each optimizer with the model that it steps, as in "
-                "thinwire.distribute(optimizer, model=generator), or build it before the loop: "
-                "optimizer.build(generator.trainable_variables)."
-            )

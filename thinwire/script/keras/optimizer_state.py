@@ -131,7 +131,14 @@ class OptimizerStates:
             if not any(variable is owned for owned in step.state):
                 continue
             if not member.is_offered:
-                self._warn_of_flags(variable)
+                if member.session is not None and not self._has_warned_of_flags:
+                    self._has_warned_of_flags = True
+                    logging.warning(
+                        "setting %s has no effect: flags define this server's optimizer. Start "
+                        "the script with `thinwire run`, whose server steps with the script's "
+                        "optimizer",
+                        variable.path,
+                    )
             elif member.is_training and self._is_run_s(step, variable):
                 where = "a fit" if member.in_fit else "a loop of its own"
                 raise ConfigurationError(
@@ -146,15 +153,6 @@ class OptimizerStates:
             self._assigned.add(id(variable))
             if variable is step.inner._iterations and step.clock is not None:
                 step.clock.pause()
-
-    def _warn_of_flags(self, variable: Any) -> None:
-        if self._member.session is not None and not self._has_warned_of_flags:
-            self._has_warned_of_flags = True
-            logging.warning(
-                "setting %s has no effect: flags define this server's optimizer. Start the script "
-                "with `thinwire run`, whose server steps with the script's optimizer",
-                variable.path,
-            )
 
 
 def _digest(variable: Any, less: int = 0) -> bytes:

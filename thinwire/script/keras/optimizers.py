@@ -15,7 +15,6 @@ from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.gradient_sgd import RATE_TOLERANCE, warn_of_other_rate
 from thinwire.script.keras.checks import (
-    check_offered_step,
     check_optimizer,
     check_same_variables,
     momentum_of,
@@ -178,10 +177,25 @@ class ScriptOptimizers:
         check_same_variables(session.shared.variables, variables)
         if step not in self.stepping:
             self.refuse_step(step.optimizer, variables)
-        elif not session.takes_weights and session.offer is not None:
-            check_offered_step(
-                step.optimizer, step.number, variables, session.shared, session.offer
-            )
+            return
+        if session.takes_weights or session.offer is None:
+            return
+        # the offer lists the variables of each optimizer
+        unused, stepped = set(session.offer.unused), {id(variable) for variable in variables}
+        for owner, numbers in enumerate(session.offer.groups()):
+            for index in numbers:
+                path = session.shared.spec.tensors[index].path
+                is_stepped = id(session.shared.variables[index]) in stepped
+                if is_stepped == (owner == step.number) or (not is_stepped and path in unused):
+                    continue
+                what = "steps" if is_stepped else "does not step"
+                raise ConfigurationError(
+                    f"{named(step.optimizer)} {what} {path}, unlike in the first step, which fixed "
+                    "the variables of each optimizer on the PS; expected the same variables in "
+                    "each step. Distribute each optimizer with the model that it steps, as in "
+                    "thinwire.distribute(optimizer, model=generator), or build it before the loop: "
+                    "optimizer.build(generator.trainable_variables)."
+                )
 
     def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Reject an optimizer that would train shared variables on this worker alone.

@@ -68,12 +68,10 @@ class StepPlan:
         return distinct(variable for step in self.steps for variable in step.variables)
 
     @property
-    def without_gradient(self) -> list[Any]:
-        """The variables for which no optimizer of the train_step gets a gradient."""
-        moved: set[int] = set()
-        for step in self.steps:
-            moved |= _ids(step.variables) - _ids(step.without_gradient)
-        return [variable for variable in self.variables if id(variable) not in moved]
+    def moved(self) -> set[int]:
+        """The ids of the variables for which an optimizer of the train_step gets a gradient."""
+        moved = (_ids(step.variables) - _ids(step.without_gradient) for step in self.steps)
+        return set[int]().union(*moved)
 
     def _warn_of_own_sums(self) -> None:
         """Warn of an Ftrl optimizer whose steps on the workers let the workers' models diverge."""
