@@ -8,6 +8,7 @@ the wait. A background thread reads the signal numbers that Python writes to its
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -15,7 +16,6 @@ from collections.abc import Callable
 
 _listeners: list[Callable[[], None]] = []
 _lock = threading.Lock()
-_installed = False
 
 
 def add_listener(listener: Callable[[], None]) -> None:
@@ -41,11 +41,8 @@ def remove_listener(listener: Callable[[], None]) -> None:
             _listeners.remove(listener)
 
 
+@functools.cache
 def _install() -> None:
-    global _installed
-    if _installed:
-        return
-    _installed = True
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

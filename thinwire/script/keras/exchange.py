@@ -223,7 +223,7 @@ class StepExchange:
         member = self._member
         if not member.is_offered or member.takes_weights:
             return None
-        clock, schedule = self._optimizers.clock_of(step), step.own_schedule
+        clock, schedule = step.clock, step.own_schedule
         if clock is not None and schedule is not None:
             return clock.read(schedule)
         if rate == np.float32(step.known_rate):

@@ -52,9 +52,7 @@ def make_offer(
             cannot build one of the optimizers or a Keras constraint.
     """
     paths = {id(v): t.path for v, t in zip(shared.variables, shared.spec.tensors, strict=True)}
-    moved = {id(variable) for variable in plan.variables} - {
-        id(variable) for variable in plan.without_gradient
-    }
+    moved = plan.moved
     unused = [path for number, path in paths.items() if number not in moved]
     names = "+".join(type(step.optimizer).__name__ for step in plan.steps)
     offer = Offer(

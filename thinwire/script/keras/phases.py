@@ -89,8 +89,8 @@ class Phases:
             MemberAction.COUNT_FIT: lambda: member.met_barriers.count_fit(),
             MemberAction.REPORT_FIT: evaluations.report_fit,
             MemberAction.SEED: self._seed_apart,
-            MemberAction.FORGET_STATES: optimizers.forget_states,
-            MemberAction.NOTE_STATES: optimizers.note_states,
+            MemberAction.FORGET_STATES: optimizers.states.forget,
+            MemberAction.NOTE_STATES: optimizers.states.note,
             MemberAction.FINISH_ROUNDS: lambda: member.finish_rounds(member.joined),
             MemberAction.KEEP_STATE: lambda: joining.keep_state(at_end=True),
             MemberAction.TAKE_FINAL: self._take_final,
@@ -179,7 +179,7 @@ class Phases:
         member, session = self._member, self._member.session
         if session is None or member.in_fit or session.stopped or not member.has_left:
             return None
-        if self._optimizers.are_set_by_script(in_step=True):
+        if self._optimizers.states.are_set_by_script(in_step=True):
             raise ConfigurationError(
                 f"the script has set the state of an optimizer of {member.model.name!r} between a "
                 "fit and a training loop that follows it, where the PS takes over no optimizer "
@@ -196,7 +196,7 @@ class Phases:
 
     def fail(self) -> None:
         """Leave the run because a `fit` has failed, which has changed the optimizers' state."""
-        self._optimizers.forget_states()
+        self._optimizers.states.forget()
         self.receive(Event.FIT_FAILS)
 
     def leave(self) -> None:
@@ -286,7 +286,7 @@ class Phases:
             trained = [id(variable) for variable in member.model.trainable_variables]
             has_changed = member.model.run_eagerly and trained != self._trained
             differs = differs or has_changed or self._is_traced_anew
-            differs = self._optimizers.are_set_by_script() or differs
+            differs = self._optimizers.states.are_set_by_script() or differs
         return differs
 
     def _take_final(self) -> None:

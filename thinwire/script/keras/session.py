@@ -281,7 +281,7 @@ class ModelSession(LeavesOnExit):
     def assignments_to(self, variable: Any) -> Assignments | None:
         """Return the record of a script's assignments to a variable; None if there is no record."""
         member = self._member
-        self._optimizers.check_assignment(variable, member.is_training)
+        self._optimizers.states.check_assignment(variable)
         if not member.is_offered:
             return None
         run = member.own_settings.run
@@ -331,7 +331,7 @@ class ModelSession(LeavesOnExit):
     @property
     def clocks(self) -> Sequence[RunClock | None]:
         """For each optimizer, the run's batch count for its rate schedule; None: no schedule."""
-        return [self._optimizers.clock_of(step) for step in self._optimizers.stepping]
+        return [step.clock for step in self._optimizers.stepping]
 
     @property
     def assignments(self) -> Assignments:

@@ -84,9 +84,9 @@ def watch_steps(watcher: StepWatcher) -> None:
 
 
 @contextlib.contextmanager
-def recording(keeps_gradients: bool = False) -> Iterator[StepRecorder]:
+def recording() -> Iterator[StepRecorder]:
     """Record all optimizer calls of this thread in the `with` block, where no optimizer steps."""
-    before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder(keeps_gradients)
+    before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder()
     try:
         yield _LOCAL.recorder
     finally:
@@ -140,7 +140,7 @@ def _guarded(apply: Callable[..., Any]) -> Callable[..., Any]:
             variables = inner(optimizer)._trainable_variables
         variables, grads = list(variables), list(grads)
         if _LOCAL.recorder is not None:
-            _LOCAL.recorder.record(optimizer, list(zip(grads, variables, strict=True)))
+            _LOCAL.recorder.calls.append((optimizer, list(zip(grads, variables, strict=True))))
             return None
         for watcher in tuple(_WATCHERS):
             watcher.refuse_step(optimizer, variables)
@@ -262,11 +262,14 @@ class ExchangeStep:
         number: Position of the optimizer in the offer (the model's description for the PS), from 0.
         known_rate: Learning rate of the optimizer that was last compiled, loaded from the run, or
             sent to the PS. If the optimizer has a different rate, the script has set it.
+        clock: Batch count of the run at which the optimizer's learning-rate schedule is evaluated;
+            None if the optimizer has no schedule, or evaluates it at its own step count.
     """
 
     def __init__(self, optimizer: Any, session: StepOwner) -> None:
         """Replace `apply`, `scale_loss` and `finalize_variable_values` of the optimizer object."""
         self.optimizer, self.number = optimizer, 0
+        self.clock: RunClock | None = None
         self._session = session
         self._apply_alone, self._scale_alone = optimizer.apply, optimizer.scale_loss
         self._finalize_alone = optimizer.finalize_variable_values
@@ -350,7 +353,7 @@ class ExchangeStep:
             variables = inner(self.optimizer)._trainable_variables
         pairs = list(zip(grads, variables, strict=True))
         if (recorder := _LOCAL.recorder) is not None:
-            recorder.record(self.optimizer, pairs)
+            recorder.calls.append((self.optimizer, pairs))
             return
         is_eager = tf.executing_eagerly()
         if not is_eager:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.command_line import run_of
 from tests.virtual.toy import method
@@ -233,13 +232,13 @@ def test_a_schedule_goes_on_at_the_run_s_count_in_the_next_phase():
     """This worker's own count is the count of its own steps only."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     optimizer = keras.optimizers.SGD(schedule)
-    step = Step(inner=optimizer, has_schedule=True)
+    step = Step(inner=optimizer, has_schedule=True, clock=None)
     optimizers = ScriptOptimizers(None, None, None)
     optimizers.stepping = [step]
     assert optimizers.begin_clocks(method("bsp")) == (0,)
     optimizers.advance(SimpleNamespace(schedule_count=lambda number: 40))
     assert optimizers.begin_clocks(method("bsp")) == (40,)
-    assert float(optimizers.clock_of(step).read(schedule)) == pytest.approx(0.1 * 0.5**4)
+    assert float(step.clock.read(schedule)) == pytest.approx(0.1 * 0.5**4)
 
 
 def test_an_evaluator_has_the_first_value_of_a_variable_that_the_run_does_not_share():
@@ -283,12 +282,9 @@ def test_a_script_that_no_launcher_started_ends_with_the_reason(is_launched, mon
     monkeypatch.setattr(distribute, "RECORD", distribute.RECORD.__class__())
     chosen = SimpleNamespace(local=False, is_launched=is_launched)
     monkeypatch.setattr(distribute, "read_settings", lambda *args, **words: chosen)
-    for name in ("ModelSession", "save_once", "look_fresh", "note_settings"):
-        monkeypatch.setattr(
-            distribute, name, lambda *args: SimpleNamespace(central=None, loop=None)
-        )
-    monkeypatch.setattr(distribute, "write_checkpoints_once", lambda *args: None)
-    distribute._new_session(SimpleNamespace(), None, None, {})
+    for name in ("ModelSession", "note_settings", "write_checkpoints_once"):
+        monkeypatch.setattr(distribute, name, lambda *args: None)
+    distribute._new_session(SimpleNamespace(), distribute._Call(None, None, None, {}))
     assert ends == [True] * (not is_launched)
 
 
@@ -313,15 +309,10 @@ def test_a_loop_s_model_is_pulled_between_two_steps_alone(in_fit, pulls, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("verdict", "adds", "expected"),
-    [
-        ("DEPENDENT", 0.0, None),
-        ("DEPENDENT", 1.0, None),
-        ("UNKNOWN", 1.0, None),
-        ("UNKNOWN", 0.0, [0.0]),
-    ],
+    ("is_additive", "adds", "expected"),
+    [(False, 0.0, None), (False, 1.0, None), (None, 1.0, None), (None, 0.0, [0.0])],
 )
-def test_a_state_that_depends_on_itself_is_not_added_up(verdict, adds, expected):
+def test_a_state_that_depends_on_itself_is_not_added_up(is_additive, adds, expected):
     class Own(keras.metrics.Metric):
         """A metric of a script."""
 
@@ -332,7 +323,6 @@ def test_a_state_that_depends_on_itself_is_not_added_up(verdict, adds, expected)
     metric, metrics = Own(), TrainMetrics(None)
     metrics._initial[id(metric)] = np.zeros(1)
     metric.state.assign(adds)
-    value = tf.Variable(int(train_metrics._Verdict[verdict]))
-    metrics._verdicts[id(metric)] = metric, value
+    metrics._tested[id(metric)] = train_metrics._Tested(metric, is_additive)
     added = metrics._added(metric)
     assert added is None if expected is None else added.tolist() == expected
