@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from thinwire.script.keras.distribute import distribute
     from thinwire.script.own_evaluation import evaluate
     from thinwire.script.server import ServerHandle, Snapshot, init_server
-    from thinwire.script.session import RunOver, StepInfo
+    from thinwire.script.steps import RunOver, StepInfo
 
 __version__ = "0.2.0"
 
@@ -56,8 +56,8 @@ _MODULES = {
     "FunctionRun": "launcher.function",
     "GradientSGD": "script.gradient_sgd",
     "RunFailed": "launcher.function",
-    "RunOver": "script.session",
-    "StepInfo": "script.session",
+    "RunOver": "script.steps",
+    "StepInfo": "script.steps",
     "distribute": "script.keras.distribute",
     "evaluate": "script.own_evaluation",
     "ServerHandle": "script.server",

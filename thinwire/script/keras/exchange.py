@@ -27,7 +27,8 @@ from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import ExchangeStep
 from thinwire.script.keras.step_values import StepAnswer, StepValues
 from thinwire.script.keras.traffic import EpochTraffic
-from thinwire.script.session import Session, StepInfo
+from thinwire.script.session import Session
+from thinwire.script.steps import StepInfo
 from thinwire.worker.core.messages import ScriptFigures
 from thinwire.worker.script import RECORD
 
@@ -148,7 +149,7 @@ class StepExchange:
                 )
                 # The array `pushed` is a view of TensorFlow's memory, which TensorFlow may reuse
                 # when the call returns. So a session that uses the values later needs a copy.
-                if session.keeps_values:
+                if session.part.core.own is None:
                     values = dataclasses.replace(values, pushed=np.array(values.pushed))
                 self._try_step(step, values, figures)
             if not is_offered:
@@ -157,7 +158,7 @@ class StepExchange:
                 session.weights.copy(),
                 session.means.copy(),
                 np.float32(values.rate if is_offered else step.known_rate),
-                np.float32(session.loss_scale or values.scale),
+                np.float32(session.part.core.loss_scale or values.scale),
                 self._optimizers.advance(session),
             )
 
@@ -183,13 +184,13 @@ class StepExchange:
                     rows=0,
                     statistics=session.means.copy(),
                     rate=step.known_rate,
-                    scale=session.loss_scale,
+                    scale=session.part.core.loss_scale,
                     held=held,
                     loss=(),
                     has_assigned=True,
                 )
                 head = PushHead(
-                    loss_scale=session.loss_scale,
+                    loss_scale=session.part.core.loss_scale,
                     optimizer=0 if takes_weights else number,
                     batch_parts=batch_parts,
                 )
@@ -254,7 +255,9 @@ class StepExchange:
                     self._scale_to_rate(session, rate)
                 loss = float(values.loss[0]) if len(values.loss) else None
                 pushed, rows, factor = values.pushed, int(values.rows), self._rate_factor
-                self.last = session.step(pushed, rows, loss, values.statistics, factor, figures)
+                self.last = session.part.step(
+                    pushed, rows, loss, values.statistics, factor, figures
+                )
                 self.traffic.add(self.last)
             if session.stopped:
                 member.raise_if_broken(session.stop_reason)

@@ -339,7 +339,7 @@ class ScriptOptimizers:
         """
         counts = []
         for number, step in enumerate(self.stepping):
-            clock, count = self.clock_of(step), session.schedule_count(number)
+            clock, count = self.clock_of(step), session.part.schedule_count(number)
             if clock is not None and count is not None:
                 clock.count = count
             counts.append(0 if clock is None else clock.count)
@@ -350,7 +350,7 @@ class ScriptOptimizers:
         for step, count in zip(self.stepping, self.advance(session), strict=True):
             if (clock := self.clock_of(step)) is not None:
                 clock.go_on(int(count))
-            step.assign_scale(session.loss_scale)
+            step.assign_scale(session.part.core.loss_scale)
 
     def note_rates(self) -> None:
         """Record the optimizers' present learning rates as the rates with which the PS begins."""

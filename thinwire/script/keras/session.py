@@ -35,8 +35,9 @@ from thinwire.script.keras.traces import refuse_compiling
 from thinwire.script.keras.traffic import EpochTraffic
 from thinwire.script.keras.train_metrics import TrainMetrics
 from thinwire.script.keras.trial import StepTrial
-from thinwire.script.session import LeavesOnExit, StepInfo, part_of
+from thinwire.script.session import LeavesOnExit, part_of
 from thinwire.script.settings import ScriptSettings
+from thinwire.script.steps import StepInfo
 from thinwire.worker.script import RECORD
 
 if TYPE_CHECKING:
