@@ -56,7 +56,7 @@ def test_one_worker_is_keras_alone(name, kind):
         session.assign()
         for batch in BATCHES:
             loss = local_step(model, optimizer, batch)
-            session.step(session.variables.read(), len(batch), loss)
+            session.part.step(session.variables.read(), len(batch), loss)
             session.assign()
         session.close()
         held = server.snapshot().weights
@@ -73,10 +73,10 @@ def test_a_step_that_is_not_finite_is_skipped_and_the_last_good_weights_come_bac
         session = session_of(model, found)
         session.open()
         before = session.weights.copy()
-        info = session.step(np.full_like(before, np.nan), 16, 1.0)
+        info = session.part.step(np.full_like(before, np.nan), 16, 1.0)
         assert (info.skipped, info.exchanged) == (True, False)
         np.testing.assert_array_equal(session.weights, before)
-        info = session.step(
+        info = session.part.step(
             before + 0.25, 16, 1.0, figures=ScriptFigures(PushHead(learning_rate=0.5))
         )
         assert (info.skipped, info.exchanged) == (False, True)
