@@ -139,7 +139,7 @@ class Session:
         self._kept = kept
         self.part: ScriptWorker = self._new_part(self.statistics.read())
         if before is not None:
-            self.part.continue_metrics(before.part)
+            self.part.before, self.part.steps.loss = before.part.metrics(), before.part.steps.loss
 
     @property
     def stopped(self) -> bool:
@@ -290,7 +290,7 @@ class Session:
         self.part = self._new_part(self.means)
         # weights that are used until the PS sends its weights
         np.copyto(self.part.core.weights, old.core.weights)
-        self.part.continue_metrics(old)
+        self.part.before, self.part.steps.loss = old.metrics(), old.steps.loss
         self.part.left_out, self.part.background = old.left_out, old.background
 
 

@@ -12,16 +12,11 @@ import numpy as np
 from absl import logging
 
 from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.runtime.run.settings import Run
 from thinwire.runtime.telemetry import round_trace
 from thinwire.worker.background import BackgroundCalls
 from thinwire.worker.client.shard_client import ShardGone
-from thinwire.worker.core.messages import (
-    NO_FIGURES,
-    PushRequest,
-    ScriptFigures,
-    ShardReply,
-    was_accepted,
-)
+from thinwire.worker.core.messages import PushRequest, ShardReply, was_accepted
 from thinwire.worker.core.worker_round import (
     Action,
     MiniBatch,
@@ -79,6 +74,17 @@ class _Exchanged:
     request: PushRequest | None = None
     replies: Sequence[ShardReply | None] = ()
 
+    def counts(self, is_applied: bool) -> dict[str, Any]:
+        """Return the fields of `StepInfo` that an exchange determines."""
+        sent = self.request.shards if self.request is not None and is_applied else []
+        answers = [reply for reply in self.replies if reply is not None]
+        return {
+            "nnz_up": sum(len(block.values.data) for blocks in sent for block in blocks),
+            "nnz_down": sum(len(block.values.data) for reply in answers for block in reply.blocks),
+            "staleness": answers[0].staleness if answers else 0,
+            "exchanged": bool(answers),
+        }
+
 
 class ScriptWorker(WorkerSession):
     """A worker's session in a run, for one incarnation (process) of a script's worker.
@@ -119,17 +125,9 @@ class ScriptWorker(WorkerSession):
         # the previous step.
         self._means: Float32 | None = None
 
-    def continue_metrics(self, before: ScriptWorker) -> None:
-        """Continue the metrics of this worker's earlier incarnation."""
-        self.before, self.steps.loss = before.metrics(), before.steps.loss
-
     @property
     def weights(self) -> Float32:
-        """Weights [num_parameters] float32 for the next gradient; the array may not be a copy.
-
-        The weights for the next gradient include changes that the script made outside of its
-        optimizers, even before the shards have applied these changes.
-        """
+        """Weights [num_parameters] float32 for the next gradient, with the script's own changes."""
         weights, change = self.sent_weights, self.unsent_change
         return weights if change is None else weights + change
 
@@ -147,9 +145,8 @@ class ScriptWorker(WorkerSession):
     def schedule_count(self, optimizer: int) -> int | None:
         """Return the step count at which an optimizer's rate schedule is evaluated; None: unknown.
 
-        The step count of a learning-rate schedule is the count in shard 0's last reply, plus the
-        batches that this worker has trained on since that reply. `schedule_count` returns None if
-        no reply of shard 0 has contained a step count.
+        The step count is the count in shard 0's last reply, plus the batches that this worker has
+        trained on since that reply; None if no reply of shard 0 has contained a step count.
         """
         core, push = self.core, self.steps.under_way
         if optimizer >= len(core.schedule_counts):
@@ -163,19 +160,8 @@ class ScriptWorker(WorkerSession):
             parts += push.head.batch_parts
         if self.run.method.takes_local_steps:
             parts += core.round.batch_parts
-        count = core.schedule_counts[optimizer] + self._batches(parts)
+        count = core.schedule_counts[optimizer] + _batches(self.run, parts)
         return max(count, self._counts_ahead[optimizer]) if self._counts_ahead else count
-
-    def _batches(self, parts: int) -> int:
-        """Return how many script batches all workers train on while this worker trains on `parts`.
-
-        In a run of n workers, each batch of the script counts as n parts. In synchronous rounds all
-        n workers take equally many parts, so that k parts of this worker mean k batches of all
-        workers.
-        """
-        method = self.run.method
-        is_in_rounds = method.takes_local_steps or method.steps_together
-        return parts if is_in_rounds else parts // self.run.nb_workers
 
     def begin(self) -> Float32:
         """Start the heartbeat and fetch the model, at which the first step starts."""
@@ -195,17 +181,7 @@ class ScriptWorker(WorkerSession):
         """Restart the measurement of a step's computing time, for example after a pause."""
         self._computes_from = time.monotonic()
 
-    # -- one step -----------------------------------------------------------------------------
-
-    def step(
-        self,
-        values: Float32,
-        samples: int,
-        loss: float | None,
-        statistics: Float32 | None = None,
-        rate_factor: float = 1.0,
-        figures: ScriptFigures = NO_FIGURES,
-    ) -> StepInfo:
+    def step(self, batch: MiniBatch, rate_factor: float = 1.0) -> StepInfo:
         """Send a mini-batch's result; then `weights` and `means` are the next mini-batch's values.
 
         A mini-batch with NaN or infinity is skipped, and `StepInfo.skipped` reports it. After a
@@ -213,16 +189,9 @@ class ScriptWorker(WorkerSession):
         write into its model.
 
         Args:
-            values: [num_parameters] float32 mean gradient at `weights`, which `step` may modify. If
-                the method `steps_on_workers`: the weights after the step of the script's optimizer.
-            samples: Number of training examples in the mini-batch.
-            loss: Mean loss of the mini-batch; None if unknown.
-            statistics: [m] float32 moving statistics after the mini-batch; None if the run does not
-                average statistics over the workers.
+            batch: Result of the mini-batch, without the versions; `step` may modify its gradient.
             rate_factor: Factor for gradients (not weights): this worker's learning rate divided by
                 the run's learning rate.
-            figures: Learning rate, loss scale and sparse gradient rows of the script's optimizer in
-                this training step.
 
         Raises:
             RunOver: The run ended before this training step was sent to the servers.
@@ -232,6 +201,7 @@ class ScriptWorker(WorkerSession):
         """
         if self.stopped:
             raise RunOver(f"this run has ended ({self.stop_reason or 'interrupted'}).")
+        values, figures = batch.values, batch.figures
         optimizer, change = figures.head.optimizer, figures.change
         parts = figures.head.batch_parts + self.left_out.pop(optimizer, 0)
         head = dataclasses.replace(figures.head, batch_parts=parts)
@@ -243,13 +213,11 @@ class ScriptWorker(WorkerSession):
             clip(values, self.own.clip_norm)
             if rate_factor != 1:
                 values *= np.float32(rate_factor)
-        batch = MiniBatch(
-            values,
-            samples,
-            loss,
-            statistics,
-            self._versions if self._overlaps else None,
-            dataclasses.replace(figures, head=head),
+        batch = dataclasses.replace(
+            batch,
+            values=values,
+            computed_at=self._versions if self._overlaps else None,
+            figures=dataclasses.replace(figures, head=head),
         )
         # the shards' reply to the push under way replaces the weights, even if it rejects the push
         self._sent_change = None
@@ -268,9 +236,19 @@ class ScriptWorker(WorkerSession):
         else:
             has_step = any(reply is not None and reply.step for reply in done.replies)
             self.unsent_change = None if has_step and is_applied else change
-        info = self._info(done.request if is_applied else None, done.replies, is_skipped)
+        before, self._counted = self._counted, self._counters()
+        up, down, seconds = self._counted
         self.begin_compute()
-        return info
+        return StepInfo(
+            version=self.core.versions[0],
+            lr=self.core.learning_rate,
+            bytes_up=up - before[0],
+            bytes_down=down - before[1],
+            seconds={phase: spent - before[2][phase] for phase, spent in seconds.items()},
+            stopped=self.stopped,
+            skipped=is_skipped,
+            **done.counts(is_applied),
+        )
 
     def _exchange(self, batch: MiniBatch) -> _Exchanged:
         """Send a mini-batch's result; wait for replies: with overlap, to the previous push.
@@ -312,7 +290,7 @@ class ScriptWorker(WorkerSession):
                 self._begin_step()
                 self._carry_on(self.steps.refused(error))
             self._go_on(batch.statistics)
-            ahead = self._batches(batch.figures.head.batch_parts)
+            ahead = _batches(self.run, batch.figures.head.batch_parts)
             self._counts_ahead = tuple(count + ahead for count in core.schedule_counts)
             self.exchange_watch.start()
             self.background.start(functools.partial(self._exchange, batch))
@@ -361,8 +339,6 @@ class ScriptWorker(WorkerSession):
             raise failure
         return _Exchanged(request, replies)
 
-    # -- between two steps --------------------------------------------------------------------
-
     def flush(self) -> None:
         """Finish the exchange in the background, then push all unsent local steps and residuals."""
         steps = self.steps
@@ -410,24 +386,12 @@ class ScriptWorker(WorkerSession):
     def _counters(self) -> tuple[int, int, dict[str, float]]:
         return self.exchange.bytes_up, self.exchange.bytes_down, dict(self.stopwatch.seconds)
 
-    def _info(
-        self, outgoing: PushRequest | None, replies: Sequence[ShardReply | None], skipped: bool
-    ) -> StepInfo:
-        """Return the result of a training step, with traffic and times since the last result."""
-        core, before = self.core, self._counted
-        up, down, seconds = self._counted = self._counters()
-        sent = outgoing.shards if outgoing is not None else []
-        answers = [reply for reply in replies if reply is not None]
-        return StepInfo(
-            version=core.versions[0],
-            lr=core.learning_rate,
-            bytes_up=up - before[0],
-            bytes_down=down - before[1],
-            nnz_up=sum(len(block.values.data) for blocks in sent for block in blocks),
-            nnz_down=sum(len(block.values.data) for reply in answers for block in reply.blocks),
-            staleness=answers[0].staleness if answers else 0,
-            seconds={phase: spent - before[2][phase] for phase, spent in seconds.items()},
-            exchanged=bool(answers),
-            stopped=self.stopped,
-            skipped=skipped,
-        )
+
+def _batches(run: Run, parts: int) -> int:
+    """Return how many script batches all workers train on while one worker trains on `parts`.
+
+    In a run of n workers, each batch of the script counts as n parts. In synchronous rounds all n
+    workers take equally many parts, so that k parts of one worker mean k batches of all workers.
+    """
+    is_in_rounds = run.method.takes_local_steps or run.method.steps_together
+    return parts if is_in_rounds else parts // run.nb_workers

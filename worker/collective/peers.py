@@ -54,7 +54,7 @@ class _PeerConnection:
         except UntrustedPeer as error:
             raise PeerLost(f"worker {member.worker}: {error}") from error
         claims = (part_of_worker(greeting.worker), greeting.run_id)
-        greeting.proof = self.stream.prove(claims)
+        greeting.proof = self.stream.peer.prove(claims)
         self.stream.send((frame(peers.ToPeer(greeting=greeting)),))
 
     def receive(self, progress_seconds: float) -> tuple[peers.Holding, memoryview] | None:

@@ -74,11 +74,11 @@ def tapped(guard):
 def ask_for_everything(tap, credentials, shard, **hello):
     """Send Hello and immediately request the model; stay until the shard closes the connection."""
     session = ClientSession(f"127.0.0.1:{tap.port}", shard.hello(**hello), 1 << 20)
-    session._stream._credentials = credentials
-    session.stream._check_server = lambda: None  # a stranger does not check the server
+    session.stream.peer._credentials = credentials
+    session.stream.peer.check = lambda: None  # a stranger does not check the server
     session.stream.open(WAIT_SECONDS)
     said = shard.hello(**hello)
-    said.proof = session.stream.prove(())
+    said.proof = session.stream.peer.prove(())
     for message in (
         pb.ToServer(hello=said),
         pb.ToServer(pull=pb.Pull()),
@@ -125,7 +125,7 @@ def test_the_tap_does_hear_what_a_member_gets(monkeypatch):
         session = ClientSession(f"127.0.0.1:{tap.port}", shard.hello(id=1, run_id=RUN_ID), 1 << 20)
         assert session.open(WAIT_SECONDS).run_id == RUN_ID
         session.send_control(pb.ToServer(pull=pb.Pull()))
-        while session.receive(WAIT_SECONDS)[0].WhichOneof("body") != "reply":
+        while session.poll(WAIT_SECONDS)[0].WhichOneof("body") != "reply":
             pass
         session.close()
         assert RUN_ID.encode() in leaked(tap, shard) and len(leaked(tap, shard)) > 20
@@ -141,7 +141,7 @@ def test_a_neighbour_reads_nothing_of_what_tls_carries(monkeypatch):
         session = ClientSession(f"127.0.0.1:{tap.port}", hello, 1 << 20, credentials=credentials)
         assert session.open(WAIT_SECONDS).run_id == RUN_ID
         session.send_control(pb.ToServer(pull=pb.Pull()))
-        while session.receive(WAIT_SECONDS)[0].WhichOneof("body") != "reply":
+        while session.poll(WAIT_SECONDS)[0].WhichOneof("body") != "reply":
             pass
         session.close()
         assert leaked(tap, shard) == [] and len(tap.heard) > 4 * shard.core.model.theta.size

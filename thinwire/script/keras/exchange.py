@@ -28,6 +28,7 @@ from thinwire.script.keras.traffic import EpochTraffic
 from thinwire.script.session import Session
 from thinwire.script.steps import StepInfo
 from thinwire.worker.core.messages import ScriptFigures
+from thinwire.worker.core.worker_round import MiniBatch
 from thinwire.worker.script import RECORD
 
 if TYPE_CHECKING:
@@ -255,14 +256,10 @@ class StepExchange:
                 is_new = abs(rate - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate)
                 if is_new and not member.is_offered:
                     self._scale_to_rate(session, rate)
-                self.last = session.part.step(
-                    values.pushed,
-                    int(values.rows),
-                    float(values.loss[0]) if len(values.loss) else None,
-                    values.statistics,
-                    self._rate_factor,
-                    figures,
-                )
+                loss = float(values.loss[0]) if len(values.loss) else None
+                rows, statistics = int(values.rows), values.statistics
+                batch = MiniBatch(values.pushed, rows, loss, statistics, figures=figures)
+                self.last = session.part.step(batch, self._rate_factor)
                 self.traffic.add(self.last)
             if session.stopped:
                 member.raise_if_broken(session.stop_reason)
