@@ -163,7 +163,7 @@ class Nodes:
             try:
                 session.open(deadline - time.monotonic())
                 while time.monotonic() < deadline:
-                    message, _ = session.listen()
+                    message, _ = session.receive(deadline - time.monotonic())
                     if message.WhichOneof("body") == "report":
                         status = run_status.RunStatus.from_json(message.report.document)
                         if until(status):

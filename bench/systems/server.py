@@ -71,7 +71,7 @@ class ReadyWorker:
 
     def _reply(self) -> pb.Reply:
         while True:
-            message, _ = self._session.listen()
+            message, _ = self._session.receive(_TIMEOUT_SECONDS)
             if message.WhichOneof("body") == "refusal":
                 if message.refusal.reason == pb.REASON_STALE_EPOCH:
                     self._epoch = message.refusal.epoch

@@ -321,6 +321,22 @@ class ClientSession:
         """
         self._stream.send((frame(message),), counted)
 
+    def receive(self, progress_seconds: float) -> tuple[pb.ToClient, memoryview]:
+        """Return the shard's next whole message and the message's payload.
+
+        Raises:
+            StreamLost: The shard's stream ended, a frame is malformed, or no byte arrived for
+                `progress_seconds`.
+        """
+        while True:
+            try:
+                complete = self._feed_frame(progress_seconds)
+            except NoProgress as error:
+                self.close()
+                raise StreamLost(str(error)) from error
+            if complete is not None:
+                return complete
+
     def listen(self) -> tuple[pb.ToClient, memoryview]:
         """Wait for the shard's next whole message; return the message and its payload.
 

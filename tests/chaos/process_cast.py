@@ -259,7 +259,7 @@ class Cast:
             session = ClientSession(address, hello, 1 << 28, credentials=self._own_credentials())
             try:
                 session.open(min(5.0, left))
-                while (message := session.listen()[0]).WhichOneof("body") != "report":
+                while (message := session.receive(20.0)[0]).WhichOneof("body") != "report":
                     pass
                 if halt:
                     session.send_control(pb.ToServer(halt=pb.Halt(cause="max_seconds")))

@@ -248,11 +248,11 @@ class ShardConnection:
         session, request = self._session, action.request
         if session is None:
             return
-        if not isinstance(request, PushRequest):
-            is_query = isinstance(request, pb.Query)
-            session.send_control(
-                pb.ToServer(query=request) if is_query else pb.ToServer(pull=request), counted=True
-            )
+        if isinstance(request, pb.Query):
+            session.send_control(pb.ToServer(query=request), counted=True)
+            return
+        if isinstance(request, pb.Pull):
+            session.send_control(pb.ToServer(pull=request), counted=True)
             return
         for message, pieces in self.encoder.encode(request, action.incarnation, action.epoch):
             if message.WhichOneof("body") == "push":

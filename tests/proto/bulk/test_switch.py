@@ -387,7 +387,7 @@ def test_a_port_that_drops_holds_nothing_up_and_is_not_tried_again(monkeypatch, 
         assert time.monotonic() - began < lease / 4  # the attempts alone would take so long each
         for session in sessions:  # messages pass while the attempts are under way
             session.send_control(pb.ToServer(heartbeat=pb.Heartbeat()))
-            assert session.poll(WAIT_SECONDS)[0].WhichOneof("body") == "waiting"
+            assert session.receive(WAIT_SECONDS)[0].WhichOneof("body") == "waiting"
         for number, session in enumerate(sessions):
             assert number in blocked or session.stream.moved.wait(WAIT_SECONDS)
         wait_until(lambda: len(caplog.messages) >= len(blocked), WAIT_SECONDS)

@@ -65,9 +65,9 @@ def test_a_worker_with_papers_and_token_trains(papers):
     ):
         assert welcome.run_id == "run"
         session.send_control(pb.ToServer(pull=pb.Pull()))
-        message, payload = session.poll(WAIT_SECONDS)
+        message, payload = session.receive(WAIT_SECONDS)
         while message.WhichOneof("body") != "reply":
-            message, payload = session.poll(WAIT_SECONDS)
+            message, payload = session.receive(WAIT_SECONDS)
         assert len(payload) == 4 * shard.core.model.theta.size
 
 
@@ -108,7 +108,7 @@ def test_a_client_that_says_nothing_does_not_stay():
         session = ClientSession(f"127.0.0.1:{port}", shard.hello(), 1 << 20)
         session.stream.open(WAIT_SECONDS)
         with pytest.raises(StreamLost):
-            session.poll(WAIT_SECONDS)
+            session.receive(WAIT_SECONDS)
         session.close()
     assert shard.server.guard.refused == {"silent": 1}
 

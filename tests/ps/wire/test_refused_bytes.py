@@ -125,7 +125,7 @@ def test_the_tap_does_hear_what_a_member_gets(monkeypatch):
         session = ClientSession(f"127.0.0.1:{tap.port}", shard.hello(id=1, run_id=RUN_ID), 1 << 20)
         assert session.open(WAIT_SECONDS).run_id == RUN_ID
         session.send_control(pb.ToServer(pull=pb.Pull()))
-        while session.poll(WAIT_SECONDS)[0].WhichOneof("body") != "reply":
+        while session.receive(WAIT_SECONDS)[0].WhichOneof("body") != "reply":
             pass
         session.close()
         assert RUN_ID.encode() in leaked(tap, shard) and len(leaked(tap, shard)) > 20
@@ -141,7 +141,7 @@ def test_a_neighbour_reads_nothing_of_what_tls_carries(monkeypatch):
         session = ClientSession(f"127.0.0.1:{tap.port}", hello, 1 << 20, credentials=credentials)
         assert session.open(WAIT_SECONDS).run_id == RUN_ID
         session.send_control(pb.ToServer(pull=pb.Pull()))
-        while session.poll(WAIT_SECONDS)[0].WhichOneof("body") != "reply":
+        while session.receive(WAIT_SECONDS)[0].WhichOneof("body") != "reply":
             pass
         session.close()
         assert leaked(tap, shard) == [] and len(tap.heard) > 4 * shard.core.model.theta.size

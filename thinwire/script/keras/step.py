@@ -214,7 +214,7 @@ def _exchange_in_python(
 
     def call(*arrays: Any) -> StepAnswer:
         touched = dict(zip(numbers, arrays[num_passed:], strict=True))
-        return exchange(StepValues(*arrays[:num_passed], touched))
+        return exchange(StepValues._make([*arrays[:num_passed], touched]))
 
     tensors = [*values[:num_passed], *values.touched.values()]
     return StepAnswer(*tf.numpy_function(call, tensors, _TYPES))
