@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from thinwire.script.keras.distribute import distribute
     from thinwire.script.own_evaluation import evaluate
     from thinwire.script.server import ServerHandle, Snapshot, init_server
-    from thinwire.script.session import RunOver, StepInfo
+    from thinwire.script.steps import RunOver, StepInfo
 
 __version__ = "0.2.0"
 
@@ -60,7 +60,7 @@ _PUBLIC = {
     "script.keras.distribute": ("distribute",),
     "script.own_evaluation": ("evaluate",),
     "script.server": ("ServerHandle", "Snapshot", "init_server"),
-    "script.session": ("RunOver", "StepInfo"),
+    "script.steps": ("RunOver", "StepInfo"),
 }
 _MODULES = {name: f"thinwire.{module}" for module, names in _PUBLIC.items() for name in names}
 

@@ -179,7 +179,7 @@ class Worker:
                     self.save()
                     saved_at = time.monotonic()
                     action = steps.begin()
-                action = session.carry_out(action, self._load, self.shard.cursor.epoch)
+                action = self._carry_out(action)
             if steps.diverged is not None:
                 raise steps.diverged
             self._settle()
@@ -217,6 +217,10 @@ class Worker:
         personal = self.personal.gradient
         return self.gradient, self.step.gradients(images, labels, self.gradient, personal)
 
+    def _carry_out(self, action: Action) -> Action:
+        self._load(action)
+        return self.session.carry_out(action, self.shard.cursor.epoch)
+
     def _load(self, action: Action) -> None:
         """Give the model the values with which the next mini-batch begins."""
         if action is RoundAction.LOAD_ROUND:
@@ -238,8 +242,8 @@ class Worker:
     def _settle(self) -> None:
         """Wait for the replies to the push under way, if there is one."""
         action = self.session.steps.settle()
-        if action is not None:
-            self.session.carry_out(action, self._load, self.shard.cursor.epoch)
+        while action in (RoundAction.WAIT, RoundAction.LOAD_ROUND):
+            action = self._carry_out(action)
 
     def _take_over(self, weights: Any) -> None:
         self.step.set_weights(weights)

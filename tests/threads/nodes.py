@@ -10,6 +10,7 @@ import types
 import numpy as np
 
 from tests.virtual.toy import KERNELS, SPEC, Softmax
+from tests.worker_steps import advance
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.sharding.split import shard_spec
 from thinwire.ops.types import Link
@@ -183,13 +184,12 @@ class ElasticWorker(threading.Thread):
             part.core.restore(self._state, last)
         try:
             part.begin()
-            action = part.advance(part.steps.begin())
+            action, _, _ = advance(part, part.steps.begin())
             while action is RoundAction.COMPUTE and not part.stopped:
                 self._moving.wait()
-                part.forget_exchange()
-                action = part.advance(self._step())
-                if part.received:
-                    self._acknowledge(part.sent, part.received[0])
+                action, request, replies = advance(part, self._step())
+                if replies:
+                    self._acknowledge(request, replies[0])
             cause = "done"
         finally:
             if not self._killed.is_set():

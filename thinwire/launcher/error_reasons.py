@@ -31,7 +31,7 @@ from thinwire.runtime.run.settings import (
 from thinwire.worker.script import RECORD, LeftBehind
 
 #: (module, name) pairs of the exceptions that notify a user's script of the end of its run.
-_ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.script.session", "RunOver"))
+_ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.script.steps", "RunOver"))
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = sysconfig.get_paths()["stdlib"]

@@ -11,8 +11,10 @@ from absl import logging
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.methods.validation import refuse_local_epochs, refuse_script_steps
 from thinwire.ops.types import ConfigurationError
-from thinwire.script.session import LeavesOnExit, Session, StepInfo
+from thinwire.script.session import LeavesOnExit, Session
 from thinwire.script.settings import read_settings
+from thinwire.script.steps import StepInfo
+from thinwire.worker.core.worker_round import MiniBatch
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -125,7 +127,8 @@ class GradientSGD(LeavesOnExit):
         session = self._stepper
         count = self._batch_size if samples is None else int(samples)
         mean_loss = None if loss is None else float(loss)
-        info = session.step(gradient, count, mean_loss, session.statistics.read())
+        batch = MiniBatch(gradient, count, mean_loss, session.statistics.read())
+        info = session.part.step(batch)
         session.assign()
         return info
 

@@ -185,7 +185,7 @@ class Peers:
         greeting = peers.Greeting(
             protocol_version=messages.PROTOCOL_VERSION, run_id=self.run_id, worker=self._worker
         )
-        greeting.proof = stream.prove((part_of_worker(self._worker), self.run_id))
+        greeting.proof = stream.peer.prove((part_of_worker(self._worker), self.run_id))
         stream.send((frame(peers.ToPeer(greeting=greeting)),))
         most = self._max_model_bytes
         return _PeerConnection(

@@ -54,7 +54,7 @@ def test_a_call_that_grpc_ends_without_its_metadata_is_given_up(monkeypatch):
             pass
 
     client = grpc.ClientStream("127.0.0.1:9")
-    monkeypatch.setattr(client, "_connect", lambda deadline, given_up: Channel())
+    monkeypatch.setattr(client.peer, "connect", lambda dscp, deadline, given_up: Channel())
     with pytest.raises(grpc.Unreachable, match="it stopped while"):
         client.open(3600.0)
 

@@ -55,7 +55,7 @@ def claim(port, credentials, seconds=DIAL_SECONDS, **hello):
     try:
         stream.open(seconds)
         said = pb.Hello(**({"role": pb.ROLE_WORKER, "id": 1} | hello))
-        said.proof = stream.prove(trust.claims_of(said))
+        said.proof = stream.peer.prove(trust.claims_of(said))
         stream.send([said.SerializeToString()])
         return stream.receive(WAIT_SECONDS)
     finally:

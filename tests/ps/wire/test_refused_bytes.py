@@ -74,11 +74,11 @@ def tapped(guard):
 def ask_for_everything(tap, credentials, shard, **hello):
     """Send Hello and immediately request the model; stay until the shard closes the connection."""
     session = ClientSession(f"127.0.0.1:{tap.port}", shard.hello(**hello), 1 << 20)
-    session._stream._credentials = credentials
-    session.stream._check_server = lambda: None  # a stranger does not check the server
+    session.stream.peer._credentials = credentials
+    session.stream.peer.check = lambda: None  # a stranger does not check the server
     session.stream.open(WAIT_SECONDS)
     said = shard.hello(**hello)
-    said.proof = session.stream.prove(())
+    said.proof = session.stream.peer.prove(())
     for message in (
         pb.ToServer(hello=said),
         pb.ToServer(pull=pb.Pull()),

@@ -12,11 +12,12 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import StreamLost, Unreachable
 from thinwire.proto.grpc.session import RequestRejected
 from thinwire.runtime.run.settings import END_REASONS
+from thinwire.script.central_state import CentralState
 from thinwire.script.keras.held_weights import is_like
 from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import steps_allowed
-from thinwire.script.session import CentralState, Session
+from thinwire.script.session import Session
 from thinwire.worker.script import RECORD
 
 
@@ -122,7 +123,7 @@ class CentralAccess:
         if offer is None or not (offer.optimizers or weights):
             return None
         try:
-            return session.fetch(weights)
+            return CentralState.fetch(session.part, session.statistics.size if weights else None)
         except (StreamLost, Unreachable, RequestRejected) as error:
             logging.warning("cannot fetch the PS's state; the model keeps its own: %s", error)
             return None
@@ -134,7 +135,8 @@ class CentralAccess:
         before = [None if step.rate is None else float(step.rate.numpy()) for step in steps]
         try:
             with steps_allowed():
-                session.fill_slots([step.inner for step in steps], state)
+                inner = [step.inner for step in steps]
+                state.fill_slots(offer, inner, session.shared.variables)
         except (ConfigurationError, ValueError) as error:
             logging.warning(
                 "cannot load the PS's optimizer state; the compiled optimizer keeps its own: %s",

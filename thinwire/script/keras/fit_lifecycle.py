@@ -153,7 +153,7 @@ class FitLifecycle:
         self._num_batches += 1
         if self._member.session is not None:
             self._joining.keep_state()
-            self._member.session.begin_compute()
+            self._member.session.part.begin_compute()
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch, and find out in how many of its steps this worker has no training rows.

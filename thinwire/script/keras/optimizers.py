@@ -253,7 +253,7 @@ class ScriptOptimizers:
             [k] int64 counts of the k optimizers in `stepping`; 0 for an optimizer without a clock.
         """
         for number, step in enumerate(self.stepping):
-            count = session.schedule_count(number)
+            count = session.part.schedule_count(number)
             if step.clock is not None and count is not None:
                 step.clock.count = count
         clocks = [step.clock for step in self.stepping]
@@ -265,7 +265,7 @@ class ScriptOptimizers:
         for step in self.stepping:
             if step.clock is not None:
                 step.clock.go_on(step.clock.count)
-            step.assign_scale(session.loss_scale)
+            step.assign_scale(session.part.core.loss_scale)
 
     def note_rates(self) -> None:
         """Record the optimizers' present learning rates as the rates with which the PS begins."""

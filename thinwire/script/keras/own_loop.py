@@ -121,8 +121,7 @@ class OwnLoop:
             return
         member.finish_rounds(session)
         with member.lock:
-            if not session.stopped:
-                session.pull()
+            session.part.pull()
             session.assign()
         if with_slots and not session.stopped:
             self._central.fill_slots(session)

@@ -13,8 +13,9 @@ from thinwire.script.keras.assignments import Assignments
 from thinwire.script.keras.catching_up import CatchUp
 from thinwire.script.keras.fit_barriers import FitBarriers
 from thinwire.script.member import Event, ScriptMember, Standing, Use
-from thinwire.script.session import RunOver, Session
+from thinwire.script.session import Session
 from thinwire.script.settings import ScriptSettings
+from thinwire.script.steps import RunOver
 from thinwire.worker.client.control import Opening, RunHalted
 from thinwire.worker.script import RECORD
 
@@ -207,7 +208,7 @@ class RunMember:
         """Push the results of local steps that no exchange has sent to the servers yet."""
         with self.lock:
             if not session.stopped:
-                session.flush()
+                session.part.flush()
 
     def close(self, cause: str = "done") -> None:
         """Leave the run; the model stays usable and may join the run again."""

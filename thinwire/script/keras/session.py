@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from thinwire.models.flat_model import FlatVariables
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.rows import count_rows
 from thinwire.script.keras.assignments import Assignments
@@ -29,18 +28,15 @@ from thinwire.script.keras.plan import Pairs, PlannedStep, StepPlan, named
 from thinwire.script.keras.row_sums import RowSums
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import ExchangeStep, StepCall, WeightsChanged, watch_steps
-from thinwire.script.keras.step_values import StepAnswer, StepValues
 from thinwire.script.keras.succession import Succession
 from thinwire.script.keras.traces import refuse_compiling
 from thinwire.script.keras.traffic import EpochTraffic
 from thinwire.script.keras.train_metrics import TrainMetrics
 from thinwire.script.keras.trial import StepTrial
-from thinwire.script.session import LeavesOnExit, StepInfo, part_of
+from thinwire.script.session import LeavesOnExit, Session, part_of
 from thinwire.script.settings import ScriptSettings
+from thinwire.script.steps import StepInfo
 from thinwire.worker.script import RECORD
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
 
 
 class ModelSession(LeavesOnExit):
@@ -97,6 +93,7 @@ class ModelSession(LeavesOnExit):
         self._exchange = StepExchange(
             member, self._optimizers, joining, self._phases, self._loop_steps
         )
+        self.exchange, self.raise_failure = self._exchange.exchange, self._exchange.raise_failure
         self._row_sums = RowSums(member, self._exchange, self._trial)
         self.fits = FitLifecycle(
             member=member,
@@ -266,7 +263,7 @@ class ModelSession(LeavesOnExit):
                 if not call.applied:
                     self._trial.refuse_without_step()
                 self._optimizers.sequence = [step.number for step in call.applied]
-                if self.takes_weights:
+                if self._member.takes_weights:
                     call.applied[-1].exchange_weights()
             return logs
         finally:
@@ -295,38 +292,14 @@ class ModelSession(LeavesOnExit):
     # -- for the steps: the methods of `thinwire.script.keras.step.StepOwner` --------------------
 
     @property
-    def variables(self) -> list[Any]:
-        """Variables that all workers train, in the order in which the PS knows them."""
-        return self._member.joined.shared.variables
-
-    @property
-    def flat_variables(self) -> FlatVariables:
-        """The variables that all workers train, as one flat float32 vector."""
-        return self._member.joined.variables
-
-    @property
-    def flat_statistics(self) -> FlatVariables:
-        """Moving statistics (of BatchNormalization), averaged over the workers; may be empty."""
-        return self._member.joined.statistics
-
-    @property
-    def takes_weights(self) -> bool:
-        """True if optimizers step on this worker, which pushes weights instead of gradients."""
-        return self._member.takes_weights
+    def joined(self) -> Session:
+        """The session with the servers; raises an error if the model has not joined the run yet."""
+        return self._member.joined
 
     @property
     def takes_momentum(self) -> bool:
         """True if the training method, not the optimizer, applies the compiled SGD's momentum."""
         return self._optimizers.takes_momentum
-
-    @property
-    def prox_mu(self) -> float:
-        """FedProx's coefficient mu for the local steps of this worker; 0 without FedProx."""
-        return self._member.own_settings.run.method.local.prox_mu
-
-    def round_base(self) -> Float32:
-        """Return a copy of the shared weights from the start of the round of local steps."""
-        return self._member.joined.part.core.base.copy()
 
     @property
     def clocks(self) -> Sequence[RunClock | None]:
@@ -358,11 +331,3 @@ class ModelSession(LeavesOnExit):
         if self.call.ends_later:
             return StepPlan((PlannedStep.of(step.optimizer, pairs),))
         return self._loop_steps.plan(step, pairs)
-
-    def exchange(self, step: ExchangeStep, values: StepValues) -> StepAnswer:
-        """Push one step's gradient or weights and pull weights, as `StepExchange.exchange` does."""
-        return self._exchange.exchange(step, values)
-
-    def raise_failure(self) -> None:
-        """Raise the error that an exchange with the servers has stored, if there is one."""
-        self._exchange.raise_failure()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from thinwire.script.session import StepInfo
+from thinwire.script.steps import StepInfo
 
 
 @dataclasses.dataclass

@@ -11,6 +11,7 @@ import pytest
 from tests.command_line import run_of
 from tests.virtual.toy import method
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.script.central_state import CentralState
 from thinwire.script.data.place import BatchParts, Shared, UnfilledRounds
 from thinwire.script.data.rounds import DealtRounds
 from thinwire.script.keras import distribute, own_loop, train_metrics
@@ -196,7 +197,7 @@ def test_what_a_script_has_assigned_before_it_joins_is_no_change_of_the_run_s_we
     assert isinstance(member.assignments, Assignments)
 
 
-def test_a_model_that_was_saved_in_mid_fit_goes_on_with_its_own_statistics():
+def test_a_model_that_was_saved_in_mid_fit_goes_on_with_its_own_statistics(monkeypatch):
     """The statistics have changed since the last exchange; the weights have not."""
     held = {"weights": np.float32([1, 2]), "statistics": np.float32([7.0])}
     of_run = (np.float32([1, 2]), np.float32([3.0]))
@@ -206,12 +207,14 @@ def test_a_model_that_was_saved_in_mid_fit_goes_on_with_its_own_statistics():
 
     session = SimpleNamespace(
         variables=SimpleNamespace(read=lambda: held["weights"]),
-        statistics=SimpleNamespace(read=lambda: held["statistics"]),
+        statistics=SimpleNamespace(read=lambda: held["statistics"], size=1),
         weights=of_run[0],
         offer=SimpleNamespace(optimizers=()),
-        fetch=lambda weights: SimpleNamespace(weights=lambda: of_run),
+        part=None,
         assign=assign,
     )
+    state = SimpleNamespace(weights=lambda: of_run)
+    monkeypatch.setattr(CentralState, "fetch", lambda part, num_statistics: state)
     member = SimpleNamespace(present=session, in_fit=True)
     with CentralAccess(member, SimpleNamespace(stepping=[])).lent():
         assert held["statistics"].tolist() == [3.0]
@@ -236,7 +239,8 @@ def test_a_schedule_goes_on_at_the_run_s_count_in_the_next_phase():
     optimizers = ScriptOptimizers(None, None, None)
     optimizers.stepping = [step]
     assert optimizers.begin_clocks(method("bsp")) == (0,)
-    optimizers.advance(SimpleNamespace(schedule_count=lambda number: 40))
+    part = SimpleNamespace(schedule_count=lambda number: 40)
+    optimizers.advance(SimpleNamespace(part=part))
     assert optimizers.begin_clocks(method("bsp")) == (40,)
     assert float(step.clock.read(schedule)) == pytest.approx(0.1 * 0.5**4)
 
@@ -261,7 +265,7 @@ def test_local_steps_are_sent_at_the_end_of_a_script_that_has_not_failed(failed,
     member.leave_at_end(failed, "")  # the script has not joined
     member.session = SimpleNamespace(
         stopped=False,
-        flush=lambda: calls.append("flush"),
+        part=SimpleNamespace(flush=lambda: calls.append("flush")),
         close=lambda cause: calls.append(f"close {cause}"),
     )
     member.leave_at_end(failed, "")
@@ -292,7 +296,9 @@ def test_a_script_that_no_launcher_started_ends_with_the_reason(is_launched, mon
 def test_a_loop_s_model_is_pulled_between_two_steps_alone(in_fit, pulls, monkeypatch):
     done = []
     session = SimpleNamespace(
-        stopped=False, pull=lambda: done.append("pull"), assign=lambda: done.append("assign")
+        stopped=False,
+        part=SimpleNamespace(pull=lambda: done.append("pull")),
+        assign=lambda: done.append("assign"),
     )
     member = SimpleNamespace(
         session=session,
