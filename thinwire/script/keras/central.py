@@ -13,32 +13,26 @@ from thinwire.proto.grpc import StreamLost, Unreachable
 from thinwire.proto.grpc.session import RequestRejected
 from thinwire.runtime.run.settings import END_REASONS
 from thinwire.script.keras.held_weights import is_like
-from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import steps_allowed
 from thinwire.script.session import CentralState, Session
-from thinwire.worker.script import RECORD
+from thinwire.worker.client.control import RunHalted
 
 
 class CentralAccess:
     """Loads weights and optimizer state from the shards into a script's model and optimizers.
 
     Args:
-        member: Membership of the model in a run, which holds the script's settings, the session
-            with the servers, and the barriers with other workers' scripts.
-        optimizers: Optimizers of the script that train in the run.
+        member: Membership of the model in a run.
     """
 
-    def __init__(self, member: RunMember, optimizers: ScriptOptimizers) -> None:
-        self._member, self._optimizers = member, optimizers
+    def __init__(self, member: RunMember) -> None:
+        self._member = member
 
     @property
     def writes_files(self) -> bool:
         """True if this worker writes the script's files; only one worker of a run writes them."""
-        settings = self._member.settings
-        if settings is None or not self._member.is_offered:
-            return True
-        return settings.worker().id_worker == RECORD.chief
+        return self._member.is_chief or not self._member.is_offered
 
     @contextlib.contextmanager
     def saving(self, is_own: bool) -> Iterator[bool]:
@@ -47,8 +41,9 @@ class CentralAccess:
         with self.lent() if writes or is_own else contextlib.nullcontext():
             yield writes or is_own
         if not (is_own or member.in_fit or member.barriers is None or member.stopped):
-            ended = member.barriers.saved(writes, member.in_loop)
-            if ended is not None:
+            try:
+                member.barriers.saved(writes, member.in_loop)
+            except RunHalted as ended:
                 member.raise_if_broken(ended.cause, ended.message)
 
     @contextlib.contextmanager
@@ -80,10 +75,8 @@ class CentralAccess:
     def refresh_averages(self) -> None:
         """Load the PS's moving averages of weights into the script's optimizers during a `fit`."""
         session = self._member.present
-        if session is None:
-            return
-        averages = any(step.inner.use_ema for step in self._optimizers.stepping)
-        if averages:
+        steps = self._member.optimizers.stepping
+        if session is not None and any(step.inner.use_ema for step in steps):
             self.fill_slots(session)
 
     def fill_slots(self, session: Session) -> bool:
@@ -128,7 +121,7 @@ class CentralAccess:
             return None
 
     def _fill_slots(self, session: Session, state: CentralState) -> bool:
-        offer, steps = session.offer, self._optimizers.stepping
+        offer, steps = session.offer, self._member.optimizers.stepping
         if offer is None or not offer.optimizers:
             return False
         before = [None if step.rate is None else float(step.rate.numpy()) for step in steps]

@@ -10,13 +10,13 @@ import keras
 from absl import logging
 
 from thinwire.models.flat_model import moving_statistics
-from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import decode_metrics
 from thinwire.script.keras.central import CentralAccess
 from thinwire.script.keras.files import listed
 from thinwire.script.keras.own_states import OwnStates, reads_optimizer
 from thinwire.script.keras.reports import describe_fit, describe_history
 from thinwire.script.keras.run_member import RunMember
+from thinwire.worker.client.control import RunHalted
 
 #: Packages of known callbacks. Of the values that an evaluation reads, callbacks from these
 #: packages change only weights that all workers share.
@@ -39,8 +39,7 @@ class FitEvaluations:
     """Evaluates the validation data within a model's calls of `fit`.
 
     Args:
-        member: Membership of the model in a run, which holds the script's settings, the session
-            with the servers, and the barriers with other workers' scripts.
+        member: Membership of the model in a run.
         central: Object that loads the shards' weights into the model.
 
     Attributes:
@@ -93,8 +92,8 @@ class FitEvaluations:
         """True if this process evaluates, so its optimizer needs moving averages of the weights."""
         return self.is_evaluating or not self.is_elsewhere
 
-    def evaluate(self, epoch: int, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
-        """Return the metrics of the validation data at the end of an epoch.
+    def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
+        """Return the metrics of the validation data at the end of the current epoch.
 
         One process evaluates the run's weights on validation data, and all workers wait for its
         metrics. Usually the evaluator process of the Supervisor evaluates the validation data. The
@@ -105,25 +104,26 @@ class FitEvaluations:
         validation data.
 
         Args:
-            epoch: Number of the training epoch, from 0, as Keras passes it to callbacks.
             alone: Keras' own `evaluate`, which runs on this worker only.
             keywords: Keyword arguments that `fit` passes to `evaluate`.
         """
         member = self._member
-        barriers = member.met_barriers
-        answer = barriers.evaluate(epoch, self._is_by_script())
+        barriers, epoch = member.met_barriers, member.epoch
+        try:
+            answer = barriers.evaluate(epoch, self._is_by_script())
+        except RunHalted as ended:
+            member.take_end(ended)
+            with self.evaluating():
+                return alone(**keywords)
         if answer is None:
             with self._central.lent(), self.evaluating():
                 metrics = alone(**keywords)
-            answer = barriers.answer(epoch, member.joined.part.core.versions, metrics)
-            if isinstance(answer, pb.Evaluated):
-                return decode_metrics(answer.metrics)
-            member.take_end(answer)
-            return metrics
-        if not isinstance(answer, pb.Evaluated):
-            member.take_end(answer)
-            with self.evaluating():
-                return alone(**keywords)
+            try:
+                answer = barriers.answer(epoch, member.joined.part.core.versions, metrics)
+            except RunHalted as ended:
+                member.take_end(ended)
+                return metrics
+            return decode_metrics(answer.metrics)
         logs = decode_metrics(answer.metrics)
         callbacks = keywords["callbacks"]
         callbacks.on_test_begin()

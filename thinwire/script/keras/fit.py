@@ -123,7 +123,7 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
     def evaluate(*args: Any, **keywords: Any) -> Any:
         is_of_fit = keywords.get("_use_cached_eval_dataset") and session.evaluations.is_elsewhere
         if is_of_fit:
-            return session.fits.evaluate(evaluate_alone, keywords)
+            return session.evaluations.evaluate(evaluate_alone, keywords)
         try:
             with session.evaluations.evaluating():
                 return evaluate_alone(*args, **keywords)
@@ -143,7 +143,7 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
         present = results(logs)
         if not is_of_epoch or present is None:
             return present
-        return session.fits.complete_logs(present, are_results=present is not logs)
+        return session.fits.metrics.complete(present, are_results=present is not logs)
 
     @functools.wraps(train_step)
     def step(data: Any) -> Any:

@@ -15,12 +15,10 @@ from thinwire.script.data.rows import count_rows
 from thinwire.script.keras.assignments import Assignments
 from thinwire.script.keras.central import CentralAccess
 from thinwire.script.keras.clock import RunClock
-from thinwire.script.keras.early_stop import EarlyStop
 from thinwire.script.keras.evaluations import FitEvaluations
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.fit_lifecycle import FitLifecycle
 from thinwire.script.keras.held_weights import takes_changes
-from thinwire.script.keras.joining import Joining
 from thinwire.script.keras.loops import LoopSteps, Together
 from thinwire.script.keras.optimizers import ScriptOptimizers, settings_with_momentum
 from thinwire.script.keras.own_loop import OwnLoop
@@ -30,10 +28,8 @@ from thinwire.script.keras.row_sums import RowSums
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import ExchangeStep, StepCall, WeightsChanged, watch_steps
 from thinwire.script.keras.step_values import StepAnswer, StepValues
-from thinwire.script.keras.succession import Succession
 from thinwire.script.keras.traces import refuse_compiling
 from thinwire.script.keras.traffic import EpochTraffic
-from thinwire.script.keras.train_metrics import TrainMetrics
 from thinwire.script.keras.trial import StepTrial
 from thinwire.script.session import LeavesOnExit, StepInfo, part_of
 from thinwire.script.settings import ScriptSettings
@@ -81,42 +77,20 @@ class ModelSession(LeavesOnExit):
         """
         self.calls: dict[int, Any] = {}
         settings_for = functools.partial(settings_with_momentum, args, dict(keywords or {}))
-        member = self._member = RunMember(model, settings)
-        self._optimizers = ScriptOptimizers(member, self, settings_for)
+        member = self._member = RunMember(model, settings, self._others, num_train)
+        member.optimizers = self._optimizers = ScriptOptimizers(member, self, settings_for)
         self._loop_steps = LoopSteps()
         self._endless = self.call = StepCall(1, ends_later=False)
         self._trial = StepTrial(model)
-        stop = EarlyStop(member)
-        joining = Joining(member, self._optimizers, stop, num_train)
-        self.central = CentralAccess(member, self._optimizers)
+        self.central = CentralAccess(member)
         self.evaluations = FitEvaluations(member, self.central)
-        succession = Succession(member, stop, self._others)
-        self._phases = Phases(
-            member, self._optimizers, self._trial, joining, self.central, self.evaluations, stop
-        )
-        self._exchange = StepExchange(
-            member, self._optimizers, joining, self._phases, self._loop_steps
-        )
+        self._phases = Phases(member, self._trial, self.central, self.evaluations)
+        self._exchange = StepExchange(member, self._optimizers, self._phases, self._loop_steps)
         self._row_sums = RowSums(member, self._exchange, self._trial)
         self.fits = FitLifecycle(
-            member=member,
-            succession=succession,
-            phases=self._phases,
-            joining=joining,
-            exchange=self._exchange,
-            evaluations=self.evaluations,
-            stop=stop,
-            metrics=TrainMetrics(member),
-            row_sums=self._row_sums,
+            member, self._phases, self._exchange, self.evaluations, self._row_sums
         )
-        self.loop = OwnLoop(
-            member=member,
-            optimizers=self._optimizers,
-            succession=succession,
-            phases=self._phases,
-            exchange=self._exchange,
-            central=self.central,
-        )
+        self.loop = OwnLoop(member, self._phases, self._exchange, self.central)
         if settings is not None:
             watch_steps(self)
             self._optimizers.prepare()
