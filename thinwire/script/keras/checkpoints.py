@@ -13,22 +13,15 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from thinwire.script.keras.saving import SavingWorker, is_own_file
+from thinwire.script.keras.saving import is_own_file
 
-
-class CheckpointingWorker(Protocol):
-    """Interface of a worker whose model or optimizer a TensorFlow checkpoint may contain."""
-
-    def holds(self, tracked: Collection[int]) -> bool:
-        """Return True if an object id in `tracked` is of a model or an optimizer of this worker."""
-
-    def checkpointing(self) -> SavingWorker:
-        """Load the shards' weights into a training loop's model; return the model's saver."""
+if TYPE_CHECKING:
+    from thinwire.script.keras.session import ModelSession
 
 
 #: Per thread: `is_silent` is True while TensorFlow's checkpoint functions must not change files.
@@ -39,13 +32,13 @@ _OF_MANAGERS = ("update_checkpoint_state_internal", "_delete_file_if_exists")
 
 
 def write_checkpoints_once(
-    workers: Callable[[], Sequence[CheckpointingWorker]], writes: Callable[[], bool]
+    workers: Callable[[], Sequence[ModelSession]], writes: Callable[[], bool]
 ) -> None:
     """Let only one worker of the run write TensorFlow's own checkpoints.
 
     Args:
-        workers: Function that returns the objects of all models in this process that train as
-            workers, the newest last.
+        workers: Function that returns the sessions with the servers of all models in this process
+            that train as workers, the newest last.
         writes: Function that returns True if this process writes those checkpoints that contain no
             model and no optimizer of a worker.
     """
@@ -53,7 +46,7 @@ def write_checkpoints_once(
     _WORKERS[:] = [(workers, writes)]
 
 
-_WORKERS: list[tuple[Callable[[], Sequence[CheckpointingWorker]], Callable[[], bool]]] = []
+_WORKERS: list[tuple[Callable[[], Sequence[ModelSession]], Callable[[], bool]]] = []
 
 
 @functools.cache
@@ -100,7 +93,7 @@ def _saving(checkpoint: Any, is_own: bool) -> Iterator[bool]:
     if worker is None:
         yield is_own or writes()
         return
-    with worker.checkpointing().saving(is_own) as is_writer:
+    with worker.checkpointing(is_own) as is_writer:
         yield is_writer
 
 

@@ -17,6 +17,7 @@ from absl import logging
 from thinwire.ops.push_head import PushHead
 from thinwire.script.data.place import BatchParts, WorkerPlace
 from thinwire.script.gradient_sgd import RATE_TOLERANCE
+from thinwire.script.keras.callbacks import EpochTraffic
 from thinwire.script.keras.checks import check_rate_change
 from thinwire.script.keras.held_weights import assigned_by_script, changed_by_script
 from thinwire.script.keras.loops import LoopSteps
@@ -25,7 +26,6 @@ from thinwire.script.keras.phases import Phases
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import ExchangeStep
 from thinwire.script.keras.step_values import StepAnswer, StepValues
-from thinwire.script.keras.traffic import EpochTraffic
 from thinwire.script.session import Session, StepInfo
 from thinwire.worker.core.messages import ScriptFigures
 from thinwire.worker.script import RECORD

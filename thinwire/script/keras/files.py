@@ -13,8 +13,6 @@ import keras
 from thinwire.script.keras.saving import is_own_file
 from thinwire.worker.held_files import was_kept
 
-_Restore = Callable[[], object]
-
 
 def listed(callbacks: Any) -> list[Any]:
     """Return the callbacks that the script passes to `fit` as a flat list.
@@ -42,62 +40,38 @@ def writing_once(callbacks: Sequence[Any], writes: Callable[[], bool]) -> Iterat
     """
     with contextlib.ExitStack() as stack:
         for callback in callbacks:
-            for kind, silence in _SILENCED:
-                if isinstance(callback, kind):
-                    for restore in silence(callback, writes, stack):
-                        stack.callback(restore)
+            for name, value in _silenced(callback, writes, stack).items():
+                stack.callback(_replace(callback, name, value))
         yield
 
 
-def _silence_log(
+def _silenced(
     callback: Any, writes: Callable[[], bool], stack: contextlib.ExitStack
-) -> Iterator[_Restore]:
-    if not (writes() or is_own_file(callback.filename)):
-        yield _replace(callback, "filename", os.devnull)
-    elif was_kept(callback.filename):
-        # This process replaces the chief worker, and the previous chief began the log file in this
-        # `fit`. Without `append`, CSVLogger would truncate the log file.
-        yield _replace(callback, "append", True)
+) -> dict[str, Any]:
+    """Return the attributes that a callback of a worker has in a `fit` instead of its own."""
+    match callback:
+        case keras.callbacks.CSVLogger():
+            if not (writes() or is_own_file(callback.filename)):
+                return {"filename": os.devnull}
+            # If this process replaces the chief worker, the previous chief began the log file in
+            # this `fit`. Without `append`, CSVLogger would truncate the log file.
+            return {"append": True} if was_kept(callback.filename) else {}
+        case keras.callbacks.TensorBoard() if not (writes() or is_own_file(callback.log_dir)):
+            folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+            return {"log_dir": stack.enter_context(folder)}
+        # all workers read the backup, but only one saves and deletes it
+        case keras.callbacks.BackupAndRestore() if not is_own_file(callback.backup_dir):
+            save = callback._save_model
+            saving = {"_save_model": lambda: save() if writes() else None}
+            return saving if writes() else {**saving, "delete_checkpoint": False}
+        case keras.callbacks.RemoteMonitor() if not writes():
+            return {"on_epoch_end": lambda epoch, logs=None: None}
+    return {}
 
 
-def _silence_board(
-    callback: Any, writes: Callable[[], bool], stack: contextlib.ExitStack
-) -> Iterator[_Restore]:
-    if not (writes() or is_own_file(callback.log_dir)):
-        folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-        yield _replace(callback, "log_dir", folder)
-
-
-def _silence_backup(
-    callback: Any, writes: Callable[[], bool], stack: contextlib.ExitStack
-) -> Iterator[_Restore]:
-    """Let BackupAndRestore read its backup on all workers, but save and delete it on one only."""
-    if is_own_file(callback.backup_dir):
-        return
-    save = callback._save_model
-    yield _replace(callback, "_save_model", lambda: save() if writes() else None)
-    if not writes():
-        yield _replace(callback, "delete_checkpoint", False)
-
-
-def _silence_monitor(
-    callback: Any, writes: Callable[[], bool], stack: contextlib.ExitStack
-) -> Iterator[_Restore]:
-    if not writes():
-        yield _replace(callback, "on_epoch_end", lambda epoch, logs=None: None)
-
-
-def _replace(callback: Any, name: str, value: Any) -> _Restore:
+def _replace(callback: Any, name: str, value: Any) -> Callable[[], object]:
     """Set an attribute of a callback; return a function that restores the attribute's old value."""
     attributes = vars(callback)
     had, before = name in attributes, attributes.get(name)
     setattr(callback, name, value)
     return lambda: setattr(callback, name, before) if had else delattr(callback, name)
-
-
-_SILENCED: tuple[tuple[type, Callable[..., Iterator[_Restore]]], ...] = (
-    (keras.callbacks.CSVLogger, _silence_log),
-    (keras.callbacks.TensorBoard, _silence_board),
-    (keras.callbacks.BackupAndRestore, _silence_backup),
-    (keras.callbacks.RemoteMonitor, _silence_monitor),
-)

@@ -8,6 +8,7 @@ import enum
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 from absl import logging
 
 from thinwire.ops.types import ConfigurationError
@@ -16,10 +17,12 @@ from thinwire.script.data.data import Shared, share
 from thinwire.script.data.fit_counts import FitNumber
 from thinwire.script.data.place import WorkerPlace
 from thinwire.script.data.randomness import own_randomness
+from thinwire.script.keras.central import CentralAccess
 from thinwire.script.keras.checks import check_states
 from thinwire.script.keras.data_errors import explain_batch
 from thinwire.script.keras.evaluations import FitEvaluations
 from thinwire.script.keras.exchange import StepExchange
+from thinwire.script.keras.files import listed
 from thinwire.script.keras.phases import Phases
 from thinwire.script.keras.row_sums import RowSums
 from thinwire.script.keras.run_member import RunMember
@@ -39,8 +42,12 @@ class _EpochPart(enum.Enum):
     AFTER_STEPS = enum.auto()
 
 
-class FitLifecycle:
+class FitLifecycle(keras.callbacks.Callback):
     """State of a model's current `fit`, in one object for all calls of the model's `fit`.
+
+    The object is the first callback of each `fit`: it joins and leaves the run before the script's
+    callbacks run. It does not override `on_train_batch_end`. Without an `on_train_batch_end` of
+    Thinwire, Keras may still call the method of the script's callbacks in another thread.
 
     Attributes:
         shares_itself: True if the script has divided its data with `model.thinwire.shard`, so that
@@ -51,6 +58,7 @@ class FitLifecycle:
         member: Membership of the model in a run.
         phases: Object that begins a new phase of the run when the script's model has changed.
         exchange: Object that pushes to the servers and pulls from them in each step.
+        central: Object that loads the shards' weights and optimizer state.
         evaluations: Object that evaluates the validation data within a `fit`.
         row_sums: Object that scales losses that are sums over rows.
     """
@@ -60,12 +68,15 @@ class FitLifecycle:
         member: RunMember,
         phases: Phases,
         exchange: StepExchange,
+        central: CentralAccess,
         evaluations: FitEvaluations,
         row_sums: RowSums,
     ) -> None:
+        super().__init__()
         self.shares_itself, self.metrics = False, TrainMetrics(member)
         self._member, self._phases, self._exchange = member, phases, exchange
-        self._evaluations, self._row_sums = evaluations, row_sums
+        self._central, self._evaluations, self._row_sums = central, evaluations, row_sums
+        self._swaps: list[keras.callbacks.SwapEMAWeights] = []
         self._part = _EpochPart.AFTER_STEPS
         # number of rounds of this epoch in which this worker has no training rows
         self._to_sit_out = 0
@@ -87,7 +98,10 @@ class FitLifecycle:
             ConfigurationError: The data cannot be divided among the workers, or the run does not
                 support the optimizer.
         """
-        member = self._member
+        member, callbacks = self._member, listed(arguments.get("callbacks"))
+        self._swaps = [
+            item for item in callbacks if isinstance(item, keras.callbacks.SwapEMAWeights)
+        ]
         self._phases.prepare_fit()
         place = self._place(count_fit(member, arguments.get("x")))
         if place is not None:
@@ -119,7 +133,7 @@ class FitLifecycle:
             self._phases.receive(Event.FIT_RETURNS)
             self._row_sums.end_fit()
 
-    def begin(self) -> None:
+    def on_train_begin(self, logs: Any = None) -> None:
         """Join the run before the first step of `fit`, or let the first step join it."""
         member = self._member
         if member.settings is not None and member.settings.run.nb_workers > 1:
@@ -133,8 +147,8 @@ class FitLifecycle:
                 member.model.name,
             )
 
-    def begin_batch(self) -> None:
-        """Count a batch that Keras begins; raise the error of an earlier batch, if there is one."""
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Count the batch; raise the error of the previous batch, if any, which ends `fit`."""
         self._exchange.raise_failure()
         if self._part is _EpochPart.BEFORE_STEPS:
             self._begin_steps()
@@ -145,11 +159,17 @@ class FitLifecycle:
                 member.keep_state()
             member.session.begin_compute()
 
-    def begin_epoch(self, epoch: int) -> None:
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Load the weights' averages, which SwapEMAWeights uses, if this process evaluates."""
+        if self._swaps and self._evaluations.takes_averages:
+            self._central.refresh_averages()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin an epoch, and find out in how many of its steps this worker has no training rows.
 
         Args:
-            epoch: Number of the training epoch, from 0, as Keras passes it to callbacks.
+            epoch: Number of the training epoch, from 0.
+            logs: Not used.
         """
         member, data = self._member, self._member.data
         self._to_sit_out, self._part = data.short_by, _EpochPart.BEFORE_STEPS
@@ -166,6 +186,16 @@ class FitLifecycle:
     def _begin_steps(self) -> None:
         self._part = _EpochPart.IN_STEPS
         self.metrics.begin_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Raise an error of the last batch; push empty updates if other workers have more rows."""
+        self.end_steps()
+        if any(swap.swap_on_epoch for swap in self._swaps):
+            self._central.refresh_averages()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Leave the run at the end of `fit`, and load the run's weights into the model."""
+        self.leave()
 
     def end_steps(self) -> None:
         """Push empty updates in the last rounds of an epoch, in which only other workers have rows.

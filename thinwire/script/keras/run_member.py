@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from thinwire.script.keras.optimizers import ScriptOptimizers
 
 
+@dataclasses.dataclass(eq=False)
 class RunMember:
     """Membership of one model in a run, which all modules that train the model share.
 
@@ -60,30 +62,29 @@ class RunMember:
             model.
     """
 
-    optimizers: ScriptOptimizers
+    model: Any
+    settings: ScriptSettings | None
+    others: Callable[[], Sequence[RunMember]] = list
+    num_train: int | None = None
+    optimizers: ScriptOptimizers = dataclasses.field(init=False)
+    state: ScriptMember = dataclasses.field(init=False)
+    session: Session | None = None
+    barriers: FitBarriers | None = None
+    catch_up: CatchUp = dataclasses.field(default_factory=CatchUp)
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    kept: KeptState | None = None
+    assignments: Assignments = dataclasses.field(default_factory=Assignments)
+    data: Shared = dataclasses.field(default_factory=lambda: Shared({}))
+    epoch: int = 0
+    ends_after: int | None = None
+    fit_counts: FitCounts = dataclasses.field(default_factory=FitCounts)
+    num_before: int = 0
+    _exchanges_before: int = 0
 
-    def __init__(
-        self,
-        model: Any,
-        settings: ScriptSettings | None,
-        others: Callable[[], Sequence[RunMember]] = list,
-        num_train: int | None = None,
-    ) -> None:
-        self.model, self.settings = model, settings
-        self.others, self.num_train = others, num_train
+    def __post_init__(self) -> None:
         self.state = ScriptMember(self.is_offered)
-        self.session: Session | None = None
-        self.barriers: FitBarriers | None = None
-        self.catch_up = CatchUp()
-        self.lock = threading.Lock()
-        self.assignments = Assignments()
-        self.data = Shared({})
-        self.epoch = 0
-        self.ends_after: int | None = None
-        self.num_before = 0
-        self.fit_counts = FitCounts()
-        self._exchanges_before = 0
-        self.kept = None if settings is None else KeptState.of(settings)
+        if self.settings is not None:
+            self.kept = KeptState.of(self.settings)
 
     @property
     def in_fit(self) -> bool:
@@ -184,10 +185,8 @@ class RunMember:
     @property
     def num_exchanges(self) -> int:
         """Number of exchanges with the servers that have begun, over all calls of `fit`."""
-        count_before = self._exchanges_before
-        return (
-            count_before if self.session is None else max(count_before, self.session.part.core.step)
-        )
+        count = 0 if self.session is None else self.session.part.core.step
+        return max(self._exchanges_before, count)
 
     def go_on_as(self, session: Session) -> None:
         """Replace the session by a session of the run's next phase, which has not joined it yet."""

@@ -7,39 +7,28 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 
 from thinwire.worker.temporary import is_temporary
 
-_METHODS = ("save", "save_weights")
-_OF_FOLDERS = ("export",)
+#: Function that loads the run's state into a model within a `with` block, which yields True if this
+#: worker writes the file. Its argument is True if no other worker can write to the saved file. This
+#: worker then writes the file even if another worker writes the run's files.
+Saving = Callable[[bool], contextlib.AbstractContextManager[bool]]
 
 
-class SavingWorker(Protocol):
-    """Interface of the object that saves a worker's model."""
-
-    def saving(self, is_own: bool) -> contextlib.AbstractContextManager[bool]:
-        """Load the run's state into the model; yield True if this worker writes the file.
-
-        Args:
-            is_own: True if no other worker can write to the saved file. This worker then writes the
-                file even if another worker writes the run's files.
-        """
-
-
-def save_once(model: keras.Model, session: SavingWorker) -> None:
+def save_once(model: keras.Model, saving: Saving) -> None:
     """Patch `save`, `save_weights` and `export` of a model so that only one worker writes files.
 
     Every worker runs the whole script, so the scripts and callbacks of all workers call the model's
     saving methods. The patched methods `save` and `save_weights` replace the file atomically, so
     that no reader gets half a file.
     """
-    for name in _METHODS:
-        setattr(model, name, _once(_whole(getattr(model, name)), session))
-    for name in _OF_FOLDERS:
-        setattr(model, name, _once(getattr(model, name), session))
+    for name in ("save", "save_weights"):
+        setattr(model, name, _once(_whole(getattr(model, name)), saving))
+    model.export = _once(model.export, saving)
 
 
 def is_own_file(path: Any) -> bool:
@@ -50,10 +39,10 @@ def is_own_file(path: Any) -> bool:
     return isinstance(name, str) and "://" not in name and is_temporary(name)
 
 
-def _once(alone: Callable[..., Any], session: SavingWorker) -> Callable[..., Any]:
+def _once(alone: Callable[..., Any], saving: Saving) -> Callable[..., Any]:
     @functools.wraps(alone)
     def save(filepath: Any, *args: Any, **keywords: Any) -> Any:
-        with session.saving(is_own_file(filepath)) as writes:
+        with saving(is_own_file(filepath)) as writes:
             return alone(filepath, *args, **keywords) if writes else None
 
     return save

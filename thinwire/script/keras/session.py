@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from thinwire.models.flat_model import FlatVariables
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.rows import count_rows
 from thinwire.script.keras.assignments import Assignments
+from thinwire.script.keras.callbacks import EpochTraffic
 from thinwire.script.keras.central import CentralAccess
 from thinwire.script.keras.clock import RunClock
 from thinwire.script.keras.evaluations import FitEvaluations
@@ -29,7 +31,6 @@ from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import ExchangeStep, StepCall, WeightsChanged, watch_steps
 from thinwire.script.keras.step_values import StepAnswer, StepValues
 from thinwire.script.keras.traces import refuse_compiling
-from thinwire.script.keras.traffic import EpochTraffic
 from thinwire.script.keras.trial import StepTrial
 from thinwire.script.session import LeavesOnExit, StepInfo, part_of
 from thinwire.script.settings import ScriptSettings
@@ -88,7 +89,12 @@ class ModelSession(LeavesOnExit):
         self._exchange = StepExchange(member, self._optimizers, self._phases, self._loop_steps)
         self._row_sums = RowSums(member, self._exchange, self._trial)
         self.fits = FitLifecycle(
-            member, self._phases, self._exchange, self.evaluations, self._row_sums
+            member,
+            self._phases,
+            self._exchange,
+            self.central,
+            self.evaluations,
+            self._row_sums,
         )
         self.loop = OwnLoop(member, self._phases, self._exchange, self.central)
         if settings is not None:
@@ -186,11 +192,11 @@ class ModelSession(LeavesOnExit):
         models = getattr(self._member.model, "models", [self._member.model])
         return any(id(model) in tracked for model in models) or self._optimizers.are_in(tracked)
 
-    def checkpointing(self) -> CentralAccess:
-        """Load the shards' weights into a training loop's model; return the model's saver."""
+    def checkpointing(self, is_own: bool) -> contextlib.AbstractContextManager[bool]:
+        """Load the shards' state into the model while TensorFlow saves it; see `saving`."""
         if tf.executing_eagerly():
             self.loop.refresh(with_slots=True)
-        return self.central
+        return self.central.saving(is_own)
 
     # -- other models of the script -------------------------------------------------------------
 

@@ -68,7 +68,7 @@ def lifecycle(**given):
     model = SimpleNamespace(stop_training=False)
     member = SimpleNamespace(**{"model": model, "data": Shared({}), "ends_after": None, **given})
     row_sums = SimpleNamespace(begin_epoch=lambda: None)
-    return FitLifecycle(member, None, exchange, None, row_sums), member
+    return FitLifecycle(member, None, exchange, None, None, row_sums), member
 
 
 def test_a_round_that_turned_out_to_be_of_others_counts_its_part_of_the_batch():
@@ -86,7 +86,7 @@ def test_a_round_that_turned_out_to_be_of_others_counts_its_part_of_the_batch():
     fit, _ = lifecycle(session=session, exchange=exchange, data=data)
     for _ in range(2):
         data.unfilled.note()  # batches of a pass that only built the model
-        fit.begin_epoch(0)
+        fit.on_epoch_begin(0)
         data.unfilled.note()
         fit.end_steps()
         fit.end_steps()  # once
@@ -99,7 +99,7 @@ def test_a_fit_ends_after_the_epoch_that_all_have_agreed_on():
     barriers = SimpleNamespace(meet=lambda meeting: pb.EpochMeeting(epochs=next(answers)))
     (fit, member), ended = lifecycle(meets_others=True, met_barriers=barriers), []
     for epoch in range(3):
-        fit.begin_epoch(epoch)
+        fit.on_epoch_begin(epoch)
         member.model.stop_training = epoch == 1  # a callback of this worker alone
         fit.end_epoch()
         ended.append(member.model.stop_training)
@@ -276,10 +276,11 @@ def test_a_script_that_no_launcher_started_ends_with_the_reason(is_launched, mon
     monkeypatch.setattr(distribute, "exit_with_reason", lambda: ends.append(True))
     monkeypatch.setattr(distribute, "RECORD", distribute.RECORD.__class__())
     chosen = SimpleNamespace(local=False, is_launched=is_launched)
+    central = SimpleNamespace(saving=None)
     monkeypatch.setattr(distribute, "read_settings", lambda *args, **words: chosen)
     for name in ("ModelSession", "save_once", "look_fresh", "note_settings"):
         monkeypatch.setattr(
-            distribute, name, lambda *args: SimpleNamespace(central=None, loop=None)
+            distribute, name, lambda *args: SimpleNamespace(central=central, loop=None)
         )
     monkeypatch.setattr(distribute, "write_checkpoints_once", lambda *args: None)
     distribute._new_session(SimpleNamespace(), None, None, {})
