@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from thinwire.script.keras.saving import is_own_file
+from thinwire.script.keras.files import is_own_file
 
 if TYPE_CHECKING:
     from thinwire.script.keras.session import ModelSession

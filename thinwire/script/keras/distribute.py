@@ -18,11 +18,11 @@ from thinwire.script.identity import note_settings
 from thinwire.script.keras.checkpoints import write_checkpoints_once
 from thinwire.script.keras.checks import check_exchanges, check_model
 from thinwire.script.keras.evaluate import evaluate_fit, report_arrival, skip_steps
+from thinwire.script.keras.files import save_once
 from thinwire.script.keras.fit import surround_fit
 from thinwire.script.keras.loops import look_fresh, models_of
 from thinwire.script.keras.measure import measure_fit
 from thinwire.script.keras.plan import named
-from thinwire.script.keras.saving import save_once
 from thinwire.script.keras.session import ModelSession
 from thinwire.script.keras.trial import StepTrial
 from thinwire.script.settings import ScriptSettings, read_settings, source_of

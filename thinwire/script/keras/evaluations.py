@@ -53,6 +53,7 @@ class FitEvaluations:
         self._member = member
         self._central = central
         self._states = OwnStates()
+        self._swaps: list[keras.callbacks.SwapEMAWeights] = []
         # True if only a worker, not the evaluator, has values that an evaluation reads
         self._by_script = False
 
@@ -64,10 +65,14 @@ class FitEvaluations:
         """
         is_given = arguments.get("validation_data") is not None
         self.validates = is_given or bool(arguments.get("validation_split"))
+        callbacks = listed(arguments.get("callbacks"))
+        self._swaps = [
+            item for item in callbacks if isinstance(item, keras.callbacks.SwapEMAWeights)
+        ]
         # this flag remains True in later calls of `fit`, because changes by callbacks persist
         self._by_script = (
             self._by_script
-            or any(map(_is_of_script, listed(arguments.get("callbacks"))))
+            or any(map(_is_of_script, callbacks))
             or reads_optimizer(self._member.model)
         )
 
@@ -87,10 +92,15 @@ class FitEvaluations:
         is_launched = member.settings is not None and member.settings.is_launched
         return is_launched and member.in_fit and member.takes_part
 
-    @property
-    def takes_averages(self) -> bool:
-        """True if this process evaluates, so its optimizer needs moving averages of the weights."""
-        return self.is_evaluating or not self.is_elsewhere
+    def begin_test(self) -> None:
+        """Load the weights' averages, which SwapEMAWeights uses, if this process evaluates."""
+        if self._swaps and (self.is_evaluating or not self.is_elsewhere):
+            self._central.refresh_averages()
+
+    def end_epoch(self) -> None:
+        """Load the weights' averages if SwapEMAWeights uses them at the end of an epoch."""
+        if any(swap.swap_on_epoch for swap in self._swaps):
+            self._central.refresh_averages()
 
     def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
         """Return the metrics of the validation data at the end of the current epoch.

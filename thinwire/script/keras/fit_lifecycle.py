@@ -17,12 +17,10 @@ from thinwire.script.data.data import Shared, share
 from thinwire.script.data.fit_counts import FitNumber
 from thinwire.script.data.place import WorkerPlace
 from thinwire.script.data.randomness import own_randomness
-from thinwire.script.keras.central import CentralAccess
 from thinwire.script.keras.checks import check_states
 from thinwire.script.keras.data_errors import explain_batch
 from thinwire.script.keras.evaluations import FitEvaluations
 from thinwire.script.keras.exchange import StepExchange
-from thinwire.script.keras.files import listed
 from thinwire.script.keras.phases import Phases
 from thinwire.script.keras.row_sums import RowSums
 from thinwire.script.keras.run_member import RunMember
@@ -58,7 +56,6 @@ class FitLifecycle(keras.callbacks.Callback):
         member: Membership of the model in a run.
         phases: Object that begins a new phase of the run when the script's model has changed.
         exchange: Object that pushes to the servers and pulls from them in each step.
-        central: Object that loads the shards' weights and optimizer state.
         evaluations: Object that evaluates the validation data within a `fit`.
         row_sums: Object that scales losses that are sums over rows.
     """
@@ -68,15 +65,13 @@ class FitLifecycle(keras.callbacks.Callback):
         member: RunMember,
         phases: Phases,
         exchange: StepExchange,
-        central: CentralAccess,
         evaluations: FitEvaluations,
         row_sums: RowSums,
     ) -> None:
         super().__init__()
         self.shares_itself, self.metrics = False, TrainMetrics(member)
         self._member, self._phases, self._exchange = member, phases, exchange
-        self._central, self._evaluations, self._row_sums = central, evaluations, row_sums
-        self._swaps: list[keras.callbacks.SwapEMAWeights] = []
+        self._evaluations, self._row_sums = evaluations, row_sums
         self._part = _EpochPart.AFTER_STEPS
         # number of rounds of this epoch in which this worker has no training rows
         self._to_sit_out = 0
@@ -98,11 +93,7 @@ class FitLifecycle(keras.callbacks.Callback):
             ConfigurationError: The data cannot be divided among the workers, or the run does not
                 support the optimizer.
         """
-        member, callbacks = self._member, listed(arguments.get("callbacks"))
-        self._swaps = [
-            item for item in callbacks if isinstance(item, keras.callbacks.SwapEMAWeights)
-        ]
-        self._phases.prepare_fit()
+        member = self._member
         place = self._place(count_fit(member, arguments.get("x")))
         if place is not None:
             check_states(member.model, place)
@@ -161,8 +152,7 @@ class FitLifecycle(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Load the weights' averages, which SwapEMAWeights uses, if this process evaluates."""
-        if self._swaps and self._evaluations.takes_averages:
-            self._central.refresh_averages()
+        self._evaluations.begin_test()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin an epoch, and find out in how many of its steps this worker has no training rows.
@@ -190,8 +180,7 @@ class FitLifecycle(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Raise an error of the last batch; push empty updates if other workers have more rows."""
         self.end_steps()
-        if any(swap.swap_on_epoch for swap in self._swaps):
-            self._central.refresh_averages()
+        self._evaluations.end_epoch()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Leave the run at the end of `fit`, and load the run's weights into the model."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from concurrent import futures
 from typing import Any
 
 import keras
@@ -23,6 +22,7 @@ from thinwire.ops.optimizers.described import (
 )
 from thinwire.ops.optimizers.slots import OwnSlots
 from thinwire.ops.types import ConfigurationError, State
+from thinwire.script.keras.clock import outside_of_trace
 from thinwire.script.keras.compiled import describe_compiled
 from thinwire.script.keras.plan import StepPlan, named
 from thinwire.script.keras.run_member import RunMember
@@ -118,14 +118,13 @@ def make_offer(
         id(variable) for variable in plan.without_gradient
     }
     unused = [path for number, path in paths.items() if number not in moved]
-    names = "+".join(type(step.optimizer).__name__ for step in plan.steps)
     offer = Offer(
         shared.spec,
         unused=tuple(unused),
         num_examples=num_examples or 0,
         num_batches=math.ceil((num_examples or 0) / batch_size) if batch_size else 0,
         first_batches=first_batches,
-        script_optimizer=names,
+        script_optimizer="+".join(type(step.optimizer).__name__ for step in plan.steps),
     )
     if method.steps_on_workers:
         return offer
@@ -133,17 +132,13 @@ def make_offer(
     for optimizer, variables in _owners(shared, plan):
         own_paths = tuple(paths[id(variable)] for variable in variables)
         description = describe(optimizer, variables, method.schedule_clock, own_paths)
-        if not description.offer.has_slots and _has_slots(
-            inner(optimizer), description.offer, variables
-        ):
-            description = dataclasses.replace(
-                description, offer=dataclasses.replace(description.offer, has_slots=True)
-            )
-        if len(plan.steps) > 1:
-            description = dataclasses.replace(
-                description, offer=dataclasses.replace(description.offer, paths=own_paths)
-            )
-        described.append(description)
+        known = description.offer
+        known = dataclasses.replace(
+            known,
+            has_slots=known.has_slots or _has_slots(inner(optimizer), known, variables),
+            paths=own_paths if len(plan.steps) > 1 else known.paths,
+        )
+        described.append(dataclasses.replace(description, offer=known))
     return dataclasses.replace(
         offer,
         optimizers=tuple(description.offer for description in described),
@@ -156,13 +151,8 @@ def _has_slots(optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) 
     """Return True if a script has set slots (moments) of an optimizer that has not stepped yet."""
     if not optimizer.built or len(optimizer.variables) <= _WITHOUT_SLOTS:
         return False
-    # The class OwnSlots creates variables, and TensorFlow traces a step a second time if the step
-    # creates variables. A trace belongs to one thread, so a second thread creates the variables of
-    # OwnSlots outside of the trace.
-    with futures.ThreadPoolExecutor(1) as outside:
-        return outside.submit(
-            lambda: not OwnSlots(optimizer, offer, variables).are_initial
-        ).result()
+    # the class OwnSlots creates variables
+    return outside_of_trace(lambda: not OwnSlots(optimizer, offer, variables).are_initial)
 
 
 def _owners(shared: SharedModel, plan: StepPlan) -> list[tuple[Any, list[Any]]]:

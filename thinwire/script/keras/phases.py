@@ -19,14 +19,13 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.proto.barriers import Point
 from thinwire.script.keras.central import CentralAccess
 from thinwire.script.keras.checks import check_same_variables, check_variables
-from thinwire.script.keras.early_metrics import create_before_trace
 from thinwire.script.keras.evaluations import FitEvaluations
 from thinwire.script.keras.fit_barriers import FitBarriers
 from thinwire.script.keras.held_weights import set_by_script
 from thinwire.script.keras.offers import new_session
 from thinwire.script.keras.plan import StepPlan
 from thinwire.script.keras.run_member import RunMember
-from thinwire.script.keras.trial import StepTrial
+from thinwire.script.keras.trial import StepTrial, create_before_trace
 from thinwire.script.member import Action, Event, MemberAction, OutOfTurn, Standing, Wait
 from thinwire.script.session import Session
 from thinwire.worker.client.control import Opening, RunHalted
@@ -114,14 +113,14 @@ class Phases:
     # -- events of the script ---------------------------------------------------------------------
 
     def begin_fit(self) -> None:
-        """Begin a call of `fit`, before Keras' own `fit` begins."""
-        self.has_slots, self._final = False, None
-        self.receive(Event.FIT_BEGINS)
+        """Begin a call of `fit`, before Keras' own `fit` begins.
 
-    def prepare_fit(self) -> None:
-        """Replace the steps of an optimizer that was compiled after the previous `fit`."""
+        The steps of an optimizer that was compiled after the previous `fit` are replaced.
+        """
+        self.has_slots, self._final = False, None
         self._is_traced_anew = self._member.model.train_function is None
         self._member.optimizers.prepare()
+        self.receive(Event.FIT_BEGINS)
 
     def begin(self) -> None:
         """Join the run before the first step of `fit` or a training loop, or in that step."""

@@ -89,12 +89,7 @@ class ModelSession(LeavesOnExit):
         self._exchange = StepExchange(member, self._optimizers, self._phases, self._loop_steps)
         self._row_sums = RowSums(member, self._exchange, self._trial)
         self.fits = FitLifecycle(
-            member,
-            self._phases,
-            self._exchange,
-            self.central,
-            self.evaluations,
-            self._row_sums,
+            member, self._phases, self._exchange, self.evaluations, self._row_sums
         )
         self.loop = OwnLoop(member, self._phases, self._exchange, self.central)
         if settings is not None:
@@ -330,14 +325,13 @@ class ModelSession(LeavesOnExit):
         """Join the run at the first step, and check which variables the optimizer updates."""
         has_changed = self.loop.begin()
         if self._member.state.begins_with_step:
-            has_changed = self._phases.begin_with(self._first_plan(step, pairs))
+            if self.call.ends_later:
+                plan = StepPlan((PlannedStep.of(step.optimizer, pairs),))
+            else:
+                plan = self._loop_steps.plan(step, pairs)
+            has_changed = self._phases.begin_with(plan)
         self._optimizers.check_step(step, [variable for _, variable in pairs])
         return not has_changed
-
-    def _first_plan(self, step: ExchangeStep, pairs: Pairs) -> StepPlan:
-        if self.call.ends_later:
-            return StepPlan((PlannedStep.of(step.optimizer, pairs),))
-        return self._loop_steps.plan(step, pairs)
 
     def exchange(self, step: ExchangeStep, values: StepValues) -> StepAnswer:
         """Push one step's gradient or weights and pull weights, as `StepExchange.exchange` does."""

@@ -68,7 +68,7 @@ def lifecycle(**given):
     model = SimpleNamespace(stop_training=False)
     member = SimpleNamespace(**{"model": model, "data": Shared({}), "ends_after": None, **given})
     row_sums = SimpleNamespace(begin_epoch=lambda: None)
-    return FitLifecycle(member, None, exchange, None, None, row_sums), member
+    return FitLifecycle(member, None, exchange, None, row_sums), member
 
 
 def test_a_round_that_turned_out_to_be_of_others_counts_its_part_of_the_batch():

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from thinwire.script.keras.saving import save_once
+from thinwire.script.keras.files import save_once
 
 
 class Alone:
