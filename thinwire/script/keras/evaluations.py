@@ -128,12 +128,9 @@ class FitEvaluations:
         if answer is None:
             with self._central.lent(), self.evaluating():
                 metrics = alone(**keywords)
-            try:
-                answer = barriers.answer(epoch, member.joined.part.core.versions, metrics)
-            except RunHalted as ended:
-                member.take_end(ended)
-                return metrics
-            return decode_metrics(answer.metrics)
+            versions = member.joined.part.core.versions
+            answer = member.until_end(lambda: barriers.answer(epoch, versions, metrics))
+            return metrics if answer is None else decode_metrics(answer.metrics)
         logs = decode_metrics(answer.metrics)
         callbacks = keywords["callbacks"]
         callbacks.on_test_begin()

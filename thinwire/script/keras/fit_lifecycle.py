@@ -27,7 +27,6 @@ from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.succession import begin_to_train, count_fit
 from thinwire.script.keras.train_metrics import TrainMetrics
 from thinwire.script.member import Event
-from thinwire.worker.client.control import RunHalted
 from thinwire.worker.script import RECORD
 
 
@@ -250,10 +249,8 @@ class FitLifecycle(keras.callbacks.Callback):
         if not member.meets_others:
             return False
         meeting = pb.EpochMeeting(epoch=member.epoch, states=self.metrics.describe())
-        try:
-            answer = member.met_barriers.meet(meeting)
-        except RunHalted as ended:
-            member.take_end(ended)
+        answer = member.until_end(lambda: member.met_barriers.meet(meeting))
+        if answer is None:
             return False
         self.metrics.note_returned(logs)
         self.metrics.take(answer.states)
@@ -272,10 +269,8 @@ class FitLifecycle(keras.callbacks.Callback):
         meeting = pb.EpochMeeting(
             epoch=member.epoch, after_callbacks=True, stops=bool(model.stop_training)
         )
-        try:
-            answer = member.met_barriers.meet(meeting)
-        except RunHalted as ended:
-            member.take_end(ended)
+        answer = member.until_end(lambda: member.met_barriers.meet(meeting))
+        if answer is None:
             model.stop_training = True
             return
         if answer.epochs and member.ends_after is None:
@@ -314,5 +309,5 @@ class FitLifecycle(keras.callbacks.Callback):
         if settings is None or not self._member.is_offered:
             return None
         place = WorkerPlace.of(settings.run, settings.worker().id_worker)
-        place = dataclasses.replace(place, fit=fit)
-        return dataclasses.replace(place, shard="off") if self.shares_itself else place
+        shard = "off" if self.shares_itself else place.shard
+        return dataclasses.replace(place, fit=fit, shard=shard)

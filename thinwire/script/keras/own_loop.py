@@ -49,14 +49,11 @@ class OwnLoop:
             ConfigurationError: Flags define the server's model and optimizer, so the server
                 supports no training loops.
         """
-        if self._member.in_fit:
-            return False
-        if not self._member.in_loop:
-            self._begin()
-        return self._phases.join_loop() is not None
-
-    def _begin(self) -> None:
         member = self._member
+        if member.in_fit:
+            return False
+        if member.in_loop:
+            return self._phases.join_loop() is not None
         if not member.is_offered:
             raise ConfigurationError(
                 f"{member.model.name!r} is trained by train_on_batch or a loop of its own; "
@@ -74,6 +71,7 @@ class OwnLoop:
             "model.thinwire.shard(...)",
             member.model.name,
         )
+        return self._phases.join_loop() is not None
 
     @contextlib.contextmanager
     def on_batch(self) -> Iterator[None]:

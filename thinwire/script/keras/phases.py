@@ -28,7 +28,6 @@ from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.trial import StepTrial, create_before_trace
 from thinwire.script.member import Action, Event, MemberAction, OutOfTurn, Standing, Wait
 from thinwire.script.session import Session
-from thinwire.worker.client.control import Opening, RunHalted
 from thinwire.worker.held_files import lift_hold
 from thinwire.worker.script import RECORD
 
@@ -238,17 +237,15 @@ class Phases:
         """Wait for the scripts of all workers, after this script has joined for the first time."""
         member, session = self._member, self._member.joined
         settings, part = session.settings, session.part
-        member.barriers = FitBarriers(
-            settings.run, session.own.id_worker, part.run_id, member.stop_fit
+        id_worker = session.own.id_worker
+        barriers = member.barriers = FitBarriers(
+            settings.run, id_worker, part.run_id, member.stop_fit
         )
         RECORD.at_end(member.leave_at_end)
         # A training loop of the script's own waits for the other scripts only if `thinwire run`
         # started them.
         if member.in_fit or settings.is_launched:
-            try:
-                member.barriers.begin_run(settings.is_launched)
-            except RunHalted as ended:
-                member.take_end(ended)
+            member.until_end(lambda: barriers.begin_run(settings.is_launched))
         return Event.HALTED if member.stopped else None
 
     def _wait(self, action: Wait) -> Event:
@@ -262,13 +259,10 @@ class Phases:
             return Event.HALTED
         if member.barriers is None:
             return Event.OPENED
-        opening: Opening | None = None
-        try:
-            opening = member.barriers.wait(point, action.compares and self._differs(point))
-        except RunHalted as ended:
-            member.take_end(ended)
+        barriers, differs = member.barriers, action.compares and self._differs(point)
+        opening = member.until_end(lambda: barriers.wait(point, differs))
         if action.compares:
-            member.barriers.where = point
+            barriers.where = point
         if opening is None:
             return Event.HALTED
         if not opening.changes:

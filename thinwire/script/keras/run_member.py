@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from thinwire.runtime.run.settings import RETURNED_EARLY, SCRIPT_FAILED
 from thinwire.script import interrupts
@@ -24,6 +24,8 @@ from thinwire.worker.script import RECORD
 
 if TYPE_CHECKING:
     from thinwire.script.keras.optimizers import ScriptOptimizers
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclasses.dataclass(eq=False)
@@ -278,6 +280,18 @@ class RunMember:
         if self.session is not None and not failed:
             self.finish_rounds(self.session)
         self.close("error" if failed else "done")
+
+    def until_end(self, wait: Callable[[], _Answer]) -> _Answer | None:
+        """Return what a wait at the barriers returns; None if the run has ended, which is recorded.
+
+        Raises:
+            RunOver: The failure of another worker's script ended the run.
+        """
+        try:
+            return wait()
+        except RunHalted as ended:
+            self.take_end(ended)
+            return None
 
     def take_end(self, ended: RunHalted) -> None:
         """Record the end of the run; raise RunOver if another worker's script failed."""
