@@ -55,14 +55,12 @@ class CentralAccess:
         worker's own weights and statistics again. If a callback has set the model's weights before
         the `with` block of `lent`, nothing is loaded from the shards.
         """
-        session = self._member.present
-        if session is None or not self._member.in_fit:
-            yield
-            return
-        worker_values = session.variables.read(), session.statistics.read()
-        is_own = is_like(worker_values[0], session.weights)
-        state = self._fetch(session, weights=True) if is_own else None
-        if state is None:
+        session, state = self._member.present, None
+        if session is not None and self._member.in_fit:
+            worker_values = session.variables.read(), session.statistics.read()
+            if is_like(worker_values[0], session.weights):
+                state = self._fetch(session, weights=True)
+        if session is None or state is None:
             yield
             return
         session.assign(state.weights())
@@ -74,8 +72,7 @@ class CentralAccess:
 
     def refresh_averages(self) -> None:
         """Load the PS's moving averages of weights into the script's optimizers during a `fit`."""
-        session = self._member.present
-        steps = self._member.optimizers.stepping
+        session, steps = self._member.present, self._member.optimizers.stepping
         if session is not None and any(step.inner.use_ema for step in steps):
             self.fill_slots(session)
 

@@ -9,10 +9,10 @@ files that the writing worker saved.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from thinwire.script.keras.session import ModelSession
 
 
-#: Per thread: `is_silent` is True while TensorFlow's checkpoint functions must not change files.
-_STATE = threading.local()
+#: True, in one thread, while TensorFlow's checkpoint functions must not change files.
+_IS_SILENT = contextvars.ContextVar("is_silent", default=False)
 #: TensorFlow functions by which a `CheckpointManager` lists its checkpoints in a file or removes
 #: old checkpoints.
 _OF_MANAGERS = ("update_checkpoint_state_internal", "_delete_file_if_exists")
@@ -72,13 +72,12 @@ def _once(alone: Callable[..., Any]) -> Callable[..., Any]:
                 return alone(checkpoint, file_prefix, options)
             path = os.fspath(file_prefix)
             callbacks = None if options is None else options.experimental_write_callbacks
-            with _silent():
-                for callback in callbacks or ():
-                    # If no checkpoint file is written, only the callback of a `CheckpointManager`
-                    # is called, because it counts the manager's checkpoints. A callback of the
-                    # script is not called, because it may read the file.
-                    if callback.__module__.startswith("tensorflow."):
-                        callback(path)
+            for callback in callbacks or ():
+                # If no checkpoint file is written, only the callback of a `CheckpointManager` is
+                # called, because it counts the manager's checkpoints. A callback of the script is
+                # not called, because it may read the file.
+                if callback.__module__.startswith("tensorflow."):
+                    contextvars.copy_context().run(_call_silently, callback, path)
             return path
 
     return write
@@ -97,18 +96,14 @@ def _saving(checkpoint: Any, is_own: bool) -> Iterator[bool]:
         yield is_writer
 
 
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    _STATE.is_silent = True
-    try:
-        yield
-    finally:
-        _STATE.is_silent = False
+def _call_silently(callback: Callable[[str], object], path: str) -> None:
+    _IS_SILENT.set(True)
+    callback(path)
 
 
 def _unless_silent(alone: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(alone)
     def call(*args: Any, **keywords: Any) -> Any:
-        return None if getattr(_STATE, "is_silent", False) else alone(*args, **keywords)
+        return None if _IS_SILENT.get() else alone(*args, **keywords)
 
     return call

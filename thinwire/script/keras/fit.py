@@ -74,8 +74,7 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
 
     @functools.wraps(evaluate_alone)
     def evaluate(*args: Any, **keywords: Any) -> Any:
-        is_of_fit = keywords.get("_use_cached_eval_dataset") and session.evaluations.is_elsewhere
-        if is_of_fit:
+        if keywords.get("_use_cached_eval_dataset") and session.evaluations.is_elsewhere:
             return session.evaluations.evaluate(evaluate_alone, keywords)
         try:
             with session.evaluations.evaluating():

@@ -52,9 +52,7 @@ class StepTrial:
         A Keras variable that a TensorFlow trace creates has no value yet, but the offer of the
         model to the PS contains values.
         """
-        if not self.is_standard:
-            return True
-        return not (is_built(self._model) or self._model.run_eagerly)
+        return not (self.is_standard and (is_built(self._model) or self._model.run_eagerly))
 
     def in_graph(self, data_spec: Any) -> StepPlan:
         """Trace the train_step; return the optimizers that it calls, and their variables.
@@ -87,10 +85,8 @@ class StepTrial:
             join: Function that joins the run, called with the optimizers that the trial has found
                 and their variables.
         """
-        model = self._model
-        if model.run_eagerly or not self.is_needed:
-            return
-        before_first_step(model, lambda data_spec: join(self.in_graph(data_spec)))
+        if self.is_needed and not self._model.run_eagerly:
+            before_first_step(self._model, lambda data_spec: join(self.in_graph(data_spec)))
 
     def refuse_without_step(self) -> NoReturn:
         """Raise a ConfigurationError, because the train_step calls no optimizer."""
@@ -130,12 +126,11 @@ def _is_usual(model: Any) -> bool:
     """Return True if a model has one output and uses Keras' own `call` and `compute_metrics`."""
     call = getattr(model.call, "__func__", None)
     compute = getattr(model.compute_metrics, "__func__", None)
-    if call not in (keras.Sequential.call, Functional.call):
-        return False
-    if compute is not keras.Model.compute_metrics:
-        return False
+    is_of_keras = compute is keras.Model.compute_metrics
+    is_known = is_of_keras and call in (keras.Sequential.call, Functional.call)
     outputs: Any = getattr(model, "outputs", None)
-    return bool(outputs) and len(outputs) == 1 and outputs[0].shape[-1:] not in ((), (None,))
+    is_single = bool(outputs) and len(outputs) == 1
+    return is_known and is_single and outputs[0].shape[-1:] not in ((), (None,))
 
 
 def _create(model: Any, metrics: Any, data_spec: Any) -> None:
