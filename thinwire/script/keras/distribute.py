@@ -180,7 +180,7 @@ def _distribute_optimizer(
     for model in models:
         if getattr(model, "thinwire", None) is None:
             model.thinwire = session
-            save_once(model, session.central.saving)
+            save_once(model, session.saving)
             look_fresh(model, session.loop)
     session.add_optimizer(optimizer, models)
     optimizer.thinwire = session
@@ -249,11 +249,11 @@ def _new_session(
     if not (chosen.is_launched or RECORD.is_distributed):
         exit_with_reason()
     session = model.thinwire = ModelSession(model, chosen, args, settings, num_train)
-    save_once(model, session.central.saving)
+    save_once(model, session.saving)
     look_fresh(model, session.loop)
     RECORD.add(session)
     note_settings(chosen)
-    write_checkpoints_once(_checkpointing, lambda: session.central.writes_files)
+    write_checkpoints_once(_checkpointing, lambda: session.writes_files)
     return session
 
 

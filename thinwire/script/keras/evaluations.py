@@ -11,7 +11,7 @@ from absl import logging
 
 from thinwire.models.flat_model import moving_statistics
 from thinwire.proto.evaluations import decode_metrics
-from thinwire.script.keras.central import CentralAccess
+from thinwire.script.keras.central import lent, refresh_averages
 from thinwire.script.keras.files import listed
 from thinwire.script.keras.own_states import OwnStates, reads_optimizer
 from thinwire.script.keras.reports import describe_fit, describe_history
@@ -40,7 +40,6 @@ class FitEvaluations:
 
     Args:
         member: Membership of the model in a run.
-        central: Object that loads the shards' weights into the model.
 
     Attributes:
         validates: True if the current `fit` has validation data, from the argument
@@ -48,10 +47,9 @@ class FitEvaluations:
         is_evaluating: True while Keras' `evaluate` is running.
     """
 
-    def __init__(self, member: RunMember, central: CentralAccess) -> None:
+    def __init__(self, member: RunMember) -> None:
         self.validates = self.is_evaluating = False
         self._member = member
-        self._central = central
         self._states = OwnStates()
         self._swaps: list[keras.callbacks.SwapEMAWeights] = []
         # True if only a worker, not the evaluator, has values that an evaluation reads
@@ -95,12 +93,12 @@ class FitEvaluations:
     def begin_test(self) -> None:
         """Load the weights' averages, which SwapEMAWeights uses, if this process evaluates."""
         if self._swaps and (self.is_evaluating or not self.is_elsewhere):
-            self._central.refresh_averages()
+            refresh_averages(self._member)
 
     def end_epoch(self) -> None:
         """Load the weights' averages if SwapEMAWeights uses them at the end of an epoch."""
         if any(swap.swap_on_epoch for swap in self._swaps):
-            self._central.refresh_averages()
+            refresh_averages(self._member)
 
     def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
         """Return the metrics of the validation data at the end of the current epoch.
@@ -126,7 +124,7 @@ class FitEvaluations:
             with self.evaluating():
                 return alone(**keywords)
         if answer is None:
-            with self._central.lent(), self.evaluating():
+            with lent(member), self.evaluating():
                 metrics = alone(**keywords)
             versions = member.joined.part.core.versions
             answer = member.until_end(lambda: barriers.answer(epoch, versions, metrics))

@@ -49,7 +49,7 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
             return fit_without_weights(*args, **keywords)
         options = _named(signature.bind(*args, **keywords))
         callbacks = _listed(options.get("callbacks"))
-        written = writing_once(callbacks, lambda: session.central.writes_files)
+        written = writing_once(callbacks, lambda: session.writes_files)
         with refusing_unfit(model), session.fits.running(options) as arguments, written:
             arguments["callbacks"] = _between(
                 session.fits, options.get("callbacks"), EpochEnd(session)

@@ -10,7 +10,7 @@ from absl import logging
 
 from thinwire.ops.methods.validation import refuse_local_epochs
 from thinwire.ops.types import ConfigurationError
-from thinwire.script.keras.central import CentralAccess
+from thinwire.script.keras.central import fill_slots
 from thinwire.script.keras.data_errors import refusing_unfit
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.held_weights import set_by_script
@@ -27,14 +27,10 @@ class OwnLoop:
         member: Membership of the model in a run.
         phases: Object that begins a new phase of the run when the script's model has changed.
         exchange: Object that pushes to the servers and pulls from them in each step.
-        central: Object that loads the shards' weights and optimizer state.
     """
 
-    def __init__(
-        self, member: RunMember, phases: Phases, exchange: StepExchange, central: CentralAccess
-    ) -> None:
-        self._member, self._phases = member, phases
-        self._exchange, self._central = exchange, central
+    def __init__(self, member: RunMember, phases: Phases, exchange: StepExchange) -> None:
+        self._member, self._phases, self._exchange = member, phases, exchange
 
     def begin(self) -> bool:
         """Begin a training loop at its first step, and join the run again after a `fit`.
@@ -113,4 +109,4 @@ class OwnLoop:
                 session.pull()
             session.assign()
         if with_slots and not session.stopped:
-            self._central.fill_slots(session)
+            fill_slots(member, session)

@@ -17,7 +17,7 @@ from thinwire.models.flat_model import SharedModel
 from thinwire.models.seeds import seed_apart
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.barriers import Point
-from thinwire.script.keras.central import CentralAccess
+from thinwire.script.keras.central import fill_slots, take_final
 from thinwire.script.keras.checks import check_same_variables, check_variables
 from thinwire.script.keras.evaluations import FitEvaluations
 from thinwire.script.keras.fit_barriers import FitBarriers
@@ -45,18 +45,11 @@ class Phases:
         member: Membership of the model in a run.
         trial: Object that calls or traces the model's train_step to find its optimizers before the
             first step.
-        central: Object that loads the shards' weights and optimizer state.
         evaluations: Object that reports the start of each `fit` to the evaluator.
     """
 
-    def __init__(
-        self,
-        member: RunMember,
-        trial: StepTrial,
-        central: CentralAccess,
-        evaluations: FitEvaluations,
-    ) -> None:
-        self._member, self._trial, self._central = member, trial, central
+    def __init__(self, member: RunMember, trial: StepTrial, evaluations: FitEvaluations) -> None:
+        self._member, self._trial = member, trial
         self.has_slots = False
         # Step plan and shared variables in the model's newest offer to the PS; None before the
         # first offer.
@@ -287,10 +280,10 @@ class Phases:
         session = self._member.joined
         if session.stopped and self._final is not session:
             self._final = session
-            self.has_slots = self._central.take_final(session)
+            self.has_slots = take_final(self._member, session)
 
     def _fill_slots(self) -> None:
-        self.has_slots = self._central.fill_slots(self._member.joined)
+        self.has_slots = fill_slots(self._member, self._member.joined)
 
     def _seed_apart(self) -> None:
         """Give the model's random layers a seed that differs by worker, once for each layer.

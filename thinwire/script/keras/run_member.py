@@ -170,6 +170,11 @@ class RunMember:
         return settings is not None and settings.worker().id_worker == RECORD.chief
 
     @property
+    def writes_files(self) -> bool:
+        """True if this worker writes the script's files; only one worker of a run writes them."""
+        return self.is_chief or not self.is_offered
+
+    @property
     def takes_weights(self) -> bool:
         """True if optimizers step on this worker, which pushes weights instead of gradients."""
         return self.joined.takes_weights

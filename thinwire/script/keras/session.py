@@ -13,9 +13,9 @@ import tensorflow as tf
 from thinwire.models.flat_model import FlatVariables
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.rows import count_rows
+from thinwire.script.keras import central
 from thinwire.script.keras.assignments import Assignments
 from thinwire.script.keras.callbacks import EpochTraffic
-from thinwire.script.keras.central import CentralAccess
 from thinwire.script.keras.clock import RunClock
 from thinwire.script.keras.evaluations import FitEvaluations
 from thinwire.script.keras.exchange import StepExchange
@@ -43,16 +43,14 @@ if TYPE_CHECKING:
 class ModelSession(LeavesOnExit):
     """Trains one model as a worker in a run, in all calls of `fit` or in a training loop.
 
-    The session of a model connects the modules of `thinwire.script.keras`. The steps within a
-    TensorFlow graph exchange with the servers through this session of the model.
+    It connects the modules of `thinwire.script.keras`. The steps within a TensorFlow graph exchange
+    with the servers through this session.
 
     Attributes:
         calls: Maps the Python id of a distributed model or optimizer to the arguments of the call
             of `thinwire.distribute`.
         call: Data of the train_step in progress, or of all steps of a training loop: numbers of
             rows, loss, optimizers.
-        central: Object that loads the shards' weights and optimizer state, for callbacks and saved
-            files.
         evaluations: Object that evaluates the validation data within the model's `fit`.
         fits: Object that begins and ends the model's calls of `fit`.
         loop: Training loop that the script writes itself.
@@ -83,15 +81,14 @@ class ModelSession(LeavesOnExit):
         self._loop_steps = LoopSteps()
         self._endless = self.call = StepCall(1, ends_later=False)
         self._trial = StepTrial(model)
-        self.central = CentralAccess(member)
-        self.evaluations = FitEvaluations(member, self.central)
-        self._phases = Phases(member, self._trial, self.central, self.evaluations)
+        self.evaluations = FitEvaluations(member)
+        self._phases = Phases(member, self._trial, self.evaluations)
         self._exchange = StepExchange(member, self._optimizers, self._phases, self._loop_steps)
         self._row_sums = RowSums(member, self._exchange, self._trial)
         self.fits = FitLifecycle(
             member, self._phases, self._exchange, self.evaluations, self._row_sums
         )
-        self.loop = OwnLoop(member, self._phases, self._exchange, self.central)
+        self.loop = OwnLoop(member, self._phases, self._exchange)
         if settings is not None:
             watch_steps(self)
             self._optimizers.prepare()
@@ -137,8 +134,7 @@ class ModelSession(LeavesOnExit):
         """Return this worker's part of a training set; the whole set outside of a run.
 
         After a call of `shard`, `fit` does not divide its data among workers, because the script
-        passes only this worker's part of the data to `fit`. The method `shard` calls
-        `thinwire.script.session.part_of` to divide the training set.
+        passes only this worker's part of the data to `fit`.
 
         Args:
             data: Arrays or a data set, in any form that `thinwire.script.session.part_of` accepts.
@@ -180,7 +176,16 @@ class ModelSession(LeavesOnExit):
         member.model = Together.of(member.model, models)
         self._loop_steps.add(self._optimizers.stand_in(optimizer), models)
 
-    # -- for TensorFlow's checkpoints -------------------------------------------------------------
+    # -- for saved files --------------------------------------------------------------------------
+
+    @property
+    def writes_files(self) -> bool:
+        """True if this worker writes the script's files; only one worker of a run writes them."""
+        return self._member.writes_files
+
+    def saving(self, is_own: bool) -> contextlib.AbstractContextManager[bool]:
+        """Load the shards' state into the model while the script saves it; see `central.saving`."""
+        return central.saving(self._member, is_own)
 
     def holds(self, tracked: Collection[int]) -> bool:
         """Return True if an object id in `tracked` is of this session's model or its optimizers."""
@@ -188,12 +193,10 @@ class ModelSession(LeavesOnExit):
         return any(id(model) in tracked for model in models) or self._optimizers.are_in(tracked)
 
     def checkpointing(self, is_own: bool) -> contextlib.AbstractContextManager[bool]:
-        """Load the shards' state into the model while TensorFlow saves it; see `saving`."""
+        """Load the shards' state into the model while TensorFlow saves a checkpoint."""
         if tf.executing_eagerly():
             self.loop.refresh(with_slots=True)
-        return self.central.saving(is_own)
-
-    # -- other models of the script -------------------------------------------------------------
+        return self.saving(is_own)
 
     def _others(self) -> list[RunMember]:
         """Return the memberships in the run of the other models that this script distributed."""
@@ -210,13 +213,13 @@ class ModelSession(LeavesOnExit):
         refuse_compiling()
         self.loop.begin()
         member, step = self._member, self._optimizers.compiled
-        compiled = None if step is None else step.optimizer
-        if compiled is not getattr(member.model, "optimizer", None):
+        compiled = getattr(member.model, "optimizer", None)
+        if compiled is not (None if step is None else step.optimizer):
             raise ConfigurationError(
                 "the model was compiled while its fit was running; compile the model before or "
                 "after the fit."
             )
-        is_first = self._member.state.begins_with_step and member.is_offered
+        is_first = member.state.begins_with_step and member.is_offered
         if is_first and tf.executing_eagerly() and self._trial.is_needed:
             self._phases.begin_with(self._trial.eagerly(data))
         try:
@@ -314,11 +317,7 @@ class ModelSession(LeavesOnExit):
         return self._member.assignments
 
     def ends_fit(self) -> bool:
-        """Leave the run after the last step of a `fit`.
-
-        Returns:
-            True if the optimizer has the moving averages of this run.
-        """
+        """Leave the run after a `fit`; return True if the optimizer has this run's averages."""
         return self.fits.leave()
 
     def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:

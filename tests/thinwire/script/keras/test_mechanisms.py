@@ -15,9 +15,8 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.script import interrupts
 from thinwire.script.data.place import BatchParts, Shared, UnfilledRounds
 from thinwire.script.data.rounds import DealtRounds
-from thinwire.script.keras import distribute, own_loop, succession, train_metrics
+from thinwire.script.keras import central, distribute, own_loop, succession, train_metrics
 from thinwire.script.keras.assignments import Assignments
-from thinwire.script.keras.central import CentralAccess
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.fit_lifecycle import FitLifecycle
 from thinwire.script.keras.kept_state import KeptState
@@ -208,7 +207,7 @@ def test_a_model_that_was_saved_in_mid_fit_goes_on_with_its_own_statistics():
         assign=assign,
     )
     optimizers = SimpleNamespace(stepping=[])
-    with CentralAccess(SimpleNamespace(present=session, in_fit=True, optimizers=optimizers)).lent():
+    with central.lent(SimpleNamespace(present=session, in_fit=True, optimizers=optimizers)):
         assert held["statistics"].tolist() == [3.0]
     assert held["statistics"].tolist() == [7.0]
 
@@ -276,12 +275,9 @@ def test_a_script_that_no_launcher_started_ends_with_the_reason(is_launched, mon
     monkeypatch.setattr(distribute, "exit_with_reason", lambda: ends.append(True))
     monkeypatch.setattr(distribute, "RECORD", distribute.RECORD.__class__())
     chosen = SimpleNamespace(local=False, is_launched=is_launched)
-    central = SimpleNamespace(saving=None)
     monkeypatch.setattr(distribute, "read_settings", lambda *args, **words: chosen)
     for name in ("ModelSession", "save_once", "look_fresh", "note_settings"):
-        monkeypatch.setattr(
-            distribute, name, lambda *args: SimpleNamespace(central=central, loop=None)
-        )
+        monkeypatch.setattr(distribute, name, lambda *args: SimpleNamespace(saving=None, loop=None))
     monkeypatch.setattr(distribute, "write_checkpoints_once", lambda *args: None)
     distribute._new_session(SimpleNamespace(), None, None, {})
     assert ends == [True] * (not is_launched)
