@@ -96,7 +96,8 @@ def test_a_round_that_turned_out_to_be_of_others_counts_its_part_of_the_batch():
 def test_a_fit_ends_after_the_epoch_that_all_have_agreed_on():
     answers = iter([0, 3, 3])
     barriers = SimpleNamespace(meet=lambda meeting: pb.EpochMeeting(epochs=next(answers)))
-    (fit, member), ended = lifecycle(meets_others=True, met_barriers=barriers), []
+    given = {"met_barriers": barriers, "until_end": lambda wait: wait()}
+    (fit, member), ended = lifecycle(meets_others=True, **given), []
     for epoch in range(3):
         fit.on_epoch_begin(epoch)
         member.model.stop_training = epoch == 1  # a callback of this worker alone
