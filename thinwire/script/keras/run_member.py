@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from absl import logging
+
 from thinwire.runtime.run.settings import RETURNED_EARLY, SCRIPT_FAILED
 from thinwire.script import interrupts
 from thinwire.script.data.data import Shared
@@ -229,6 +231,8 @@ class RunMember:
                 self.assignments.clear()
         stepping = [step.inner for step in self.optimizers.stepping]
         if is_behind and not session.stopped:
+            if self.state.standing is Standing.OPENING:
+                logging.warning("skipping this call of fit, which the run has already completed")
             self.ends_after, self.model.stop_training = 0, True
             self.catch_up.forget_states(stepping)
         else:
