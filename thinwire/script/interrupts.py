@@ -21,15 +21,16 @@ _lock = threading.Lock()
 def add_listener(listener: Callable[[], None]) -> None:
     """Call `listener` in a background thread at every Ctrl-C, in addition to Python's own handler.
 
-    A listener for Ctrl-C is also called at SIGTERM if Python handles SIGTERM, as in scripts that
-    `thinwire run` starts.
+    A listener is called once, however often it was added. A listener for Ctrl-C is also called at
+    SIGTERM if Python handles SIGTERM, as in scripts that `thinwire run` starts.
 
     The first listener for Ctrl-C that is added in the main thread sets the process's wake-up
     descriptor for signals. If another library has already set the wake-up descriptor for signals,
     no listener is ever called.
     """
     with _lock:
-        _listeners.append(listener)
+        if listener not in _listeners:
+            _listeners.append(listener)
     if threading.current_thread() is threading.main_thread():
         _install()
 

@@ -18,11 +18,11 @@ from thinwire.script.identity import note_settings
 from thinwire.script.keras.checkpoints import write_checkpoints_once
 from thinwire.script.keras.checks import check_exchanges, check_model
 from thinwire.script.keras.evaluate import evaluate_fit, skip_steps
+from thinwire.script.keras.files import save_once
 from thinwire.script.keras.fit import surround_fit
 from thinwire.script.keras.loops import look_fresh, models_of
 from thinwire.script.keras.measure import measure_fit
 from thinwire.script.keras.plan import named
-from thinwire.script.keras.saving import save_once
 from thinwire.script.keras.session import ModelSession
 from thinwire.script.keras.trial import StepTrial
 from thinwire.script.settings import ScriptSettings, is_in_run, read_settings
@@ -233,14 +233,14 @@ def _new_session(model: keras.Model, call: _Call) -> ModelSession:
     session = ModelSession(model, chosen, call.args, call.settings, call.num_train)
     RECORD.sessions.append(session)
     note_settings(chosen)
-    write_checkpoints_once(_sessions, lambda: session.central.writes_files)
+    write_checkpoints_once(_sessions, lambda: session.writes_files)
     return session
 
 
 def _attach(session: ModelSession, model: Any) -> None:
     """Let a model save files, and read all its weights, through its session with the servers."""
     model.thinwire = session
-    save_once(model, session.central)
+    save_once(model, session.saving)
     look_fresh(model, session.loop.refresh)
 
 

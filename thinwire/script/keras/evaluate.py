@@ -33,10 +33,9 @@ from thinwire.script.data.place import WorkerPlace
 from thinwire.script.data.ray_data import is_ray_dataset, share_ray_dataset
 from thinwire.script.keras.data_errors import refusing_unfit
 from thinwire.script.keras.evaluated_weights import EvaluatedWeights
-from thinwire.script.keras.files import listed
+from thinwire.script.keras.files import is_own_file, listed
 from thinwire.script.keras.plan import is_built, try_in_graph
 from thinwire.script.keras.reports import fill_history
-from thinwire.script.keras.saving import is_own_file
 from thinwire.supervisor.evaluation_requests import EvaluationRequests
 from thinwire.worker.temporary import remove_temporary
 

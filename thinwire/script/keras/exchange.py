@@ -16,15 +16,14 @@ from absl import logging
 from thinwire.ops.push_head import PushHead
 from thinwire.script.data.place import BatchParts, WorkerPlace
 from thinwire.script.gradient_sgd import RATE_TOLERANCE
+from thinwire.script.keras.callbacks import EpochTraffic
 from thinwire.script.keras.checks import check_rate_change
 from thinwire.script.keras.held_weights import assigned_by_script, changed_by_script
-from thinwire.script.keras.joining import Joining
 from thinwire.script.keras.loops import LoopSteps
 from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.phases import Phases
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import ExchangeStep, StepAnswer, StepValues
-from thinwire.script.keras.traffic import EpochTraffic
 from thinwire.script.session import Session
 from thinwire.script.steps import StepInfo
 from thinwire.worker.core.messages import ScriptFigures
@@ -49,7 +48,6 @@ class StepExchange:
         member: Membership of the model in a run, which holds the script's settings, the session
             with the servers, and the barriers with other workers' scripts.
         optimizers: Optimizers of the script that train in the run.
-        joining: Object that holds this worker's training data.
         phases: Object that joins the run again for a training loop that follows a `fit`.
         loop_steps: Steps of the optimizers in a training loop that the script writes itself.
     """
@@ -58,7 +56,6 @@ class StepExchange:
         self,
         member: RunMember,
         optimizers: ScriptOptimizers,
-        joining: Joining,
         phases: Phases,
         loop_steps: LoopSteps,
     ) -> None:
@@ -66,7 +63,7 @@ class StepExchange:
         self.traffic = EpochTraffic()
         self.num_calls = 0
         self._member, self._optimizers = member, optimizers
-        self._joining, self._phases, self._loop_steps = joining, phases, loop_steps
+        self._phases, self._loop_steps = phases, loop_steps
         self._failure: Exception | None = None
         self._num_batches = 0  # number of mini-batches in the current call of `fit`
         self._rate_factor = 1.0  # this worker's learning rate divided by the server's
@@ -90,7 +87,7 @@ class StepExchange:
         member = self._member
         if not repeats:
             self._num_batches += 1
-        parts = self._joining.data.parts if member.in_fit else self._parts_in_loop
+        parts = member.data.parts if member.in_fit else self._parts_in_loop
         return parts.of_step(self._num_batches - 1)
 
     @functools.cached_property
