@@ -304,8 +304,3 @@ class ModelSession(LeavesOnExit):
             has_changed = self._phases.begin_with(plan)
         self._optimizers.check_step(step, [variable for _, variable in pairs])
         return not has_changed
-
-    def _first_plan(self, step: ExchangeStep, pairs: Pairs) -> StepPlan:
-        if self.call.ends_later:
-            return StepPlan((PlannedStep.of(step.optimizer, pairs),))
-        return self._loop_steps.plan(step, pairs)
