@@ -1,7 +1,7 @@
 """One worker's session in a run, without data or a model: join, exchange, report, leave.
 
 The class `WorkerSession` takes flat gradients and returns flat weights. The worker role and the
-sessions of user scripts (`thinwire.script.session`) use a WorkerSession.
+sessions of user scripts (`thinwire.script.steps`) use a WorkerSession.
 """
 
 from __future__ import annotations
