@@ -34,6 +34,7 @@ import numpy as np
 
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.barriers import Point, position_of
+from thinwire.ps.scripts.notices import FitEndsEarly, Outcome, notice
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,28 +52,6 @@ HELD_SECONDS = 0.5
 #: MiB.
 _MOST_ANSWERS = 4
 _NOWHERE: Place = (0, -1, 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class MeetingAnswer:
-    """Answer to one script at a meeting of all scripts at an epoch's end."""
-
-    worker: int
-    meeting: pb.EpochMeeting
-
-
-@dataclasses.dataclass(frozen=True)
-class FitEndsEarly:
-    """End of a call of fit for all scripts after `epochs` epochs, requested by one worker's
-    script.
-    """
-
-    worker: int
-    fit: int
-    epochs: int
-
-
-MeetingOutcome = MeetingAnswer | FitEndsEarly
 
 
 @dataclasses.dataclass
@@ -118,7 +97,7 @@ class EpochMeetings:
         self._ends: dict[int, int] = {}
         self._version, self._moved_at = -1, -math.inf
 
-    def begin(self, worker: int, incarnation: int, now: float) -> list[MeetingOutcome]:
+    def begin(self, worker: int, incarnation: int, now: float) -> list[Outcome]:
         """Register the control stream of a worker's script, which may wait at meetings after
         epochs.
 
@@ -131,7 +110,7 @@ class EpochMeetings:
             self._scripts[worker] = _MeetingScript(incarnation, _NOWHERE)
         return self._settle(now)
 
-    def arrive(self, worker: int, barrier: str, now: float) -> list[MeetingOutcome]:
+    def arrive(self, worker: int, barrier: str, now: float) -> list[Outcome]:
         """Record that a worker's script has reached a barrier, for example the barrier after a
         fit.
         """
@@ -146,7 +125,7 @@ class EpochMeetings:
         """
         self._ends.setdefault(fit, epochs)
 
-    def meet(self, worker: int, meeting: pb.EpochMeeting, now: float) -> list[MeetingOutcome]:
+    def meet(self, worker: int, meeting: pb.EpochMeeting, now: float) -> list[Outcome]:
         """Record that a script has reached a meeting at an epoch's end; a script may report this
         twice.
 
@@ -167,14 +146,14 @@ class EpochMeetings:
                 script.since = now
             script.waits_with = meeting
             return self._settle(now)
-        outcomes: list[MeetingOutcome] = []
+        outcomes: list[Outcome] = []
         if meeting.stops and meeting.fit not in self._ends:
             outcomes.append(self._end(worker, meeting.fit, self._fastest(meeting.fit, worker, now)))
         # None unless the epoch meeting was answered before this script arrived
         answer = self._answers.get(place)
         if answer is None or meeting.after_callbacks:
             answer = self._answer(meeting, list(self._newest(meeting.fit, now)))
-        return [*outcomes, MeetingAnswer(worker, answer), *self._settle(now)]
+        return [*outcomes, notice(worker, epoch_meeting=answer), *self._settle(now)]
 
     # -- deadlines ----------------------------------------------------------------------------
 
@@ -186,7 +165,7 @@ class EpochMeetings:
             script.since += seconds
         self._moved_at += seconds
 
-    def tick(self, now: float, version: int) -> list[MeetingOutcome]:
+    def tick(self, now: float, version: int) -> list[Outcome]:
         """Return the messages to workers' scripts that result from deadlines that have passed.
 
         Args:
@@ -214,36 +193,29 @@ class EpochMeetings:
             script.waits_with = None
         return script
 
-    def _waiting(self) -> list[tuple[int, _MeetingScript]]:
-        """Return (worker id, script) of the scripts that wait at meetings, the earliest epoch
-        first.
+    def _waiting(self) -> list[tuple[Place, int, pb.EpochMeeting]]:
+        """Return (place, worker id, report) of the scripts that wait at meetings, the earliest
+        place first.
         """
-        waiting = [(w, script) for w, script in sorted(self._scripts.items()) if script.waits_with]
-        return sorted(waiting, key=lambda pair: place_of(pair[1].waits_with))
+        waiting = ((worker, script.waits_with) for worker, script in self._scripts.items())
+        placed = [(place_of(report), worker, report) for worker, report in waiting if report]
+        return sorted(placed, key=lambda each: each[:2])
 
-    def _settle(self, now: float) -> list[MeetingOutcome]:
-        outcomes: list[MeetingOutcome] = []
-        for worker, script in self._waiting():
-            meeting = script.waits_with
-            if meeting is None:
-                continue
-            place = place_of(meeting)
+    def _settle(self, now: float) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for place, worker, meeting in self._waiting():
             answer = self._answers.get(place)
             if answer is None:
-                if not self._have_come(place, script, now):
+                if not self._have_come(place, self._scripts[worker], now):
                     continue
-                reports = [
-                    (w, waiting.waits_with)
-                    for w, waiting in sorted(self._scripts.items())
-                    if waiting.waits_with is not None and place_of(waiting.waits_with) == place
-                ]
+                reports = [(w, report) for at, w, report in self._waiting() if at == place]
                 stopping = next((w for w, report in reports if report.stops), None)
                 if stopping is not None and meeting.fit not in self._ends:
                     outcomes.append(self._end(stopping, meeting.fit, meeting.epoch + 1))
                 answer = self._answer(meeting, [report for _, report in reports])
                 self._keep(place, answer)
-            outcomes.append(MeetingAnswer(worker, answer))
-            script.waits_with = None
+            outcomes.append(notice(worker, epoch_meeting=answer))
+            self._scripts[worker].waits_with = None
         return outcomes
 
     def _have_come(self, place: Place, script: _MeetingScript, now: float) -> bool:
@@ -309,12 +281,8 @@ class EpochMeetings:
             del self._answers[min(self._answers)]
 
 
-def place_of(meeting: pb.EpochMeeting | None) -> Place:
-    """Return the point (fit, epoch, stage) of a script's report; for None a point before all
-    fits.
-    """
-    if meeting is None:
-        return _NOWHERE
+def place_of(meeting: pb.EpochMeeting) -> Place:
+    """Return the point (fit, epoch, stage) of a script's report."""
     return (meeting.fit, meeting.epoch, int(meeting.after_callbacks))
 
 

@@ -111,7 +111,7 @@ class OfferStage:
         phase: int,
         run_id: str,
         guard: ConnectionGuard,
-        on_offer: Callable[[ReceivedOffer], None],
+        on_offer: Callable[[OfferStage, ReceivedOffer], None],
     ) -> OfferStage:
         """Return the object that accepts the script's next model while the shard serves a model.
 
@@ -121,11 +121,12 @@ class OfferStage:
             phase: Number of the phase (model of the script) for which the stage accepts a model.
             run_id: Random identifier of the training run.
             guard: Object that limits and counts the clients of the shard's network port.
-            on_offer: Function called with each received model offer, in the thread that reads the
-                offering worker's stream.
+            on_offer: Function called with the stage and each received model offer, in the thread
+                that reads the offering worker's stream.
         """
         stage = cls(run, own)
-        stage.phase, stage.guard, stage._on_offer = phase, guard, on_offer
+        stage.phase, stage.guard = phase, guard
+        stage._on_offer = functools.partial(on_offer, stage)
         stage.identity = dataclasses.replace(stage.identity, run_id=run_id, phase=phase)
         stage._begin_looking()
         return stage

@@ -23,7 +23,7 @@ from thinwire.ps.service.handshake import hello_to_leader, identity
 from thinwire.ps.service.leader_client import LeaderClient
 from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
-from thinwire.ps.service.server_parts import ServerHooks
+from thinwire.ps.service.state import ServerHooks
 from thinwire.runtime.run import fingerprint
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.core.worker_round import MiniBatch, RoundAction

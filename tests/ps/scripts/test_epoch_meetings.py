@@ -10,12 +10,8 @@ from hypothesis import strategies as st
 from tests.ps.scripts.test_run_control import Script
 from tests.ps.streams import Shard
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.scripts.epoch_meetings import (
-    HELD_SECONDS,
-    EpochMeetings,
-    FitEndsEarly,
-    MeetingAnswer,
-)
+from thinwire.ps.scripts.epoch_meetings import HELD_SECONDS, EpochMeetings
+from thinwire.ps.scripts.notices import FitEndsEarly, Notice
 
 
 def steps_end(epoch, waits=True, fit=1, **metrics):
@@ -61,7 +57,8 @@ class World:
         """Return worker -> its answer, since the last look."""
         taken, self.outcomes = self.outcomes, []
         self.ends = [each for each in taken if isinstance(each, FitEndsEarly)]
-        return {each.worker: each.meeting for each in taken if isinstance(each, MeetingAnswer)}
+        answers = [each for each in taken if isinstance(each, Notice)]
+        return {each.to: each.message.epoch_meeting for each in answers}
 
 
 def sums(answer):
@@ -268,7 +265,7 @@ def test_a_shard_that_is_started_again_gives_the_answers_of_before():
     known.answers = True
     outcomes = shard.begin(1, 1, 0.0) + shard.meet(1, known, 0.0)
     (answer,) = outcomes
-    assert (answer.worker, sums(answer.meeting)) == (2, {"loss": [3.0]})
+    assert (answer.to, sums(answer.message.epoch_meeting)) == (2, {"loss": [3.0]})
 
 
 def test_scripts_meet_at_a_real_shard_and_hear_of_an_early_end():

@@ -11,7 +11,7 @@ from tests.virtual.toy import SPEC, method
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security.credentials import part_of, part_of_worker
-from thinwire.ps.service import server
+from thinwire.ps.service import observers, server
 from thinwire.ps.service.served_model import ServedModel
 from thinwire.runtime.run.settings import FINISHED, SCRIPT_FAILED
 
@@ -173,7 +173,7 @@ def test_scripts_are_excused_for_the_time_in_which_the_shard_stood_still(monkeyp
 def test_slots_are_those_of_the_present_phase(monkeypatch):
     """It may begin at the version at which a script has requested them before."""
     sent = []
-    monkeypatch.setattr(server, "frames", lambda message, pieces: sent.append(pieces) or ())
+    monkeypatch.setattr(observers, "frames", lambda message, pieces: sent.append(pieces) or ())
     shard = Shard("asgd")
     one = Script(shard, 1).send(slots=pb.SlotsRequest(weights=True))
     other = MiniRun(method("asgd", nb_workers=2), iter_max=10**6).shards[0]

@@ -163,7 +163,7 @@ def test_bytes_sent_to_a_worker_are_those_of_all_shards():
 def test_a_script_s_last_words_are_logged_in_one_line():
     shard = Leader("asgd")
     shard.say({"finished": pb.Finished(failed=True, message="one\n\x1b[2Jtwo")}, **SCRIPT)
-    assert shard.server.scripts._barriers.ended.message.isprintable()
+    assert shard.server.scripts.barriers.ended.message.isprintable()
 
 
 def test_a_status_with_all_labels_fits_into_one_message(monkeypatch):
