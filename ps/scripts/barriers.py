@@ -178,14 +178,6 @@ class Barriers:
         if script is not None and script.incarnation == incarnation:
             script.seen_at = now
 
-    def excuse(self, seconds: float) -> None:
-        """Extend all deadlines of scripts by `seconds`, for which the shard's process was
-        stalled.
-        """
-        for script in self._scripts.values():
-            script.seen_at += seconds
-        self._absent_at += seconds
-
     def present(self, now: float) -> list[int]:
         """Return the ids of the workers whose scripts are not finished, lost or absent,
         ascending.
@@ -219,16 +211,6 @@ class Barriers:
             barrier = pb.Barrier(name=name, changes=changes, offers=offers)
             openings.append(notice(worker, barrier=barrier))
         return openings
-
-    def next_deadline(self, now: float) -> float | None:
-        """Return the time of the scripts' next deadline, at which `tick` must be called; None if
-        none is set.
-        """
-        if self.ended is not None or not self._scripts:
-            return None
-        moments = [self._gone_at(worker) for worker in range(1, self._nb_workers + 1)]
-        moments += [self._held_until(name) for _, name in self._waiting()]
-        return min((when for when in moments if now < when < math.inf), default=None)
 
     # -- internal methods --------------------------------------------------------------------
 

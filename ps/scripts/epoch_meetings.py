@@ -31,10 +31,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from absl import logging
 
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.barriers import Point, position_of
-from thinwire.ps.scripts.notices import FitEndsEarly, Outcome, notice
+from thinwire.ps.scripts.notices import Outcome, notice
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,14 +84,16 @@ class EpochMeetings:
             given time of the shard's clock.
         held: Function that returns the ids of the workers that wait in a round for other workers'
             pushes.
+        stop_fit: Function that ends a call of fit in the other scripts, as `Barriers.stop_fit`.
     """
 
     def __init__(
         self,
         present: Callable[[float], Sequence[int]],
-        held: Callable[[], Collection[int]] = frozenset,
+        held: Callable[[], Collection[int]],
+        stop_fit: Callable[[int, int, int, float], list[Outcome]],
     ) -> None:
-        self._present, self._held = present, held
+        self._present, self._held, self._stop_fit = present, held, stop_fit
         self._scripts: dict[int, _MeetingScript] = {}
         self._answers: dict[Place, pb.EpochMeeting] = {}
         # number of a call of fit -> number of epochs after which it ends early; 0: immediately
@@ -148,7 +151,8 @@ class EpochMeetings:
             return self._settle(now)
         outcomes: list[Outcome] = []
         if meeting.stops and meeting.fit not in self._ends:
-            outcomes.append(self._end(worker, meeting.fit, self._fastest(meeting.fit, worker, now)))
+            epochs = self._fastest(meeting.fit, worker, now)
+            outcomes += self._end(worker, meeting.fit, epochs, now)
         # None unless the epoch meeting was answered before this script arrived
         answer = self._answers.get(place)
         if answer is None or meeting.after_callbacks:
@@ -156,14 +160,6 @@ class EpochMeetings:
         return [*outcomes, notice(worker, epoch_meeting=answer), *self._settle(now)]
 
     # -- deadlines ----------------------------------------------------------------------------
-
-    def excuse(self, seconds: float) -> None:
-        """Extend all deadlines of scripts by `seconds`, for which the shard's process was
-        stalled.
-        """
-        for script in self._scripts.values():
-            script.since += seconds
-        self._moved_at += seconds
 
     def tick(self, now: float, version: int) -> list[Outcome]:
         """Return the messages to workers' scripts that result from deadlines that have passed.
@@ -175,14 +171,6 @@ class EpochMeetings:
         if version != self._version:
             self._version, self._moved_at = version, now
         return self._settle(now)
-
-    def next_deadline(self, now: float) -> float | None:
-        """Return the time at which `tick` must next check the meetings; None if no script waits."""
-        if not self._waiting():
-            return None
-        # A worker may begin to wait in a round without a message to this object, so check
-        # regularly.
-        return now + HELD_SECONDS
 
     # -- internal methods ---------------------------------------------------------------------
 
@@ -211,7 +199,7 @@ class EpochMeetings:
                 reports = [(w, report) for at, w, report in self._waiting() if at == place]
                 stopping = next((w for w, report in reports if report.stops), None)
                 if stopping is not None and meeting.fit not in self._ends:
-                    outcomes.append(self._end(stopping, meeting.fit, meeting.epoch + 1))
+                    outcomes += self._end(stopping, meeting.fit, meeting.epoch + 1, now)
                 answer = self._answer(meeting, [report for _, report in reports])
                 self._keep(place, answer)
             outcomes.append(notice(worker, epoch_meeting=answer))
@@ -271,9 +259,11 @@ class EpochMeetings:
                 most = max(most, script.newest.epoch + 1)
         return most
 
-    def _end(self, worker: int, fit: int, epochs: int) -> FitEndsEarly:
+    def _end(self, worker: int, fit: int, epochs: int, now: float) -> list[Outcome]:
         self._ends[fit] = epochs
-        return FitEndsEarly(worker, fit, epochs)
+        text = "the script of worker %d ends its call %d of fit after %d epochs"
+        logging.info(text, worker, fit, epochs)
+        return self._stop_fit(worker, fit, epochs, now)
 
     def _keep(self, place: Place, answer: pb.EpochMeeting) -> None:
         self._answers.setdefault(place, answer)

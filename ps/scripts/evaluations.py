@@ -221,15 +221,6 @@ class Evaluations:
 
     # -- deadlines ----------------------------------------------------------------------------
 
-    def excuse(self, seconds: float) -> None:
-        """Extend all deadlines of scripts by `seconds`, for which the shard's process was
-        stalled.
-        """
-        for script in self._scripts.values():
-            script.since += seconds
-        self._requested = {place: since + seconds for place, since in self._requested.items()}
-        self._moved_at += seconds
-
     def tick(self, now: float, version: int) -> list[Outcome]:
         """Return the messages to scripts and evaluators that result from passed deadlines.
 
@@ -266,12 +257,6 @@ class Evaluations:
                 script.waits_for = None
         _limit(self._answers, _MOST_ANSWERS)
         return notices
-
-    def next_deadline(self, now: float) -> float | None:
-        """Return the time of the next deadline of a waiting script; None if no deadline is set."""
-        moments = [self._given_up_at(place) for place, _ in self._waiting()]
-        moments += [self._stalled_at(script) for _, script in self._waiting()]
-        return min((when for when in moments if now < when < math.inf), default=None)
 
     # -- internal methods ---------------------------------------------------------------------
 

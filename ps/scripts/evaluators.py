@@ -93,14 +93,6 @@ class Evaluators:
         """Record that an evaluator's script has called `distribute` and has opened its stream."""
         self.is_connected = self._first_is_settled = True
 
-    def excuse(self, seconds: float) -> None:
-        """Extend the deadlines of scripts by `seconds`, for which the shard's process was
-        stalled.
-        """
-        self._unknown_since += seconds
-        if self._alone_since is not None:
-            self._alone_since += seconds
-
     def first_is_awaited_until(self, has_supervisor: bool) -> float:
         """Return the time of the shard's clock until which scripts wait for the first evaluator,
         or -inf.

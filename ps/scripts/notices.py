@@ -24,17 +24,6 @@ class Notice:
 
 
 @dataclasses.dataclass(frozen=True)
-class FitEndsEarly:
-    """End of a call of fit for all scripts after `epochs` epochs, requested by one worker's
-    script.
-    """
-
-    worker: int
-    fit: int
-    epochs: int
-
-
-@dataclasses.dataclass(frozen=True)
 class ScriptsEnd:
     """End of the run for the scripts of all workers.
 
@@ -45,7 +34,7 @@ class ScriptsEnd:
     message: str = ""
 
 
-Outcome = Notice | FitEndsEarly | ScriptsEnd
+Outcome = Notice | ScriptsEnd
 
 
 def notice(to: int, **body: Any) -> Notice:

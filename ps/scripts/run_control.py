@@ -21,7 +21,6 @@ from thinwire.ps.scripts.evaluators import Evaluators
 from thinwire.ps.scripts.notices import (
     EVALUATOR,
     SUPERVISORS,
-    FitEndsEarly,
     Notice,
     Outcome,
     ScriptsEnd,
@@ -54,6 +53,7 @@ class RunControl:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shard, self._publish_status, self._clock = shard, publish_status, clock
+        self._stalled_seconds = 0.0
         self._evaluators = Evaluators(lease_seconds)
         config = shard.core.config
         self.barriers = Barriers(
@@ -62,7 +62,8 @@ class RunControl:
         )
         self._evaluations = Evaluations(self._evaluators, self.barriers.present)
         self._meetings = EpochMeetings(
-            self.barriers.present, lambda: self._shard.core.rounds.waiting()
+            *(self.barriers.present, lambda: self._shard.core.rounds.waiting()),
+            stop_fit=self.barriers.stop_fit,
         )
         # worker id -> stream of the worker's script; EVALUATOR -> stream of the run's evaluator
         self._streams: dict[int, Connection] = {}
@@ -71,7 +72,7 @@ class RunControl:
         """Return True if a worker's script has connected and is still running; any thread may call
         this.
         """
-        return self.barriers.is_running(worker, self._clock())
+        return self.barriers.is_running(worker, self.now())
 
     def why(self, reason: str) -> str:
         """Return an explanation if scripts ended the run for the given reason; else ""."""
@@ -82,7 +83,7 @@ class RunControl:
         """Register the stream of a worker's script or of the evaluator. The shard closes an older
         stream of a client that registers a new stream.
         """
-        client, incarnation, now = _client_of(connection), connection.incarnation, self._clock()
+        client, incarnation, now = _client_of(connection), connection.incarnation, self.now()
         old = self._streams.get(client)
         self._streams[client] = connection
         if old is not None:
@@ -102,14 +103,14 @@ class RunControl:
         del self._streams[client := _client_of(connection)]
         if client == EVALUATOR:
             self._evaluators.is_connected = False
-            self._perform(self._evaluations.end_evaluator(self._clock()))
+            self._perform(self._evaluations.end_evaluator(self.now()))
         else:
-            self.barriers.lost(client, connection.incarnation, self._clock())
+            self.barriers.lost(client, connection.incarnation, self.now())
 
     def receive(self, connection: Connection, message: Any) -> None:
         """Record a checked message of a worker's script or of the evaluator."""
         if self._is_current(connection):
-            self._perform(self._outcomes_of(_client_of(connection), message, self._clock()))
+            self._perform(self._outcomes_of(_client_of(connection), message, self.now()))
 
     def _outcomes_of(self, client: int, message: Any, now: float) -> Sequence[Outcome]:
         barriers, meetings, evaluations = self.barriers, self._meetings, self._evaluations
@@ -170,7 +171,7 @@ class RunControl:
             offer: The Supervisor's message.
             why: Reason why the Supervisor starts no evaluator; empty if it starts one.
         """
-        now = self._clock()
+        now = self.now()
         if offer.available:
             self._evaluators.offer(connection, offer.starting)
             for message in self._evaluations.known_to_supervisors():
@@ -181,31 +182,25 @@ class RunControl:
 
     def lose_supervisor(self, connection: Connection) -> None:
         """Record that the control stream of a Supervisor has ended."""
-        self._evaluators.lose(connection, self._clock())
-        self._perform(self._evaluations.settle(self._clock()))
+        self._evaluators.lose(connection, self.now())
+        self._perform(self._evaluations.settle(self.now()))
 
     # -- deadlines ----------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
         """Extend the scripts' deadlines by `seconds`, for which the shard's process was stalled."""
-        for part in (self._evaluators, self.barriers, self._evaluations, self._meetings):
-            part.excuse(seconds)
+        self._stalled_seconds += seconds
+
+    def now(self) -> float:
+        """Return the present time without the time for which the shard's process was stalled."""
+        return self._clock() - self._stalled_seconds
 
     def tick(self) -> None:
         """Send the scripts the messages that result from deadlines that have passed."""
-        now, version = self._clock(), self._shard.core.version
+        now, version = self.now(), self._shard.core.version
         self._perform(self.barriers.tick(now))
         self._perform(self._evaluations.tick(now, version))
         self._perform(self._meetings.tick(now, version))
-
-    def next_deadline(self) -> float | None:
-        """Return the time of the scripts' next deadline, at which `tick` must be called; None if
-        none is set.
-        """
-        now = self._clock()
-        parts = (self.barriers, self._evaluations, self._meetings)
-        moments = [part.next_deadline(now) for part in parts]
-        return min((when for when in moments if when is not None), default=None)
 
     # -- internal methods ---------------------------------------------------------------------
 
@@ -217,10 +212,6 @@ class RunControl:
             match outcome:
                 case Notice():
                     self._send(outcome)
-                case FitEndsEarly(worker, fit, epochs):
-                    text = "the script of worker %d ends its call %d of fit after %d epochs"
-                    logging.info(text, worker, fit, epochs)
-                    self._perform(self.barriers.stop_fit(worker, fit, epochs, self._clock()))
                 case ScriptsEnd(cause, message):
                     if message:
                         logging.info("the run ends (cause %s): %s", cause, message)

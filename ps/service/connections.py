@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import threading
@@ -130,13 +131,6 @@ class ReplySender:
         connection.stream.send(make, counted=counted)
 
 
-@dataclasses.dataclass
-class ClosedTraffic:
-    """Number of training bytes sent to one worker over streams that are closed by now."""
-
-    closed_bytes: int = 0
-
-
 class Connections:
     """All open connections of a shard: workers by id, observers by a running number.
 
@@ -157,7 +151,8 @@ class Connections:
         self.had_supervisor = False
         self.was_evaluated = False
         self.had_onlooker = False
-        self._traffic: dict[int, ClosedTraffic] = {}
+        # worker id -> training bytes sent to the worker over streams that are closed by now
+        self._closed_bytes: collections.Counter[int] = collections.Counter()
         # worker id -> address at which other workers reach the worker's newest process
         self._peer_addresses: dict[int, str] = {}
         self._numbers = 0
@@ -242,17 +237,16 @@ class Connections:
     def bytes_down(self) -> dict[int, int]:
         """Return worker id -> training bytes sent to the worker, over open and closed streams."""
         with self._lock:
-            totals = {worker: traffic.closed_bytes for worker, traffic in self._traffic.items()}
+            totals = dict(self._closed_bytes)
             for worker, connection in self.workers.items():
                 totals[worker] = totals.get(worker, 0) + connection.stream.bytes_sent
             return totals
 
     def restore_bytes_down(self, totals: dict[int, int]) -> None:
         """Set the counts of sent training bytes to the totals before a restart of the shard."""
-        self._traffic = {worker: ClosedTraffic(count) for worker, count in totals.items()}
+        self._closed_bytes = collections.Counter(totals)
 
     def _close(self, connection: Connection) -> None:
         connection.state = ClientStreamState.REPLACED
-        traffic = self._traffic.setdefault(connection.id, ClosedTraffic())
-        traffic.closed_bytes += connection.stream.bytes_sent
+        self._closed_bytes[connection.id] += connection.stream.bytes_sent
         connection.stream.close()

@@ -191,8 +191,7 @@ class ShardServer(ShardState):
             self.datagrams.poll()
         if now >= self._due["scripts"]:
             self.contained.run("look after scripts", self.scripts.tick)
-            latest = now + _SCRIPTS_SECONDS  # meanwhile, a message may set an earlier deadline
-            self._due["scripts"] = min(latest, self.scripts.next_deadline() or latest)
+            self._due["scripts"] = now + _SCRIPTS_SECONDS
         if self.phases is not None:
             self.contained.run("look after offers", self.phases.tick)
         if self.core.stop_reason is None and self.watch is not None:

@@ -91,8 +91,10 @@ class PhaseChange:
                 if self._stage is not None:
                     self._stage.close(True)
                 run_id, guard = self._introduction.run_id, self._server.guard
-                args = (self._run, self._own, phase, run_id, guard, self._build)
-                self._stage = OfferStage.of_phase(*args)
+                stage = OfferStage(self._run, self._own, run_id=run_id, phase=phase, guard=guard)
+                stage.on_offer = functools.partial(self._build, stage)
+                stage.begin_looking()
+                self._stage = stage
             return OfferAdmission(self._stage)
 
     def tick(self) -> None:

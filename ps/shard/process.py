@@ -73,17 +73,14 @@ class ShardProcess:
         saved.open(self._on_fenced)
         listening = None if stage is None else stage.listening
         guard = guard_of(run) if stage is None or listening is None else stage.guard
-        ended_models = EndedModels()
-        if run.model_is_offered:
-            ended_models = EndedModels(saved.ended_models())
-            ended_models.restore(saved.since)
+        kept = saved.ended_models() if run.model_is_offered else None
         self.server = ShardServer(
             prepared.served,
             run.lease_seconds,
             self._hooks(),
             guard=guard,
             programs=saved.programs,
-            ended_models=ended_models,
+            ended_models=EndedModels(kept, saved.since),
             reports=saved.reports,
             watch=AdmissionWatch(own.start_timeout_seconds, lambda: guard.refused),
             spill=Spill(run.run_dir),

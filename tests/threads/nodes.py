@@ -19,7 +19,7 @@ from thinwire.ps.core.averages import WorkerAverages
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
-from thinwire.ps.service.handshake import hello_to_leader, identity
+from thinwire.ps.service.handshake import Identity, hello_to_leader
 from thinwire.ps.service.leader_client import LeaderClient
 from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
@@ -82,7 +82,7 @@ class ElasticShard:
 
     def open(self):
         """Join shard 0, and let clients in."""
-        mine = identity(
+        mine = Identity(
             "run",
             self.number,
             self.cluster.nb_ps,

@@ -241,28 +241,6 @@ def test_one_that_stops_early_in_the_same_fit_does_not_stop_the_others():
     assert scripts.cause == FINISHED
 
 
-def test_time_in_which_the_shard_stood_still_does_not_count():
-    scripts = Scripts(2).begin(1, 2).arrive(1, "fit-1-end")
-    scripts.now += 5 * LEASE
-    scripts.barriers.excuse(5 * LEASE)
-    assert scripts.note(scripts.barriers.tick(scripts.now)).opened == []
-    assert scripts.wait(LEASE).opened == [(1, "fit-1-end")]
-
-
-def test_the_next_deadline_is_when_time_alone_opens_something():
-    scripts = Scripts(2)
-    assert scripts.barriers.next_deadline(0.0) is None
-    scripts.begin(1).arrive(1, "fit-1-begin")
-    assert scripts.barriers.next_deadline(scripts.now) == LEASE
-    scripts.begin(2)
-    scripts.wait(LEASE - 1, 1)
-    assert scripts.barriers.next_deadline(scripts.now) == LEASE, "worker 2 is lost then"
-    scripts.wait(1, 1)
-    assert scripts.opened == [(1, "fit-1-begin")]
-    scripts.finish(1, failed=True)
-    assert scripts.barriers.next_deadline(scripts.now) is None
-
-
 def test_names_of_fits_have_an_order():
     names = ["fit-1-begin", "fit-1-end", "fit-2-begin", "fit-10-end", "evaluate"]
     assert sorted(reversed(names), key=position_of) == names
@@ -492,7 +470,6 @@ def test_nobody_waits_for_an_evaluator_whose_process_has_ended():
 def test_a_supervisor_that_reports_nothing_is_waited_for_for_a_lease():
     assert len(at_start(START).opened) == 2, "no launcher has started one"
     scripts = at_start(START_WITH_SUPERVISOR)
-    assert scripts.barriers.next_deadline(scripts.now) == LEASE
     assert scripts.wait(LEASE - 1, 1, 2).opened == []
     assert len(scripts.wait(1, 1, 2).opened) == 2
 
@@ -530,17 +507,6 @@ def test_a_shard_that_was_started_again_holds_nobody_who_has_passed_the_start():
     scripts.evaluators.offer(SUPERVISOR, True)
     scripts.arrive(1, "", passed=(START,)).arrive(2, START)
     assert scripts.opened == [(2, START)]
-
-
-def test_scripts_that_never_came_are_excused_for_a_stall_of_the_shard():
-    """They may have dialed while the shard stood still."""
-    barriers = Barriers(2, Evaluators(LEASE), LEASE, PATIENCE)
-    barriers.begin(1, 1, 0.0)
-    barriers.excuse(50.0)
-    for now in (PATIENCE, PATIENCE + 49.0):
-        barriers.alive(1, now)
-        assert barriers.present(now) == [1, 2]
-    assert barriers.present(PATIENCE + 50.0) == [1]
 
 
 @pytest.mark.parametrize("settles", ["arrives", "ends"])

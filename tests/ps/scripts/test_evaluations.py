@@ -154,7 +154,6 @@ def test_nobody_waits_for_a_leader_that_waits_itself():
     world.wait(1).request(2, 1, 0)
     for _ in range(9):
         assert world.wait(STALL_SECONDS - 1, updates=1).requested == []
-    assert world.state.next_deadline(world.now) == world.now + STALL_SECONDS
     assert world.wait(STALL_SECONDS, updates=0).requested == [(1, 0)]
 
 
@@ -175,7 +174,6 @@ def test_an_evaluator_that_comes_gets_what_is_requested():
 def test_without_a_supervisor_there_are_no_evaluations_after_a_lease():
     world = World(1, 2, evaluator=False, supervisor=False)
     assert world.wait(1).request(1, 1, 0).answered == []
-    assert world.state.next_deadline(world.now) == STALL_SECONDS + 1
     world.wait(LEASE - 1, updates=0)
     assert world.answered == [(1, 1, 0, "there is no Supervisor")]
     assert world.request(2, 1, 0).request(1, 1, 1).answered == [
@@ -214,7 +212,6 @@ def test_an_evaluator_that_fails_is_not_waited_for():
     world = World(1, evaluator=False).request(1, 1, 0)
     world.withdraw(7, "KeyError: 'x'")
     assert world.answered == [(1, 1, 0, "KeyError: 'x'")]
-    assert world.state.next_deadline(world.now) is None
 
 
 def test_an_evaluator_that_does_not_come_is_waited_for_only_so_long():
@@ -233,14 +230,6 @@ def test_a_shard_that_is_started_again_learns_the_answers_of_its_scripts():
     world.note(world.state.know(1, evaluated(1, 3, loss=0.25), world.now))
     assert world.request(2, 1, 3).answered == [(2, 1, 3, 0.25)]
     assert world.request(2, 1, 4).request(1, 1, 4).requested == [(1, 4)]
-
-
-def test_a_time_in_which_the_process_stood_still_does_not_count():
-    world = World(1, evaluator=False, supervisor=False).request(1, 1, 0)
-    world.now += 100
-    world.state.excuse(100)
-    world.evaluators.excuse(100)
-    assert world.wait(0).answered == []
 
 
 # -- at a real server ---------------------------------------------------------------------------

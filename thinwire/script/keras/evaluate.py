@@ -79,7 +79,7 @@ def report_arrival(run: Run) -> None:
     """Open the evaluator's stream to shard 0, which reports that the script called `distribute`.
 
     No worker trains before an evaluator has reported; the function
-    `thinwire.ps.scripts.first_evaluator` implements this wait.
+    `thinwire.ps.scripts.evaluators` implements this wait.
     """
     _requests_of(run)
 
