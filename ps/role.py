@@ -4,7 +4,6 @@ code.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 
 from absl import logging
@@ -140,9 +139,8 @@ def _discard(run: Run, own: PsFlags) -> None:
 
 def _serve_offered(run: Run, own: PsFlags, saved: SavedShard) -> int:
     """Wait for a worker's offered model, then serve that model; return the exit code."""
-    stage = OfferStage(run, own)
     # Workers that took part before a --resume send the id of the saved run.
-    stage.identity = dataclasses.replace(stage.identity, run_id=saved.run_id)
+    stage = OfferStage(run, own, run_id=saved.run_id)
     stage.listen()
     if own.preload_keras:
         threading.Thread(target=import_quietly, args=("keras",), name="keras", daemon=True).start()

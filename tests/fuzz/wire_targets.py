@@ -226,7 +226,7 @@ def m_is_push(message: Any) -> bool:
 # -- introductions -----------------------------------------------------------------------------
 
 _FINGERPRINT = method("asgd").fingerprint()
-_MINE = handshake.identity("run", 0, 1, 0, _FINGERPRINT, SPEC, [("learning_rate", "0.1")])
+_MINE = handshake.Identity("run", 0, 1, 0, _FINGERPRINT, SPEC, [("learning_rate", "0.1")])
 
 
 def hello(data: bytes) -> None:

@@ -44,6 +44,7 @@ METHODS: dict[str, dict[str, Any]] = {
 #: Modules that read the time.
 _TIMED = (
     "thinwire.ps.service.server",
+    "thinwire.ps.service.writer",
     "thinwire.ps.service.dialogues.worker",
     "thinwire.ps.service.handshake",
     "thinwire.proto.security.connection_guard",

@@ -20,11 +20,11 @@ from thinwire.ps.core.averages import WorkerAverages
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
-from thinwire.ps.service.handshake import hello_to_leader, identity
+from thinwire.ps.service.handshake import Identity, hello_to_leader
 from thinwire.ps.service.leader_client import LeaderClient
 from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
-from thinwire.ps.service.server_parts import ServerHooks
+from thinwire.ps.service.state import ServerHooks
 from thinwire.runtime.run import fingerprint
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.core.worker_round import MiniBatch, RoundAction
@@ -83,7 +83,7 @@ class ElasticShard:
 
     def open(self):
         """Join shard 0, and let clients in."""
-        mine = identity(
+        mine = Identity(
             "run",
             self.number,
             self.cluster.nb_ps,

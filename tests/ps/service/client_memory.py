@@ -15,7 +15,7 @@ from thinwire.proto.grpc.send_queue import MOST_CONTROL_BYTES, MOST_REPORT_BYTES
 from thinwire.proto.grpc.session import payload_limit
 from thinwire.proto.security.connection_guard import Limits
 from thinwire.ps.service.backlog import MOST_QUEUED_BYTES, MOST_QUEUED_REQUESTS
-from thinwire.ps.service.connections import KEPT_PER_WORKER
+from thinwire.ps.service.observers import KEPT_PER_WORKER
 from thinwire.ps.wire.reports import MAX_DOCUMENT_BYTES
 
 #: Messages of one stream that are in memory together: gRPC receives one, one waits for the reader,

@@ -19,7 +19,7 @@ from thinwire.proto.grpc.session import ClientSession
 from thinwire.proto.security.certificates import CertificateHolder, issue
 from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.proto.security.credentials import part_of_worker
-from thinwire.ps.service.handshake import identity
+from thinwire.ps.service.handshake import Identity
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 WAIT_SECONDS = 20.0
@@ -62,7 +62,7 @@ class Tap:
 @contextlib.contextmanager
 def tapped(guard):
     with shard_behind(guard) as (shard, port):
-        shard.server.identity = identity(RUN_ID, 0, 1, 0, shard.fingerprint, SPEC, [])
+        shard.server.identity = Identity(RUN_ID, 0, 1, 0, shard.fingerprint, SPEC, [])
         shard.server.document = '{"seams": "of nobody\'s business"}'
         tap = Tap(port)
         try:

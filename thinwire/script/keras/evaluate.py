@@ -160,7 +160,7 @@ class EvaluatorScript:
     """Values that the evaluators of all models of a script share, and the stream to shard 0.
 
     The opened stream reports to shard 0 that the script has called `distribute`. No worker trains
-    before an evaluator has reported; the function `thinwire.ps.scripts.first_evaluator` implements
+    before an evaluator has reported; the function `thinwire.ps.scripts.evaluators` implements
     this wait.
 
     Attributes:
