@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 from tests.command_line import run_of
+from tests.thinwire.script.data.places import places
 from tests.virtual.toy import method
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.script.data.place import BatchParts, Shared, UnfilledRounds
-from thinwire.script.data.rounds import DealtRounds
+from thinwire.script.data.place import BatchParts, Shared, StepRows, UnfilledRounds
 from thinwire.script.keras import distribute, own_loop, train_metrics
 from thinwire.script.keras.assignments import Assignments
 from thinwire.script.keras.central import CentralAccess
@@ -39,7 +39,7 @@ class Step(SimpleNamespace):
 
 def test_a_sum_is_scaled_by_the_rows_of_the_same_step_in_every_epoch():
     sums, part = RowSums(None, None, None), _Part("loss", RowKind.SUM)
-    sums.begin_fit(DealtRounds(1, (2, 1), (5, 2)))
+    sums.begin_fit(StepRows.of_rows(places(2)[0], 3, (5, 2)))
     for _ in range(2):
         sums.begin_epoch()
         factors = []
