@@ -44,13 +44,7 @@ from thinwire.script.data.place import StepRows
 from thinwire.script.data.rows import count_rows
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.plan import running_eagerly
-from thinwire.script.keras.row_kinds import (
-    RowKind,
-    kinds_of,
-    moved,
-    repeated,
-    rows_of,
-)
+from thinwire.script.keras.row_kinds import RowKind, kinds_of, moved, repeated, rows_of
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import recording
 from thinwire.script.keras.traces import call_until
