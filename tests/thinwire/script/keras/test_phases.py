@@ -351,7 +351,7 @@ def test_nobody_steps_in_a_later_fit_before_all_have_joined(tmp_path, monkeypatc
         shard = run.shards.get(0)
         begins = shard is not None and member.in_fit and not member.has_left
         if begins and member.own_settings.worker().id_worker == 2:
-            version, scripts_of = shard.core.version, shard.server.scripts._barriers._scripts
+            version, scripts_of = shard.core.version, shard.server.scripts.barriers._scripts
             deadline = time.monotonic() + 20
             while time.monotonic() < deadline and shard.core.version == version:
                 first = scripts_of.get(1)  # none yet: its connection is not in this fit
