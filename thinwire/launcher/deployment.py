@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from absl import flags, logging
 
 from thinwire.launcher import program
-from thinwire.launcher.program import Programs
+from thinwire.launcher.program import HostPrograms
 from thinwire.launcher.role import Node
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run import own_policies
@@ -50,7 +50,7 @@ class CodeDeployment:
 
     # Working directory of nodes on the host; a relative path starts at the home directory
     folder: str
-    programs: Programs  # Python's arguments that run a node, script or watchdog on the host
+    programs: HostPrograms  # Python's arguments that run a node, script or watchdog on the host
     flags: tuple[str, ...]  # flags that name files, with the paths of the copied files on the host
     # .tar.gz that the host unpacks in `folder`; None if the host has the code already
     archive: bytes | None

@@ -20,7 +20,7 @@ _FILES = [PACKAGE.parent / name for name in ("main.py", "pyproject.toml")]
 CHECKOUT = PACKAGE.parent if all(path.is_file() for path in _FILES) else None
 
 
-class Programs(NamedTuple):
+class HostPrograms(NamedTuple):
     """Python's arguments that run the programs of Thinwire on a host."""
 
     node: tuple[str, ...]
@@ -39,11 +39,11 @@ SCRIPT = (
 )
 #: Python's arguments that run the watchdog on this host, as a bare file that needs no packages.
 WATCHDOG = ("-I", str(PACKAGE / "launcher" / "watchdog.py"))
-HERE = Programs(NODE, SCRIPT, WATCHDOG)
+HERE = HostPrograms(NODE, SCRIPT, WATCHDOG)
 #: Programs of a host that has the same packages, or the same checkout at the same path.
 ELSEWHERE = HERE if CHECKOUT else HERE._replace(watchdog=("-P", "-m", "thinwire.launcher.watchdog"))
 #: Programs of a copy of the package in the current folder.
-COPIED = Programs(
+COPIED = HostPrograms(
     ("-m", "thinwire"),
     ("-P", "thinwire/launcher/script.py"),
     ("-I", "thinwire/launcher/watchdog.py"),

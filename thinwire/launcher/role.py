@@ -25,7 +25,7 @@ from thinwire.flags import environment as flags_in_environment
 from thinwire.flags import launch, observability, security
 from thinwire.launcher.hosts import read_hosts
 from thinwire.launcher.output import Screen, shown_log
-from thinwire.launcher.program import Programs
+from thinwire.launcher.program import HostPrograms
 from thinwire.launcher.run_start import start_in_claimed_directory
 from thinwire.proto.grpc import Unreachable
 from thinwire.runtime.persistence.places import CHECKPOINTS, REPORTS, check_place
@@ -178,7 +178,7 @@ class Node:
     output: LineSink | None = None
     input: StandardInput | None = None  # standard input of the node; None for /dev/null
 
-    def words(self, programs: Programs, own_flags: Sequence[str]) -> list[str]:
+    def words(self, programs: HostPrograms, own_flags: Sequence[str]) -> list[str]:
         """Return Python's arguments on the command line that starts the node.
 
         Args:

@@ -126,7 +126,7 @@ def test_a_limit_of_the_run_ends_the_wait():
     with scripts() as (cluster, (one, two)):
         del two
         waiting = passes(one, "fit-1-end")
-        wait_until(lambda: cluster.shards[0].server.scripts.next_deadline() is not None)
+        wait_until(lambda: list(cluster.shards[0].server.scripts.barriers._waiting()))
         cluster.stop("iter_max")
         error = waiting.end().error
         assert (error.cause, error.message) == ("iter_max", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from absl import logging
 
@@ -24,9 +24,6 @@ from thinwire.script.steps import RunOver
 from thinwire.worker.client.control import RunHalted
 from thinwire.worker.held_files import lift_hold
 from thinwire.worker.script import RECORD
-
-if TYPE_CHECKING:
-    from thinwire.script.keras.optimizers import ScriptOptimizers
 
 _Answer = TypeVar("_Answer")
 
@@ -71,7 +68,8 @@ class RunMember:
     settings: ScriptSettings | None
     others: Callable[[], Sequence[RunMember]] = list
     num_train: int | None = None
-    optimizers: ScriptOptimizers = dataclasses.field(init=False)
+    # the `ScriptOptimizers` of the model, whose module imports this one
+    optimizers: Any = dataclasses.field(init=False)
     state: ScriptMember = dataclasses.field(init=False)
     session: Session | None = None
     barriers: FitBarriers | None = None
