@@ -147,28 +147,24 @@ def _pick(
     # An autoencoder's labels are its images: the shard holds one copy of the images.
     is_autoencoder = whole.train_labels is whole.train_images
     labels = images if is_autoencoder else whole.train_labels[mine]
-    shard = _shard(images, labels, cursor, whole.classes[mine])
-    return dataclasses.replace(shard, num_train=len(whole.train_labels))
+    counts, feed = partition.label_counts(whole.classes[mine]), lazy.feed_of(images, cursor)
+    return TrainingShard(images, labels, cursor, counts, feed, len(whole.train_labels))
 
 
 def whole_shard(run: Run, whole: registry.Dataset) -> TrainingShard:
     """Return the whole training set as one shard, for training on a single device."""
-    cursor = Cursor(np.arange(len(whole.train_labels)), run.batch_size, run.seed)
-    return _shard(whole.train_images, whole.train_labels, cursor, whole.classes)
-
-
-def _shard(
-    images: Any, labels: NDArray[Any], cursor: Cursor, classes: NDArray[Any]
-) -> TrainingShard:
-    counts = partition.label_counts(classes)
-    return TrainingShard(images, labels, cursor, counts, lazy.feed_of(images, cursor))
+    images, labels = whole.train_images, whole.train_labels
+    cursor = Cursor(np.arange(len(labels)), run.batch_size, run.seed)
+    counts, feed = partition.label_counts(whole.classes), lazy.feed_of(images, cursor)
+    return TrainingShard(images, labels, cursor, counts, feed)
 
 
 def split_rule(run: Run, nb_workers: int) -> partition.PartitionRule:
     """Return the rule by which the run's settings split the training set among ``nb_workers``
     workers.
     """
-    path, alpha = run.data.sharding_file, run.data.dirichlet_alpha
+    path, listed = run.data.sharding_file, run.data.partition_file
+    alpha = run.data.dirichlet_alpha
     return partition.PartitionRule(
         partition=run.data.partition,
         nb_workers=nb_workers,
@@ -176,10 +172,5 @@ def split_rule(run: Run, nb_workers: int) -> partition.PartitionRule:
         fractions=None if path is None else fractions.read_fractions(path, nb_workers),
         dirichlet_alpha=partition.DIRICHLET_ALPHA if alpha is None else alpha,
         batch_size=1 if run.data.whole_epochs else run.batch_size,
-        positions=_positions(run, nb_workers),
+        positions=None if listed is None else partition.read_positions(listed, nb_workers),
     )
-
-
-def _positions(run: Run, nb_workers: int) -> partition.Shards | None:
-    path = run.data.partition_file
-    return None if path is None else partition.read_positions(path, nb_workers)

@@ -330,78 +330,50 @@ def label_counts(labels: NDArray[Any]) -> dict[int, int]:
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-def _cut_equally(order: NDArray[Any], nb_workers: int) -> Shards:
-    """Cut a sequence of all training examples into one contiguous part for each worker."""
-    owned = [
-        equal_range(len(order), nb_workers, worker + 1, "training examples")
-        for worker in range(nb_workers)
-    ]
+def _cut_equally(order: NDArray[Any], nb_workers: int, what: str = "training examples") -> Shards:
+    """Cut a sequence (of all training examples, for example) into one range for each worker."""
+    owned = [equal_range(len(order), nb_workers, number + 1, what) for number in range(nb_workers)]
     return [order[part.start : part.stop].astype(np.int64) for part in owned]
 
 
-def _iid(
-    labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
-) -> Shards:
+def _iid(labels: NDArray[Any], rule: PartitionRule) -> Shards:
     order = np.random.default_rng([rule.seed, len(labels)]).permutation(len(labels))
     return [np.sort(owned) for owned in _cut_equally(order, rule.nb_workers)]
 
 
-def _contiguous(
-    labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
-) -> Shards:
+def _contiguous(total: int, nb_workers: int, file_offsets: NDArray[np.int64] | None) -> Shards:
     if file_offsets is not None:
-        files = [
-            equal_range(len(file_offsets) - 1, rule.nb_workers, worker + 1, "training files")
-            for worker in range(rule.nb_workers)
-        ]
-        return [np.arange(file_offsets[run.start], file_offsets[run.stop]) for run in files]
+        files = _cut_equally(np.arange(len(file_offsets) - 1), nb_workers, "training files")
+        return [np.arange(file_offsets[run[0]], file_offsets[run[-1] + 1]) for run in files]
     # The blocks of the n workers are equal to the blocks in ESync's code, which never uses the last
     # N mod n of N examples. Each of the first N mod n workers gets one of these examples.
-    block, num_tail = divmod(len(labels), rule.nb_workers)
-    tail = len(labels) - num_tail
+    block, num_tail = divmod(total, nb_workers)
+    tail = total - num_tail
     return [
         np.append(
             np.arange(worker * block, (worker + 1) * block, dtype=np.int64),
             np.arange(tail + worker, tail + worker + (worker < num_tail), dtype=np.int64),
         )
-        for worker in range(rule.nb_workers)
+        for worker in range(nb_workers)
     ]
 
 
-def _class(
-    labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
-) -> Shards:
-    return _cut_equally(np.argsort(labels, kind="stable"), rule.nb_workers)
-
-
-def _dirichlet(
-    labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
-) -> Shards:
-    return split_dirichlet(
-        labels, rule.nb_workers, rule.dirichlet_alpha, rule.batch_size, rule.seed
-    )
-
-
-def _file(
-    labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
-) -> Shards:
-    owned = fractions.ranges(len(labels), rule.nb_workers, rule.fractions)
+def _file(total: int, rule: PartitionRule) -> Shards:
+    owned = fractions.ranges(total, rule.nb_workers, rule.fractions)
     return [np.arange(part.start, part.stop, dtype=np.int64) for part in owned]
 
 
-def _positions(
-    labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
-) -> Shards:
+def _positions(total: int, rule: PartitionRule) -> Shards:
     if rule.positions is None:
         raise ConfigurationError(
             "--partition=positions needs the positions of each worker's examples; set "
             "--partition_file, or choose --partition=iid."
         )
     last = max((int(positions[-1]) for positions in rule.positions if positions.size), default=-1)
-    if last >= len(labels):
+    if last >= total:
         raise ConfigurationError(
-            f"--partition_file lists position {last}, but there are {len(labels)} training "
-            f"examples; expected positions below {len(labels)}. The file belongs to another data "
+            f"--partition_file lists position {last}, but there are {total} training "
+            f"examples; expected positions below {total}. The file belongs to another data "
             "set."
         )
     return rule.positions
@@ -409,10 +381,16 @@ def _positions(
 
 #: Name of a partition -> function (labels, rule, file_offsets) that returns the workers' shards.
 SPLITS: Mapping[str, Callable[[NDArray[Any], PartitionRule, NDArray[np.int64] | None], Shards]] = {
-    "iid": _iid,
-    "contiguous": _contiguous,
-    "class": _class,
-    "dirichlet": _dirichlet,
-    "file": _file,
-    "positions": _positions,
+    "iid": lambda labels, rule, _: _iid(labels, rule),
+    "contiguous": lambda labels, rule, file_offsets: _contiguous(
+        len(labels), rule.nb_workers, file_offsets
+    ),
+    "class": lambda labels, rule, _: _cut_equally(
+        np.argsort(labels, kind="stable"), rule.nb_workers
+    ),
+    "dirichlet": lambda labels, rule, _: split_dirichlet(
+        labels, rule.nb_workers, rule.dirichlet_alpha, rule.batch_size, rule.seed
+    ),
+    "file": lambda labels, rule, _: _file(len(labels), rule),
+    "positions": lambda labels, rule, _: _positions(len(labels), rule),
 }

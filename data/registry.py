@@ -19,11 +19,12 @@ from absl import logging
 from numpy.typing import NDArray
 
 from thinwire.data import sources
-from thinwire.data.choices import AUGMENTATIONS, DATASETS, PARTS, TEXTS
+from thinwire.data.choices import AUGMENTATIONS, DATASETS, PARTS, SCALINGS, TEXTS
 from thinwire.data.defaults import check_augmentation, default_preprocessing
 from thinwire.data.pipeline.decode import Decoded
 from thinwire.data.pipeline.lazy import Augmented, Lazy, Repeated, check_scaling, scale
 from thinwire.data.readers import imagenet, source_text, synthetic
+from thinwire.data.sources import DatasetPart
 from thinwire.models.tasks import CLASSIFICATION, TASKS, Task
 from thinwire.ops.types import ConfigurationError
 
@@ -35,30 +36,17 @@ _NUM_DIFFERENT = 256
 
 @dataclasses.dataclass(frozen=True)
 class DatasetRequest:
-    """The arguments of the function `load`; None stands for the data set's default."""
+    """The arguments of the function `load`, with defaults in place of None."""
 
     name: str
     data_dir: str | None
-    image_size: int
-    image_depth: int
-    nb_classes: int
-    scaling: str
-    augment: str
-    seed: int
-    task: Task
-
-
-@dataclasses.dataclass(frozen=True)
-class DatasetPart:
-    """Training or test part of a data set, with inputs scaled for training or evaluation."""
-
-    # Model inputs, [N, ...], mostly images [N, height, width, channels] float32.
-    images: NDArray[Any] | Lazy
-    labels: NDArray[Any]  # labels [N, ...] in the task's form; [N] int32 for classes
-    # Number of the first example of each data file, [files + 1] int64.
-    file_offsets: NDArray[np.int64] | None = None
-    # Classes of the examples, [N] int32; None except for autoencoders.
-    classes: NDArray[np.int32] | None = None
+    image_size: int = 28
+    image_depth: int = 1
+    nb_classes: int = 10
+    scaling: str = SCALINGS[0]
+    augment: str = AUGMENTATIONS[0]
+    seed: int = 0
+    task: Task = TASKS[CLASSIFICATION]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,11 +99,7 @@ def _imagenet_synthetic(wanted: DatasetRequest, part: str) -> DatasetPart:
     """Return 256 generated images, repeated to ImageNet's size so that an epoch is as long as on
     ImageNet.
     """
-    if wanted.data_dir is not None:
-        raise ConfigurationError(
-            f"--data_dir {wanted.data_dir} was given, but --dataset imagenet_synthetic is "
-            "generated and reads no files. Leave --data_dir out, or choose --dataset imagenet."
-        )
+    _check_no_folder(wanted, "choose --dataset imagenet.")
     images, labels = synthetic.generate(
         part,
         wanted.image_size,
@@ -183,10 +167,9 @@ def load(
         task,
     )
     load_part = LARGE.get(name, _in_memory)
-    nothing = np.zeros((0, image_size, image_size, image_depth), np.float32)
-    loaded = {part: DatasetPart(nothing, np.zeros(0, np.int32)) for part in PARTS}
-    loaded |= {part: load_part(request, part) for part in PARTS if part in parts}
-    train, test = loaded["train"], loaded["test"]
+    images = np.zeros((0, image_size, image_size, image_depth), np.float32)
+    nothing = DatasetPart(images, np.zeros(0, np.int32))
+    train, test = (load_part(request, part) if part in parts else nothing for part in PARTS)
     return Dataset(
         train.images,
         train.labels,
@@ -201,16 +184,7 @@ def _in_memory(wanted: DatasetRequest, part: str) -> DatasetPart:
     """Return the scaled training or test part; images to augment stay uint8 until a batch needs
     them.
     """
-    raw = load_raw(
-        wanted.name,
-        wanted.data_dir,
-        part,
-        wanted.image_size,
-        wanted.image_depth,
-        wanted.nb_classes,
-        wanted.seed,
-        wanted.task,
-    )
+    raw = load_raw(wanted, part)
     check_scaling(wanted.scaling, wanted.image_depth)
     is_changed = part == "train" and wanted.augment != AUGMENTATIONS[0]
     form = wanted.task.labels
@@ -227,21 +201,13 @@ def _in_memory(wanted: DatasetRequest, part: str) -> DatasetPart:
     return DatasetPart(images, raw.labels, raw.file_offsets)
 
 
-def load_raw(
-    name: str,
-    data_dir: str | None,
-    part: str,
-    image_size: int = 28,
-    image_depth: int = 1,
-    nb_classes: int = 10,
-    seed: int = 0,
-    task: Task = TASKS[CLASSIFICATION],
-) -> sources.RawPart:
+def load_raw(wanted: DatasetRequest, part: str) -> DatasetPart:
     """Load the training or test part without scaling: uint8 images need a quarter of the memory of
     scaled images.
 
-    The docstring of `load` describes the arguments and the errors; ``part`` is "train" or "test".
+    The docstring of `load` describes the errors; ``part`` is "train" or "test".
     """
+    name, data_dir, nb_classes = wanted.name, wanted.data_dir, wanted.nb_classes
     _check_name(name, part)
     if name in LARGE:
         raise ConfigurationError(
@@ -249,20 +215,31 @@ def load_raw(
             "another data set."
         )
     if name == "synthetic":
-        if data_dir is not None:
-            raise ConfigurationError(
-                f"--data_dir {data_dir} was given, but --dataset synthetic is generated and reads "
-                "no files. Leave --data_dir out, or choose another --dataset."
-            )
-        generate = synthetic.GENERATORS[task.name]
-        return sources.RawPart(*generate(part, image_size, image_depth, nb_classes, seed))
+        _check_no_folder(wanted, "choose another --dataset.")
+        generate = synthetic.GENERATORS[wanted.task.name]
+        return DatasetPart(
+            *generate(part, wanted.image_size, wanted.image_depth, nb_classes, wanted.seed)
+        )
     if name in TEXTS:
-        raw = sources.RawPart(*source_text.read(part, data_dir))
-        _check_classes(name, raw, nb_classes)
-        return raw
-    raw = sources.find(name, part, data_dir, image_size, image_depth)
-    _check_fit(name, raw, (image_size, image_size, image_depth), nb_classes)
+        raw = DatasetPart(*source_text.read(part, data_dir))
+    else:
+        raw = sources.find(name, part, data_dir, wanted.image_size, wanted.image_depth)
+        _check_fit(name, raw, (wanted.image_size, wanted.image_size, wanted.image_depth))
+    if (highest := int(raw.labels.max())) >= nb_classes:
+        raise ConfigurationError(
+            f"Data set {name} has the label {highest}; expected 0 to {nb_classes - 1}. Set "
+            f"--nb_classes {highest + 1} or more."
+        )
     return raw
+
+
+def _check_no_folder(wanted: DatasetRequest, instead: str) -> None:
+    """Raise an error if --data_dir is given for a data set that is generated."""
+    if wanted.data_dir is not None:
+        raise ConfigurationError(
+            f"--data_dir {wanted.data_dir} was given, but --dataset {wanted.name} is generated and "
+            f"reads no files. Leave --data_dir out, or {instead}"
+        )
 
 
 def from_user_module(module: ModuleType, seed: int, task: Task = TASKS[CLASSIFICATION]) -> Dataset:
@@ -324,7 +301,7 @@ def _check_name(name: str, part: str = PARTS[0]) -> None:
         )
 
 
-def _check_fit(name: str, raw: sources.RawPart, shape: tuple[int, ...], nb_classes: int) -> None:
+def _check_fit(name: str, raw: DatasetPart, shape: tuple[int, ...]) -> None:
     if not len(raw.labels):
         raise ConfigurationError(f"Data set {name} holds no examples; expected one or more.")
     if raw.images.shape[1:] != shape:
@@ -333,16 +310,6 @@ def _check_fit(name: str, raw: sources.RawPart, shape: tuple[int, ...], nb_class
             f"Data set {name} has images of {height} x {width} pixels and {depth} channels; "
             f"expected {shape[0]} x {shape[1]} and {shape[2]}. Set --image_size {height} "
             f"--image_depth {depth}, or choose another --dataset."
-        )
-    _check_classes(name, raw, nb_classes)
-
-
-def _check_classes(name: str, raw: sources.RawPart, nb_classes: int) -> None:
-    highest = int(raw.labels.max())
-    if highest >= nb_classes:
-        raise ConfigurationError(
-            f"Data set {name} has the label {highest}; expected 0 to {nb_classes - 1}. Set "
-            f"--nb_classes {highest + 1} or more."
         )
 
 

@@ -8,15 +8,13 @@ silently.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import http.client
+import io
 import os
 import shutil
-import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +24,26 @@ from numpy.typing import NDArray
 
 from thinwire.data.readers import adacomp, cifar10, idx
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.files import replace_file
 
-_DOWNLOAD_ROOT = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
+_DOWNLOAD_ROOT = "https://storage.googleapis.com/tensorflow/tf-keras-datasets"
 _DOWNLOAD_TIMEOUT_SECONDS = 20
 _PREFIXES = {"train": "train", "test": "t10k"}
+_KINDS = ("images", "labels")
 
 
 @dataclasses.dataclass(frozen=True)
-class RawPart:
-    """Training or test part of a data set in its stored form, without scaled pixels."""
+class DatasetPart:
+    """Training or test part of a data set, in its stored form or scaled for training."""
 
-    # Stored images [N, height, width, channels] uint8, or tokens [N, ...] int32.
-    images: NDArray[Any]
-    labels: NDArray[Any]  # classes [N] int32; labels in the task's form for generated data and text
-    # Number of the first example of each file, [files + 1] int64; None except in AdaComp's layout.
+    # Array or `Lazy` of model inputs, [N, ...]: stored images [N, height, width, channels] uint8,
+    # scaled images float32, or tokens int32.
+    images: Any
+    labels: NDArray[Any]  # labels [N, ...] in the task's form; [N] int32 for classes
+    # Number of the first example of each file, [files + 1] int64; None if unknown.
     file_offsets: NDArray[np.int64] | None = None
+    # Classes of the examples, [N] int32; None except for autoencoders.
+    classes: NDArray[np.int32] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +69,9 @@ _SOURCES = {
 }
 
 
-def find(name: str, part: str, data_dir: str | None, image_size: int, image_depth: int) -> RawPart:
+def find(
+    name: str, part: str, data_dir: str | None, image_size: int, image_depth: int
+) -> DatasetPart:
     """Return the training or test part of a stored data set.
 
     Args:
@@ -93,21 +98,21 @@ def find(name: str, part: str, data_dir: str | None, image_size: int, image_dept
             f"The shipped data set {name} is not at {source.folders[0]}. Expected its four files "
             "in that folder: restore the files from the repository."
         )
-    return _from_cache(name, source, part)
+    return _from_cache(name, source, source.cache, part)
 
 
-def _from_data_dir(folder: Path, part: str, image_size: int, image_depth: int) -> RawPart:
+def _from_data_dir(folder: Path, part: str, image_size: int, image_depth: int) -> DatasetPart:
     if (raw := _from_folder(folder, part)) is not None:
         return raw
     if adacomp.holds(folder, part):
-        shards = adacomp.read(folder, part, image_size, image_depth)
+        images, labels, offsets = adacomp.read(folder, part, image_size, image_depth)
         logging.info("data: read the %s part from AdaComp's files in %s", part, folder)
-        return RawPart(shards.images, shards.labels.astype(np.int32), shards.offsets)
-    images, labels = (_names(part, kind)[0] for kind in ("images", "labels"))
+        return DatasetPart(images, labels.astype(np.int32), offsets)
+    names = " and ".join(_names(part, kind)[0] for kind in _KINDS)
     raise ConfigurationError(
-        f"--data_dir {folder} holds no {part} data. Expected {images} and {labels} (with or "
+        f"--data_dir {folder} holds no {part} data. Expected {names} (with or "
         f"without .gz), or AdaComp's folders, for example "
-        f"{adacomp.image_path(folder, part, 0).parent.name}/. Name the folder that holds "
+        f"{adacomp.path_of(folder, part, 'images', 0).parent.name}/. Name the folder that holds "
         "the files, or leave --data_dir out to use the data set's usual places."
     )
 
@@ -119,12 +124,12 @@ def _names(part: str, kind: str) -> list[str]:
     return [stem + suffix for stem in stems for suffix in (".gz", "")]
 
 
-def _from_folder(folder: Path, part: str) -> RawPart | None:
+def _from_folder(folder: Path, part: str) -> DatasetPart | None:
     """Return the training or test part from its two files (images and labels); None if the folder
     has neither file.
     """
     paths = []
-    for kind in ("images", "labels"):
+    for kind in _KINDS:
         candidates = [folder / name for name in _names(part, kind)]
         paths.append(next((path for path in candidates if path.is_file()), None))
     images_path, labels_path = paths
@@ -138,7 +143,7 @@ def _from_folder(folder: Path, part: str) -> RawPart | None:
         )
     images, labels = idx.read_pair(images_path, labels_path)
     logging.info("data: read %d %s examples from %s", len(labels), part, folder)
-    return RawPart(images if images.ndim == 4 else images[..., None], labels.astype(np.int32))
+    return DatasetPart(images if images.ndim == 4 else images[..., None], labels.astype(np.int32))
 
 
 def _cache() -> Path:
@@ -146,58 +151,68 @@ def _cache() -> Path:
     return Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser() / "datasets"
 
 
-def _cifar10(part: str, data_dir: str | None) -> RawPart:
+def _cifar10(part: str, data_dir: str | None) -> DatasetPart:
     """Read CIFAR-10 from --data_dir or the Keras cache; download missing files to the cache."""
-    cache = _cache()
-    place = Path(data_dir) if data_dir else cache
-    if (arrays := cifar10.find(place, part)) is not None:
-        return RawPart(*arrays)
-    pickled = cifar10.pickled_in(place)
+    place = Path(data_dir) if data_dir else _cache()
+
+    def read() -> DatasetPart | None:
+        arrays = cifar10.find(place, part)
+        return None if arrays is None else DatasetPart(*arrays)
+
+    if (raw := read()) is not None:
+        return raw
+    pickled, names = cifar10.pickled_in(place), cifar10.names_of(part)
     note = (
         f" ({pickled} is of the pickled version, which Thinwire does not read)" if pickled else ""
     )
     if data_dir:
         raise ConfigurationError(
             f"--data_dir {data_dir} holds no {part} data of CIFAR-10{note}. Expected the binary "
-            f"version: {cifar10.names_of(part)}. Fetch {cifar10.ADDRESS} into that folder, name "
+            f"version: {names}. Fetch {cifar10.ADDRESS} into that folder, name "
             "a folder that holds these files, or leave --data_dir out to download the data set."
         )
-    archive = cache / cifar10.ADDRESS.rpartition("/")[2]
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        _fetch(cifar10.ADDRESS, archive, cifar10.check_archive)
-    except (OSError, http.client.HTTPException) as error:
-        raise ConfigurationError(
-            f"Data set cifar10 is not on this machine{note} and its download failed: {error}. To "
-            f"get it: connect this machine to the internet (tried {cifar10.ADDRESS}); or copy "
-            f"{archive.name} into {cache}; or set --data_dir to a folder with "
-            f"{cifar10.names_of(part)}; or train without files with --dataset synthetic."
-        ) from error
-    arrays = cifar10.find(cache, part)
-    if arrays is None:
-        raise ConfigurationError(f"Data set cifar10 vanished from {cache} after its download.")
-    return RawPart(*arrays)
+    root, _, archive = cifar10.ADDRESS.rpartition("/")
+    ways = [
+        f"copy {archive} into {place}",
+        f"set --data_dir to a folder with {names}",
+        "train without files with --dataset synthetic",
+    ]
+    _download(f"cifar10 is not on this machine{note}", root, place, [archive], ways)
+    return _checked(read(), "cifar10", place)
 
 
-def _from_cache(name: str, source: _Source, part: str) -> RawPart:
-    cache = _cache()
-    if source.cache is None:
-        raise ValueError(f"the data set {name} has no file in the cache of Keras")
-    place = cache / source.cache
-    if place.suffix == ".npz":
-        if not place.is_file():
-            _download(name, source, place.parent, [place.name])
-        return _from_archive(place, part)
-    if (raw := _from_folder(place, part)) is None:
-        kinds = ("images", "labels")
-        _download(name, source, place, [_names(part, kind)[0] for kind in kinds])
-        raw = _from_folder(place, part)
+def _from_cache(name: str, source: _Source, cache: str, part: str) -> DatasetPart:
+    folder, files = _cache() / cache, [_names(part, kind)[0] for kind in _KINDS]
+    is_archive = folder.suffix == ".npz"
+    if is_archive:
+        folder, files = folder.parent, [folder.name]
+
+    def read() -> DatasetPart | None:
+        if is_archive:
+            return _from_archive(folder / files[0], part)
+        return _from_folder(folder, part)
+
+    if (raw := read()) is not None:
+        return raw
+    ways = [source.package] if source.package else []
+    ways += [
+        f"copy {' and '.join(files)} into {folder}",
+        "set --data_dir to a folder with the four IDX files of the data set",
+        "use the shipped sample with --dataset fashion_mnist_sample",
+    ]
+    _download(f"{name} is not on this machine", _DOWNLOAD_ROOT, folder, files, ways)
+    return _checked(read(), name, folder)
+
+
+def _checked(raw: DatasetPart | None, name: str, folder: Path) -> DatasetPart:
     if raw is None:
-        raise ConfigurationError(f"Data set {name} vanished from {place} after its download.")
+        raise ConfigurationError(f"Data set {name} vanished from {folder} after its download.")
     return raw
 
 
-def _from_archive(path: Path, part: str) -> RawPart:
+def _from_archive(path: Path, part: str) -> DatasetPart | None:
+    if not path.is_file():
+        return None
     try:
         with np.load(path, allow_pickle=False) as archive:
             images, labels = archive[f"x_{part}"], archive[f"y_{part}"]
@@ -213,44 +228,35 @@ def _from_archive(path: Path, part: str) -> RawPart:
             "next run downloads it again."
         )
     logging.info("data: read %d %s examples from %s", len(labels), part, path)
-    return RawPart(images[..., None], labels.astype(np.int32))
+    return DatasetPart(images[..., None], labels.astype(np.int32))
 
 
-def _download(name: str, source: _Source, folder: Path, files: list[str]) -> None:
+def _download(missing: str, root: str, folder: Path, files: list[str], ways: list[str]) -> None:
+    """Download files of a data set into a folder; raise an error with other ways to get them."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
-            _fetch(_DOWNLOAD_ROOT + file, folder / file)
+            _fetch(f"{root}/{file}", folder / file)
     except (OSError, http.client.HTTPException) as error:
-        ways = [f"connect this machine to the internet (tried {_DOWNLOAD_ROOT}{files[0]})"]
-        ways += [source.package] if source.package else []
-        ways += [f"copy {' and '.join(files)} into {folder}"]
-        ways += ["set --data_dir to a folder with the four IDX files of the data set"]
-        ways += ["use the shipped sample with --dataset fashion_mnist_sample"]
+        ways = [f"connect this machine to the internet (tried {root}/{files[0]})", *ways]
         raise ConfigurationError(
-            f"Data set {name} is not on this machine and its download failed: {error}. To get it: "
-            f"{'; or '.join(ways)}."
+            f"Data set {missing} and its download failed: {error}. To get it: {'; or '.join(ways)}."
         ) from error
 
 
-def _fetch(address: str, target: Path, check: Callable[[Path], None] | None = None) -> None:
+def _fetch(address: str, target: Path) -> None:
     """Download one file of a data set to the path ``target``.
 
-    `_fetch` downloads to a temporary file, which replaces ``target`` only if its size is correct
-    and ``check`` accepts it, so that another process never reads a partial or damaged file.
+    The file at ``target`` is written only if its size and, for CIFAR-10, its checksum are correct,
+    and atomically, so that another process never reads a partial or damaged file.
     """
     logging.info("data: downloading %s", address)
-    descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=".partial-")
-    try:
-        with os.fdopen(descriptor, "wb") as out:
-            with urllib.request.urlopen(address, timeout=_DOWNLOAD_TIMEOUT_SECONDS) as answer:
-                shutil.copyfileobj(answer, out)
-                announced = answer.headers.get("Content-Length")
-            if announced is not None and out.tell() != int(announced):
-                raise OSError(f"{address} ended after {out.tell()} of {announced} bytes")
-        if check is not None:
-            check(Path(partial))
-        os.replace(partial, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(partial)
+    content = io.BytesIO()
+    with urllib.request.urlopen(address, timeout=_DOWNLOAD_TIMEOUT_SECONDS) as answer:
+        shutil.copyfileobj(answer, content)
+        announced = answer.headers.get("Content-Length")
+    if announced is not None and content.tell() != int(announced):
+        raise OSError(f"{address} ended after {content.tell()} of {announced} bytes")
+    if address == cifar10.ADDRESS:
+        cifar10.check_archive(content.getvalue())
+    replace_file(target, content.getvalue())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from thinwire.data.choices import PARTS
 from thinwire.data.readers import adacomp
-from thinwire.data.registry import load_raw
+from thinwire.data.registry import DatasetRequest, load_raw
 from thinwire.ops.types import ConfigurationError
 
 
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         for part in PARTS:
-            raw = load_raw(options.source_dataset, options.data_dir, part)
+            raw = load_raw(DatasetRequest(options.source_dataset, options.data_dir), part)
             adacomp.write(options.out_dir, part, raw.images, raw.labels, options.headers)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from thinwire.ops.types import Array
 
 #: Size of the smallest pooled buffer, in bytes. Smaller buffers come from malloc and are not
 #: pooled.
@@ -36,7 +35,7 @@ PIECE_BYTES = 4 << 20
 # Capacity in bytes -> free buffers of this capacity. Threads share the dict without a lock: every
 # access is one operation of a dict or list (`setdefault`, `append`, `pop`, `list`), which no other
 # thread can interrupt.
-_free: dict[int, list[NDArray[Any]]] = {}
+_free: dict[int, list[Array]] = {}
 
 
 class _InUse:
@@ -45,7 +44,7 @@ class _InUse:
     A buffer returns to the pool when no array and no view uses the buffer any more.
     """
 
-    def __init__(self, raw: NDArray[Any]) -> None:
+    def __init__(self, raw: Array) -> None:
         self._raw = raw
         self.__array_interface__ = raw.__array_interface__
 
@@ -58,7 +57,7 @@ class _InUse:
             free.append(self._raw)
 
 
-def buffer(num_bytes: int) -> NDArray[Any]:
+def buffer(num_bytes: int) -> Array:
     """Return an uninitialized [num_bytes] uint8 array that starts at a multiple of 64 bytes."""
     if num_bytes < LEAST_BYTES:
         return _aligned(num_bytes)
@@ -77,14 +76,14 @@ def buffer(num_bytes: int) -> NDArray[Any]:
     return np.asarray(_InUse(raw))[:num_bytes]
 
 
-def copied(values: NDArray[Any]) -> NDArray[Any]:
+def copied(values: Array) -> Array:
     """Return a copy of an array [n], in memory from the buffer pool of `thinwire.ops.buffers`."""
     copy = buffer(values.nbytes).view(values.dtype)
     np.copyto(copy, values)
     return copy
 
 
-def _aligned(num_bytes: int) -> NDArray[Any]:
+def _aligned(num_bytes: int) -> Array:
     raw = np.empty(num_bytes + _ALIGNMENT_BYTES, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT_BYTES
     return raw[start : start + num_bytes]
@@ -102,7 +101,7 @@ class MappedFile:
         self._pages, self._start = pages, raw.ctypes.data
         self.__array_interface__ = raw.__array_interface__
 
-    def put_away(self, part: NDArray[Any]) -> None:
+    def put_away(self, part: Array) -> None:
         """Remove an array's pages from memory; their contents stay in the memory-mapped file."""
         # The first page is removed whole, so neighbors of `part` may leave memory too. A later read
         # of the neighbors loads their page from the file again.
@@ -112,7 +111,7 @@ class MappedFile:
             self._pages.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
 
-def put_away(values: NDArray[Any] | memoryview) -> None:
+def put_away(values: Array | memoryview) -> None:
     """Remove an array in a memory-mapped file, or a view of such an array, from memory.
 
     The next access to an array that `put_away` has removed reads the contents from the mapped file
@@ -122,12 +121,12 @@ def put_away(values: NDArray[Any] | memoryview) -> None:
         owner.put_away(np.asarray(values))
 
 
-def is_in_file(values: NDArray[Any]) -> bool:
+def is_in_file(values: Array) -> bool:
     """Return True if the memory of an array is a memory-mapped file."""
     return _file_of(values) is not None
 
 
-def pieces(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def pieces(values: Array) -> Iterator[Array]:
     """Yield an array in memory as a whole, and an array in a mapped file piece by piece.
 
     `pieces` removes each piece of a mapped file's array from the process' memory before it yields

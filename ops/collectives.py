@@ -20,10 +20,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+from thinwire.ops.types import Float32
 
 #: Range of buffer entries ``start:stop``, as the tuple (start, stop).
 Range = tuple[int, int]
@@ -91,7 +89,8 @@ def butterfly(member: int, num_members: int, size: int) -> list[Step]:
         partner = member - block
         return _without_empty([SendPart(partner, whole), ReceivePart(partner, whole, adds=False)])
     partner = member + block
-    inside = [*_halve(member, block, 0, whole), *_double(member, block, 0, whole)]
+    scatter, _, gather = _exchanges(member, block, 0, whole)
+    inside = [*scatter, *gather]
     if partner < num_members:
         inside = [ReceivePart(partner, whole, adds=True), *inside, SendPart(partner, whole)]
     return _without_empty(inside)
@@ -111,8 +110,7 @@ def binary_blocks(member: int, num_members: int, size: int) -> list[Step]:
     block = max(number for number, (first, _) in enumerate(blocks) if first <= member)
     first, length = blocks[block]
     whole = (0, size)
-    held = _held(member - first, length, whole)
-    steps = _halve(member - first, length, first, whole)
+    scatter, held, gather = _exchanges(member - first, length, first, whole)
     up: list[Step] = []  # steps that exchange buffer entries with the next larger block of members
     down: list[Step] = []  # steps that receive summands from the next smaller block of members
     back: list[Step] = []  # steps that return sums to the next smaller block of members
@@ -125,11 +123,10 @@ def binary_blocks(member: int, num_members: int, size: int) -> list[Step]:
         share = large_length // length
         start = (member - first) * share
         for place in range(start, start + share):
-            part = _held(place, large_length, whole)
+            _, part, _ = _exchanges(place, large_length, large_first, whole)
             up.append(SendPart(large_first + place, part))
             back.insert(place - start, ReceivePart(large_first + place, part, adds=False))
-    doubling = _double(member - first, length, first, whole)
-    return _without_empty([*steps, *down, *up, *back, *doubling])
+    return _without_empty([*scatter, *down, *up, *back, *gather])
 
 
 #: Value of the flag --collective with which the parameter server sums gradients. The value has no
@@ -228,49 +225,32 @@ class Reduction:
         self._steps.popleft()
 
 
-def _halve(place: int, length: int, first: int, entries: Range) -> list[Step]:
-    """Return the steps of a reduce-scatter in a block of `length` members, a power of two.
+def _exchanges(
+    place: int, length: int, first: int, entries: Range
+) -> tuple[list[Step], Range, list[Step]]:
+    """Return the steps of a reduce-scatter and of an all-gather in a block of 2^k members.
 
-    In each step of the reduce-scatter a member sends the peer's half of the buffer range to the
-    peer, and adds the received entries to its own half.
+    In each step of the reduce-scatter a member sends the peer's half of its buffer range to the
+    peer, and adds the received entries to its own half. The all-gather reverses these steps.
+
+    Returns:
+        Steps of the reduce-scatter; the range that the member has summed then; steps of the
+        all-gather.
     """
-    steps: list[Step] = []
+    scatter: list[Step] = []
+    gather: list[Step] = []
     distance = length // 2
     while distance:
-        own_half, peer_half = _sides(place, distance, entries)
+        start, stop = entries
+        middle = (start + stop) // 2
+        own_half, peer_half = (start, middle), (middle, stop)
+        if place & distance:
+            own_half, peer_half = peer_half, own_half
         peer = first + (place ^ distance)
-        steps += [SendPart(peer, peer_half), ReceivePart(peer, own_half, adds=True)]
+        scatter += [SendPart(peer, peer_half), ReceivePart(peer, own_half, adds=True)]
+        gather = [SendPart(peer, own_half), ReceivePart(peer, peer_half, adds=False), *gather]
         entries, distance = own_half, distance // 2
-    return steps
-
-
-def _double(place: int, length: int, first: int, entries: Range) -> list[Step]:
-    """Return an all-gather's steps in a block of members: the steps of `_halve` reversed."""
-    steps: list[Step] = []
-    distance = length // 2
-    while distance:
-        own_half, peer_half = _sides(place, distance, entries)
-        peer = first + (place ^ distance)
-        steps = [SendPart(peer, own_half), ReceivePart(peer, peer_half, adds=False), *steps]
-        entries, distance = own_half, distance // 2
-    return steps
-
-
-def _held(place: int, length: int, entries: Range) -> Range:
-    """Return the range of buffer entries that a member has summed after the steps of `_halve`."""
-    distance = length // 2
-    while distance:
-        entries, _ = _sides(place, distance, entries)
-        distance //= 2
-    return entries
-
-
-def _sides(place: int, distance: int, entries: Range) -> tuple[Range, Range]:
-    """Return the half of a buffer range that a member keeps, and the half that its peer keeps."""
-    start, stop = entries
-    middle = (start + stop) // 2
-    low, high = (start, middle), (middle, stop)
-    return (high, low) if place & distance else (low, high)
+    return scatter, entries, gather
 
 
 def _largest_power(number: int) -> int:

@@ -17,12 +17,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Int64
+from thinwire.ops.types import Array, Int64
 
 
 class StoredCopy(Protocol):
@@ -32,18 +29,18 @@ class StoredCopy(Protocol):
     def nbytes(self) -> int:
         """Size of all values of the stored array, in bytes."""
 
-    def __getitem__(self, part: slice) -> NDArray[Any]:
+    def __getitem__(self, part: slice) -> Array:
         """Return a copy of the stored array's entries from `part.start` to `part.stop`."""
 
 
 #: Function that returns the current content of an array, as a copy or as a `FrozenArray`
 #: (snapshot).
-Keep = Callable[["NDArray[Any]"], Any]
+Keep = Callable[[Array], Any]
 #: Function that copies an array [n] into memory or into a `StoredCopy`.
-Copy = Callable[["NDArray[Any]"], "NDArray[Any] | StoredCopy"]
+Copy = Callable[[Array], "Array | StoredCopy"]
 #: Function that the owner of an array calls before entries of the array change. Arguments: the
 #: array, and the ascending positions of the entries (None: any entry may change).
-BeforeChange = Callable[["NDArray[Any]", "Int64 | None"], None]
+BeforeChange = Callable[[Array, Int64 | None], None]
 #: Size of the smallest array of which a Freezer takes a snapshot, in bytes. Smaller arrays are
 #: copied.
 _LEAST_BYTES = 1 << 20
@@ -53,12 +50,12 @@ _PIECE_BYTES = 1 << 20
 _MOST_ASIDES = 256
 
 
-def copied(array: NDArray[Any]) -> NDArray[Any]:
+def copied(array: Array) -> Array:
     """Return a copy of an array, for a caller that has no `Freezer` for snapshots."""
     return array.copy()
 
 
-def unguarded(array: NDArray[Any], indices: Int64 | None) -> None:
+def unguarded(array: Array, indices: Int64 | None) -> None:
     """Do nothing: the default function to call before a change of an array without snapshots."""
 
 
@@ -76,7 +73,7 @@ class FrozenArray:
             not save entries before `first`.
     """
 
-    def __init__(self, array: NDArray[Any], readers: _Readers) -> None:
+    def __init__(self, array: Array, readers: _Readers) -> None:
         """Take a snapshot of a contiguous array.
 
         Only `Freezer.freeze` calls the constructor of `FrozenArray`.
@@ -91,7 +88,7 @@ class FrozenArray:
         self._array, self._readers = array, readers
         # Saved old values of the snapshot's array, oldest change first: (first entry, positions,
         # old values). Positions None: the change saved all entries from the first entry on.
-        self._aside: list[tuple[int, Int64 | None, NDArray[Any] | StoredCopy]] = []
+        self._aside: list[tuple[int, Int64 | None, Array | StoredCopy]] = []
         self._aside_bytes = 0
         self.first = 0
         # A weak reference is stored, so that the owner stops saving values for a snapshot that its
@@ -112,7 +109,7 @@ class FrozenArray:
         other._aside, other._aside_bytes = list(self._aside), self._aside_bytes
         return other
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Return a copy of the whole array as it was when the snapshot was taken."""
         whole = self._copy(0, self._array.size).reshape(self.shape)
         return whole if dtype is None else whole.astype(dtype)
@@ -130,9 +127,7 @@ class FrozenArray:
             yield piece.data.cast("B")
         self._aside.clear()
 
-    def put_aside(
-        self, first: int, indices: Int64 | None, values: NDArray[Any] | StoredCopy
-    ) -> None:
+    def put_aside(self, first: int, indices: Int64 | None, values: Array | StoredCopy) -> None:
         """Save the old values of entries that the owner of the array is about to change.
 
         Args:
@@ -149,7 +144,7 @@ class FrozenArray:
         """True if a copy of the whole array is cheaper than saving old values at each change."""
         return len(self._aside) >= _MOST_ASIDES or self._aside_bytes > self.nbytes // 2
 
-    def _copy(self, start: int, stop: int) -> NDArray[Any]:
+    def _copy(self, start: int, stop: int) -> Array:
         # The piece is copied first, then saved values are looked up. In the opposite order, the
         # owner could save and change an entry between the look-up and the copy, and the piece would
         # hold the new value.
@@ -195,13 +190,13 @@ class Freezer:
         """
         self.is_on, self._copy = True, copy
 
-    def freeze(self, array: NDArray[Any]) -> Any:
+    def freeze(self, array: Array) -> Any:
         """Return an array's content: a `FrozenArray` of a large array, a copy of a small array."""
         if not self.is_on or array.nbytes < _LEAST_BYTES or not array.flags.c_contiguous:
             return array.copy()
         return FrozenArray(array, self._found.setdefault(id(array), []))
 
-    def before_change(self, array: NDArray[Any], indices: Int64 | None = None) -> None:
+    def before_change(self, array: Array, indices: Int64 | None = None) -> None:
         """Save old values that readers of snapshots still need, before the owner changes an array.
 
         Args:
@@ -218,7 +213,7 @@ class Freezer:
         first = min((reader.first for reader in readers), default=array.size)
         if first < array.size:
             flat = array.reshape(-1)
-            values: NDArray[Any] | StoredCopy
+            values: Array | StoredCopy
             if any(reader.has_much_aside for reader in readers):
                 indices = None  # the value None means to save the whole array
             if indices is None:

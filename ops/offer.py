@@ -16,12 +16,9 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+from thinwire.ops.types import ConfigurationError, Float32, ModelSpec, TensorSpec
 
 FORMAT = 5
 #: Prefix of the names of entries from an offer (a worker's description of its model) in the run's

@@ -136,6 +136,16 @@ def number(
     return Option("number", name, default, text, unit, low, high, rule=rule, unset=unset)
 
 
+def fraction(name: str, default: float, text: str, unit: str = "fraction") -> Option:
+    """Return a flag whose value is a number from 0 to 1."""
+    return number(name, default, text, unit, low=0.0, high=1.0)
+
+
+def decay_factor(name: str, text: str, unset: str) -> Option:
+    """Return a flag without default whose value is a decay factor below 1, such as a momentum."""
+    return number(name, None, text, "factor", low=0.0, high=0.9999, unset=unset)
+
+
 def choice(
     name: str, default: str | None, text: str, values: Iterable[str], unset: str = ""
 ) -> Option:
@@ -153,6 +163,15 @@ def words(
 ) -> Option:
     """Return a flag whose value is free text, for example a path."""
     return Option("text", name, default, text, unit, rule=rule, unset=unset)
+
+
+#: Rule for a flag's text that must not be empty.
+NOT_EMPTY = FlagRule(lambda text: bool(text.strip()), "must not be empty")
+
+
+def file(name: str, text: str, unset: str = "none") -> Option:
+    """Return a flag whose value is the path of a file; it is unset by default."""
+    return words(name, None, text, "file", NOT_EMPTY, unset)
 
 
 def comma_list(

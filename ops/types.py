@@ -18,9 +18,18 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Float32 = NDArray[np.float32]
+    Array = NDArray[Any]
+    Bool = NDArray[np.bool_]
+    UInt8 = NDArray[np.uint8]
+    UInt32 = NDArray[np.uint32]
     Int32 = NDArray[np.int32]
     Int64 = NDArray[np.int64]
+    Float32 = NDArray[np.float32]
+    Float64 = NDArray[np.float64]
+    Generator = np.random.Generator
+else:
+    # Annotations are not evaluated, so modules can import these names without numpy.
+    Array = Bool = UInt8 = UInt32 = Int32 = Int64 = Float32 = Float64 = Generator = Any
 
 #: State of a policy: nested dicts of arrays, ints, floats and strings. The policy's caller stores
 #: the state.
@@ -123,7 +132,7 @@ class CodedValues:
     """
 
     dtype: str
-    data: NDArray[Any]
+    data: Array
     scale: float = 1.0
 
     @property
@@ -316,4 +325,4 @@ class RangedBlock(Block):
 
     # number of entries of a range of the block, at least 1; the last range may have fewer
     block_entries: int
-    present: NDArray[np.bool_]  # [ceil(size / block_entries)] True for each range that has arrived
+    present: Bool  # [ceil(size / block_entries)] True for each range that has arrived

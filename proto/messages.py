@@ -10,62 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
 from thinwire.ops.downlink.types import RelayedRounds, RepeatedRound
 from thinwire.ops.routing.base import AnnouncedDatagrams, Manifest
 from thinwire.ops.routing.reassembler import ReassembledStep
-from thinwire.ops.types import FEW_BITS, VALUE_BYTES, VALUE_DTYPES, Block, ModelSpec, TensorSpec
+from thinwire.ops.types import FEW_BITS, VALUE_BYTES, VALUE_DTYPES, Block, ModelSpec
 from thinwire.ops.wire.blocks import IndexChooser, IndexCoding, ValueCoding, WireBlock, decode_block
 from thinwire.ops.wire.index_codings import WireError
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.framing import (
-    INLINE_BYTES,
-    MAX_MESSAGE_BYTES,
-    BytesLike,
-    Malformed,
-    MessageAssembler,
-    chunk_bytes_for,
-    frame,
-    frames,
-)
+from thinwire.proto.framing import BytesLike, Malformed
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-__all__ = [
-    "INLINE_BYTES",
-    "MAX_MESSAGE_BYTES",
-    "PROTOCOL_VERSION",
-    "Malformed",
-    "MessageAssembler",
-    "blocks_from_message",
-    "blocks_to_message",
-    "carve_aux",
-    "chunk_bytes_for",
-    "coded_blocks",
-    "first_difference",
-    "frame",
-    "frames",
-    "manifest_from_message",
-    "manifest_to_message",
-    "outcome_to_message",
-    "rounds_from_message",
-    "rounds_to_message",
-    "settings_of",
-    "spanned",
-    "spec_of",
-    "tensors_of",
-]
-
 #: Version of the wire protocol, which a client's Hello contains.
 PROTOCOL_VERSION = 2
 
-#: Largest number of entries of one model variable. The limit is far above any real model, and
-#: prevents an integer overflow of sizes in bytes.
-_MAX_ENTRIES = 1 << 40
 _DTYPE_NUMBERS = {
     name: pb.ValueDtype.Value(f"VALUE_DTYPE_{name.upper()}") for name in (*VALUE_DTYPES, *FEW_BITS)
 }
@@ -82,26 +45,6 @@ def tensors_of(spec: ModelSpec) -> list[pb.Tensor]:
     ]
 
 
-def spec_of(tensors: Iterable[pb.Tensor]) -> ModelSpec:
-    """Return the model (variables with path, shape and dtype) that a signature describes.
-
-    Raises:
-        Malformed: The path of a variable is empty or repeated, its dtype is not float32, or its
-            size is larger than any memory.
-    """
-    result: dict[str, TensorSpec] = {}
-    for tensor in tensors:
-        if not tensor.path or tensor.path in result:
-            raise Malformed(f"the variable path {tensor.path!r} is empty or repeated")
-        if tensor.dtype != "float32":
-            raise Malformed(f"variable {tensor.path}: dtype {tensor.dtype!r}; expected 'float32'")
-        shape = tuple(tensor.shape)
-        if math.prod(shape) > _MAX_ENTRIES:
-            raise Malformed(f"variable {tensor.path}: shape {shape} exceeds {_MAX_ENTRIES} entries")
-        result[tensor.path] = TensorSpec(tensor.path, shape, tensor.dtype)
-    return ModelSpec(tuple(result.values()))
-
-
 def settings_of(fingerprint: Iterable[tuple[str, str]]) -> list[pb.Setting]:
     """Return the training method's settings (names and values), by which a Hello is compared.
 
@@ -112,16 +55,16 @@ def settings_of(fingerprint: Iterable[tuple[str, str]]) -> list[pb.Setting]:
 
 
 def first_difference(
-    expected: Sequence[pb.Tensor] | Sequence[pb.Setting],
-    got: Sequence[pb.Tensor] | Sequence[pb.Setting],
+    expected: Sequence[pb.Tensor | pb.Setting], got: Sequence[pb.Tensor | pb.Setting]
 ) -> str | None:
     """Return the first difference between two model signatures or two fingerprints of settings.
 
     Returns:
         A text with the field's name and both values, or None if the arguments are equal.
     """
-    for number in range(min(len(expected), len(got))):
-        for name, expected_value, value in _fields(expected[number], got[number], number):
+    for number, (ours, theirs) in enumerate(zip(expected, got, strict=False)):
+        pairs = zip(_fields(ours, number), _fields(theirs, number), strict=True)
+        for (name, expected_value), (_, value) in pairs:
             if expected_value != value:
                 return f"{name}: expected {expected_value!r}, got {value!r}"
     if len(expected) == len(got):
@@ -132,21 +75,15 @@ def first_difference(
     return f"{name} is {side}: expected {len(expected)} entries, got {len(got)}"
 
 
-def _fields(
-    ours: pb.Tensor | pb.Setting, theirs: pb.Tensor | pb.Setting, number: int
-) -> list[tuple[str, Any, Any]]:
-    if isinstance(ours, pb.Tensor) and isinstance(theirs, pb.Tensor):
-        return [
-            (f"path of variable {number}", ours.path, theirs.path),
-            (f"shape of {ours.path}", tuple(ours.shape), tuple(theirs.shape)),
-            (f"dtype of {ours.path}", ours.dtype, theirs.dtype),
-        ]
-    if isinstance(ours, pb.Setting) and isinstance(theirs, pb.Setting):
-        return [
-            (f"name of setting {number}", ours.name, theirs.name),
-            (ours.name, ours.value, theirs.value),
-        ]
-    raise TypeError(f"cannot compare a {type(ours).__name__} with a {type(theirs).__name__}")
+def _fields(entry: pb.Tensor | pb.Setting, number: int) -> list[tuple[str, Any]]:
+    """Return pairs of a name and a value that `first_difference` compares."""
+    if isinstance(entry, pb.Setting):
+        return [(f"name of setting {number}", entry.name), (entry.name, entry.value)]
+    return [
+        (f"path of variable {number}", entry.path),
+        (f"shape of {entry.path}", tuple(entry.shape)),
+        (f"dtype of {entry.path}", entry.dtype),
+    ]
 
 
 class _RepeatedBlocks(Protocol):
@@ -228,8 +165,7 @@ def blocks_from_message(
             )
         size = sum(sizes[block.slot : end_slot])
         free = end_slot
-        middle = position + block.index_bytes
-        value_dtype = _checked_dtype(block, size)
+        _check(block, size)
         if block.coding == pb.INDEX_CODING_RANGES and not ranges:
             raise Malformed(
                 f"tensor slot {block.slot}: ranges of a dense block are legal only with datagrams"
@@ -243,9 +179,10 @@ def blocks_from_message(
             raise Malformed(
                 f"slot {block.slot}: the block ends at byte {end} of {len(payload)} payload bytes"
             )
-        result.append(
-            _decode(block, value_dtype, payload[position:middle], payload[middle:end], size)
-        )
+        try:
+            result.append(decode_block(**vars(_coded(block, payload[position:end])), size=size))
+        except WireError as error:
+            raise Malformed(f"slot {block.slot}: {error}") from error
         position = end
     if position != len(payload):
         raise Malformed(f"the blocks use {position} of {len(payload)} bytes of a message's payload")
@@ -269,25 +206,28 @@ def coded_blocks(blocks: Sequence[pb.Block], payload: memoryview) -> tuple[WireB
     """
     result, position = [], 0
     for block in blocks:
-        middle, end = position + block.index_bytes, position + _num_bytes(block)
-        result.append(
-            WireBlock(
-                slot=block.slot,
-                count=block.count,
-                coding=_CODINGS[block.coding],
-                coding_parameter=block.coding_parameter,
-                index_bytes=payload[position:middle],
-                value_dtype=_DTYPE_NAMES[block.value_dtype],
-                scale=block.scale,
-                value_bytes=payload[middle:end],
-                value_coding=ValueCoding(block.value_coding),
-                chunk=block.chunk,
-                chunk_first=block.chunk_first,
-                slots=len(spanned(block)),
-            )
-        )
+        end = position + _num_bytes(block)
+        result.append(_coded(block, payload[position:end]))
         position = end
     return tuple(result)
+
+
+def _coded(block: pb.Block, data: memoryview) -> WireBlock:
+    """Return a block in coded form, from its description and its bytes in a payload."""
+    return WireBlock(
+        slot=block.slot,
+        count=block.count,
+        coding=_CODINGS[block.coding],
+        coding_parameter=block.coding_parameter,
+        index_bytes=data[: block.index_bytes],
+        value_dtype=_DTYPE_NAMES[block.value_dtype],
+        scale=block.scale,
+        value_bytes=data[block.index_bytes :],
+        value_coding=cast("ValueCoding", block.value_coding),  # `decode_block` checks the number
+        chunk=block.chunk,
+        chunk_first=block.chunk_first,
+        slots=len(spanned(block)),
+    )
 
 
 def rounds_to_message(
@@ -403,8 +343,8 @@ def carve_aux(
     return payload[:start], np.frombuffer(bytes(payload[start:]), "<f4").astype(np.float32)
 
 
-def _checked_dtype(block: pb.Block, size: int) -> str:
-    """Check a block's description against the size of its variables; return its values' dtype."""
+def _check(block: pb.Block, size: int) -> None:
+    """Check a block's description against the size of its variables."""
     name = _DTYPE_NAMES.get(block.value_dtype)
     if name is None or block.coding not in _CODINGS:
         raise Malformed(
@@ -423,34 +363,6 @@ def _checked_dtype(block: pb.Block, size: int) -> str:
         )
     if not math.isfinite(block.scale):
         raise Malformed(f"tensor slot {block.slot}: scale {block.scale}; expected a finite number")
-    return name
-
-
-def _decode(
-    block: pb.Block,
-    value_dtype: str,
-    index_bytes: memoryview,
-    value_bytes: memoryview,
-    size: int,
-) -> Block:
-    try:
-        return decode_block(
-            block.slot,
-            block.count,
-            _CODINGS[block.coding],
-            block.coding_parameter,
-            index_bytes,
-            value_dtype,
-            block.scale,
-            value_bytes,
-            size,
-            block.value_coding,
-            block.chunk,
-            block.chunk_first,
-            len(spanned(block)),
-        )
-    except WireError as error:
-        raise Malformed(f"slot {block.slot}: {error}") from error
 
 
 def manifest_to_message(manifest: Manifest) -> pb.Manifest:

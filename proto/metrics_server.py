@@ -12,12 +12,9 @@ import base64
 import contextlib
 import hmac
 import importlib
-import pathlib
 import socket
 import socketserver
-import ssl
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +24,7 @@ from absl import logging
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import messages
+from thinwire.proto.bulk.tls import context_of
 from thinwire.proto.grpc.common import host_and_port, is_loopback
 from thinwire.proto.security.fair_places import FairPlaces, address_of
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
@@ -102,10 +100,11 @@ def read_login(path: str) -> bytes:
     return login
 
 
-class MetricsPort:
+class MetricsPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """HTTP server that answers every GET with the instruments' current values.
 
-    Background threads of the server answer the HTTP requests.
+    Background threads of the server answer the HTTP requests. The number of clients is bounded, and
+    each client has a time limit.
 
     Attributes:
         port: TCP port at which the server listens.
@@ -123,6 +122,10 @@ class MetricsPort:
         ConfigurationError: The port is in use, or prometheus_client is not installed.
     """
 
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+
     def __init__(
         self,
         host: str,
@@ -132,15 +135,23 @@ class MetricsPort:
         login: bytes = b"",
         credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
-        self._library = _library()
-        registry = self._library.CollectorRegistry()
-        registry.register(_Collector(self._library, about, read))
-        self._library.ProcessCollector(registry=registry)
+        library = _library()
+        registry = library.CollectorRegistry()
+        registry.register(_Collector(library, about, read))
+        library.ProcessCollector(registry=registry)
         encrypts = bool(credentials.certificate) and not is_loopback(host)
+        # Readers need no certificate: the context has no authority.
+        own = Credentials(credentials.certificate, credentials.key)
+        self._tls = context_of(own, serves=True) if encrypts else None
+        # Duplicates of the sockets of clients that read metrics. A duplicate stays valid while
+        # another thread shuts the reader down, even if the reader's thread closes its own
+        # descriptor at that time.
+        self._readers: FairPlaces[socket.socket] = FairPlaces()
+        self._lock = threading.Lock()
+        self._free_threads = threading.Semaphore(_MOST_THREADS)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._server = _Server(
-                (host, port), _handler(registry, login), _tls(credentials) if encrypts else None
-            )
+            super().__init__((host, port), _handler(registry, login))
         except OSError as error:
             raise ConfigurationError(
                 f"--metrics_port={port}: cannot listen on {host_and_port(host, port)} "
@@ -148,7 +159,7 @@ class MetricsPort:
                 "another --metrics_port or --metrics_host. A Cluster uses consecutive ports, one "
                 "for each of its nodes."
             ) from error
-        self.port: int = self._server.server_address[1]
+        self.port: int = self.server_address[1]
         if not is_loopback(host) and not (login and encrypts):
             lack = "no password (--metrics_login)" if encrypts else "no TLS (--tls_cert)"
             logging.warning(
@@ -161,76 +172,23 @@ class MetricsPort:
         logging.info("metrics on %s://%s/metrics", scheme, host_and_port(host, self.port))
         name = f"metrics {self.port}"
         threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_SECONDS,), name=name, daemon=True
+            target=self.serve_forever, args=(_POLL_SECONDS,), name=name, daemon=True
         ).start()
 
     def close(self) -> None:
         """Stop the metrics server and close its port."""
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def _handler(registry: Any, login: bytes) -> type[Any]:
-    """Return prometheus_client's handler of HTTP requests, extended by a check of the login."""
-    exposition = importlib.import_module("prometheus_client.exposition")
-    library: type[Any] = exposition.MetricsHandler.factory(registry)
-    expected = b"Basic " + base64.b64encode(login)
-
-    class Handler(library):  # type: ignore[misc]  # The library makes the class at run time.
-        timeout = _REQUEST_SECONDS
-
-        def do_GET(self) -> None:  # noqa: N802 - name in http.server
-            authorization = self.headers.get("Authorization", "").encode()
-            if login and not hmac.compare_digest(authorization, expected):
-                self.send_response(401)
-                self.send_header("WWW-Authenticate", 'Basic realm="metrics"')
-                self.end_headers()
-                return
-            super().do_GET()
-
-    return Handler
-
-
-def _tls(credentials: Credentials) -> ssl.SSLContext:
-    """Return the TLS context of a server with a node's certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # Python's ssl module reads certificates only from files. Only this user can read the temporary
-    # folder.
-    with tempfile.TemporaryDirectory() as folder:
-        certificate, key = pathlib.Path(folder, "certificate"), pathlib.Path(folder, "key")
-        certificate.write_bytes(credentials.certificate)
-        key.write_bytes(credentials.key)
-        context.load_cert_chain(certificate, key)
-    return context
-
-
-class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """HTTP server with a bounded number of clients and a time limit for each client."""
-
-    allow_reuse_address = True
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(
-        self, address: tuple[str, int], handler: type[Any], tls: ssl.SSLContext | None
-    ) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._tls = tls
-        # Duplicates of the sockets of clients that read metrics. A duplicate stays valid while
-        # another thread shuts the reader down, even if the reader's thread closes its own
-        # descriptor at that time.
-        self._readers: FairPlaces[socket.socket] = FairPlaces()
-        self._lock = threading.Lock()
-        self._free_threads = threading.Semaphore(_MOST_THREADS)
-        super().__init__(address, handler)
+        self.shutdown()
+        self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a client in a new thread; disconnect it if there are too many threads."""
         if not self._free_threads.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer a client, over TLS if the port encrypts."""
         try:
             with self._placed(request, client_address[0]):
                 if self._tls is not None:
@@ -270,6 +228,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 reader.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log why a client got no answer."""
         error = sys.exception()
         # The client of the metrics port has disconnected, or was too slow.
         if isinstance(error, OSError):
@@ -288,6 +247,27 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             client_address[0],
             exc_info=True,
         )
+
+
+def _handler(registry: Any, login: bytes) -> type[Any]:
+    """Return prometheus_client's handler of HTTP requests, extended by a check of the login."""
+    exposition = importlib.import_module("prometheus_client.exposition")
+    library: type[Any] = exposition.MetricsHandler.factory(registry)
+    expected = b"Basic " + base64.b64encode(login)
+
+    class Handler(library):  # type: ignore[misc]  # The library makes the class at run time.
+        timeout = _REQUEST_SECONDS
+
+        def do_GET(self) -> None:  # noqa: N802 - name in http.server
+            authorization = self.headers.get("Authorization", "").encode()
+            if login and not hmac.compare_digest(authorization, expected):
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="metrics"')
+                self.end_headers()
+                return
+            super().do_GET()
+
+    return Handler
 
 
 class _Collector:

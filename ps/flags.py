@@ -128,16 +128,6 @@ def read(addresses: tuple[str, ...], given: flags.FlagValues = FLAGS) -> PsFlags
         given: Parsed command-line flags of the parameter server process.
     """
     port = int(addresses[given.id_ps].rpartition(":")[2]) if given.id_ps < len(addresses) else 0
-    return PsFlags(
-        id_ps=given.id_ps,
-        bind=given.ip_PS,
-        port=port,
-        insecure=given.insecure,
-        start_timeout_seconds=given.start_timeout_seconds,
-        linger_seconds=given.linger_seconds,
-        journal=given.journal,
-        max_model_bytes=given.max_model_bytes,
-        preload_keras=given.preload_keras,
-        resume_only=given.resume_only,
-        stay=given.stay,
-    )
+    own = {field.name for field in dataclasses.fields(PsFlags)} - {"bind", "port"}
+    values = {name: getattr(given, name) for name in own}
+    return PsFlags(bind=given.ip_PS, port=port, **values)

@@ -4,7 +4,6 @@ code.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 
 from absl import logging
@@ -12,7 +11,7 @@ from absl import logging
 from thinwire.ops.offer import read_offer
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.grpc import serve
+from thinwire.proto.grpc import GrpcServer
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.flags import PsFlags
 from thinwire.ps.persistence.shard_store import SavedShard
@@ -53,7 +52,9 @@ def _stay(run: Run, own: PsFlags) -> None:
     """
     ended = threading.Event()
     with handle_signals(lambda number, frame: ended.set()):
-        listening = serve(own.bind, own.port, lambda stream: stream.close(), guard=guard_of(run))
+        listening = GrpcServer(
+            own.bind, own.port, lambda stream: stream.close(), guard=guard_of(run)
+        )
         logging.info("the run is finished; --stay keeps this PS running until it receives a signal")
         ended.wait()
         listening.stop(0.5)
@@ -138,9 +139,8 @@ def _discard(run: Run, own: PsFlags) -> None:
 
 def _serve_offered(run: Run, own: PsFlags, saved: SavedShard) -> int:
     """Wait for a worker's offered model, then serve that model; return the exit code."""
-    stage = OfferStage(run, own)
     # Workers that took part before a --resume send the id of the saved run.
-    stage.identity = dataclasses.replace(stage.identity, run_id=saved.run_id)
+    stage = OfferStage(run, own, run_id=saved.run_id)
     stage.listen()
     if own.preload_keras:
         threading.Thread(target=import_quietly, args=("keras",), name="keras", daemon=True).start()

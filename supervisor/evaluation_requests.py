@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import secrets
 import threading
@@ -14,17 +15,11 @@ from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.proto.grpc import StreamLost, Unreachable
-from thinwire.proto.grpc.session import (
-    ClientSession,
-    Dialler,
-    RequestRejected,
-    payload_limit,
-    rhythm,
-)
+from thinwire.proto.grpc.session import ClientSession, RequestRejected, payload_limit
 from thinwire.runtime.run.settings import Run
 from thinwire.runtime.telemetry.run_status import RunStatus
 from thinwire.supervisor.evaluator import ModelFetcher, ModelView
-from thinwire.supervisor.shard_stream import ShardStream, open_streams
+from thinwire.supervisor.shard_stream import ShardStream, dialler_of, open_streams
 
 #: Limit of a message's payload: the stream of evaluation requests carries no weights.
 _MOST_BYTES = 1 << 16
@@ -57,17 +52,10 @@ class EvaluationRequests:
         self._version = self._num_news = 0
         self._halt_cause = ""
         self._error: Exception | None = None
-        incarnation, arrivals = secrets.randbits(63) + 1, rhythm()
-
-        def make() -> ClientSession:
-            hello = hello_of(run, 0, self.run_id, incarnation)
-            credentials = run.credentials
-            return ClientSession(
-                run.addresses[0], hello, _MOST_BYTES, credentials=credentials, arrivals=arrivals
-            )
-
-        address = run.addresses[0]
-        self._dialler = Dialler(f"the PS at {address}", make, self._closing, (pb.REASON_STARTING,))
+        incarnation = secrets.randbits(63) + 1
+        self._dialler = dialler_of(
+            run, 0, lambda: hello_of(run, 0, self.run_id, incarnation), _MOST_BYTES, self._closing
+        )
         self._thread = threading.Thread(target=self._keep, name="requests", daemon=True)
         self._thread.start()
 
@@ -241,11 +229,19 @@ class CentralModel:
         num_statistics: int,
         phase: int = 0,
     ) -> None:
-        self._run, self._run_id, self._phase = run, run_id, phase
+        self._run = run
         self._shards: list[ShardStream] = []
-        self._closing = threading.Event()
         limits = (payload_limit(layout, num_statistics) for layout in layouts)
-        self._diallers = [self._dialler(number, limit) for number, limit in enumerate(limits)]
+        self._diallers = [
+            dialler_of(
+                run,
+                number,
+                functools.partial(hello_of, run, number, run_id, phase=phase),
+                limit,
+                threading.Event(),
+            )
+            for number, limit in enumerate(limits)
+        ]
         in_step = len(run.method.sync.groups) == 1
         self._fetcher = ModelFetcher(spec, layouts, num_statistics, in_step)
 
@@ -282,21 +278,10 @@ class CentralModel:
         patience = self._run.reconnect_timeout_seconds
         self._shards = open_streams(self._diallers, patience, queue.SimpleQueue())
 
-    def _dialler(self, number: int, limit: int) -> Dialler:
-        leader, address = self._run.addresses[0], self._run.addresses[number]
-        credentials, transient = self._run.credentials, (pb.REASON_STARTING,)
 
-        def make() -> ClientSession:
-            hello = hello_of(self._run, number, self._run_id)
-            hello.phase = self._phase
-            return ClientSession(address, hello, limit, credentials=credentials)
-
-        return Dialler(f"the PS at {address}", make, self._closing, transient, leader)
-
-
-def hello_of(run: Run, shard: int, run_id: str, incarnation: int = 0) -> pb.Hello:
+def hello_of(run: Run, shard: int, run_id: str, incarnation: int = 0, phase: int = 0) -> pb.Hello:
     """Return an evaluator's Hello message; incarnation (process number) 0 means that it only pulls
-    the model.
+    the model. The shards reject an evaluator of another phase (number of the script's model).
     """
     return pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,
@@ -305,4 +290,5 @@ def hello_of(run: Run, shard: int, run_id: str, incarnation: int = 0) -> pb.Hell
         incarnation=incarnation,
         shard=shard,
         num_shards=run.nb_ps,
+        phase=phase,
     )

@@ -7,6 +7,7 @@ existing records of the run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import queue
 import signal
 import sys
@@ -24,13 +25,7 @@ from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import numbers_of
 from thinwire.proto.grpc import Unreachable
-from thinwire.proto.grpc.session import (
-    ClientSession,
-    Dialler,
-    RequestRejected,
-    payload_limit,
-    rhythm,
-)
+from thinwire.proto.grpc.session import RequestRejected, payload_limit
 from thinwire.proto.metrics_server import open_port
 from thinwire.runtime.run.finished import finished_summary
 from thinwire.runtime.run.settings import (
@@ -52,7 +47,7 @@ from thinwire.supervisor.instruments import collect
 from thinwire.supervisor.publisher import Publisher
 from thinwire.supervisor.recorder import Recorder
 from thinwire.supervisor.script_evaluator import ScriptEvaluator
-from thinwire.supervisor.shard_stream import Batches, ShardStream, open_streams
+from thinwire.supervisor.shard_stream import Batches, ShardStream, dialler_of, open_streams
 
 if TYPE_CHECKING:
     from thinwire.supervisor.scorer import ModelScorer
@@ -133,7 +128,10 @@ class _Watcher:
             self._tensors = messages.tensors_of(model.spec)
         self.shards: list[ShardStream] = []
         self.interrupted = threading.Event()
-        self._diallers = [self._dialler(number, limit) for number, limit in enumerate(limits)]
+        self._diallers = [
+            dialler_of(run, number, functools.partial(self._hello, number), limit, self.interrupted)
+            for number, limit in enumerate(limits)
+        ]
         # A launcher that reads this process's output shows the printed lines as the run's progress.
         self.dashboard = Dashboard(_write_line) if self._is_followed else Dashboard()
         self.run_id = ""
@@ -207,16 +205,6 @@ class _Watcher:
         self._is_known_alive = evaluator is not None and evaluator.is_alive
         offer = pb.Evaluator(available=not why_not, message=why_not, starting=self._is_known_alive)
         self.shards[0].session.send_control(pb.ToServer(evaluator=offer))
-
-    def _dialler(self, number: int, limit: int) -> Dialler:
-        leader, address = self.run.addresses[0], self.run.addresses[number]
-        arrivals, transient = rhythm(), (pb.REASON_STARTING,)
-
-        def make() -> ClientSession:
-            hello, credentials = self._hello(number), self.run.credentials
-            return ClientSession(address, hello, limit, credentials=credentials, arrivals=arrivals)
-
-        return Dialler(f"the PS at {address}", make, self.interrupted, transient, leader)
 
     def _hello(self, shard: int) -> pb.Hello:
         return pb.Hello(

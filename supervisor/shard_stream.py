@@ -11,11 +11,35 @@ from absl import logging
 
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost
-from thinwire.proto.grpc.session import ClientSession, Dialler
+from thinwire.proto.grpc.session import ClientSession, Dialler, rhythm
+from thinwire.runtime.run.settings import Run
 from thinwire.runtime.telemetry import run_status
 
 #: Queue of batches of measured rounds from the shard: (worker id, packed rounds).
 Batches = queue.SimpleQueue[tuple[int, str]]
+
+
+def dialler_of(
+    run: Run, shard: int, hello: Callable[[], pb.Hello], most_bytes: int, closing: threading.Event
+) -> Dialler:
+    """Return the object that connects a client, which trains no model, to a shard of a run.
+
+    Args:
+        run: Settings of the training run.
+        shard: Number of the shard, from 0.
+        hello: Function that returns the client's first message of a new stream.
+        most_bytes: Limit of the payload of a message from the shard, in bytes.
+        closing: Event that is set when the client must stop.
+    """
+    leader, address, arrivals = run.addresses[0], run.addresses[shard], rhythm()
+
+    def make() -> ClientSession:
+        credentials = run.credentials
+        return ClientSession(
+            address, hello(), most_bytes, credentials=credentials, arrivals=arrivals
+        )
+
+    return Dialler(f"the PS at {address}", make, closing, (pb.REASON_STARTING,), leader)
 
 
 def open_streams(

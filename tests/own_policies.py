@@ -3,7 +3,7 @@
 import contextlib
 import sys
 
-from thinwire.ops.methods import own
+from thinwire.ops.methods import settings
 from thinwire.ops.methods.method import METHODS
 from thinwire.runtime.run import own_policies
 
@@ -11,7 +11,7 @@ from thinwire.runtime.run import own_policies
 @contextlib.contextmanager
 def loaded(path):
     """Let the policies of a file exist within the block, as they do in a process with --policy."""
-    registries = [METHODS, *own._REGISTRIES.values()]
+    registries = [METHODS, *settings.REGISTRIES.values()]
     before, modules, folders = [dict(each) for each in registries], set(sys.modules), list(sys.path)
     try:
         yield own_policies.load(str(path))

@@ -13,7 +13,7 @@ from tests.ops import test_conformance as conformance
 from tests.own_policies import loaded
 from tests.virtual.run import MiniRun
 from tests.virtual.toy import method
-from thinwire.ops.methods import own
+from thinwire.ops.methods import settings
 from thinwire.ops.methods.method import INTERFACES, METHODS
 
 PAGE = documents.ROOT / "docs" / "guide/adding_a_policy.md"
@@ -77,7 +77,7 @@ def test_the_table_of_the_page_names_its_methods(interface):
     rows = documents.rows(PAGE.read_text(), "interface", "base class", "you write", "also possible")
     (words,) = [words for name, _, words, _ in rows if name.strip("`") == interface]
     for name, arguments in re.findall(r"`(\w+)\((.*?)\)`", words):
-        policies = own._REGISTRIES[interface].values()
+        policies = settings.REGISTRIES[interface].values()
         written = [
             getattr(policy, name, None)
             for policy in (getattr(each, "base", each) for each in policies)

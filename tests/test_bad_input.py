@@ -16,7 +16,7 @@ from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
-from thinwire.proto.grpc import serve
+from thinwire.proto.grpc import GrpcServer
 from thinwire.proto.grpc.session import ClientSession, RequestRejected
 from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.runtime.run.fingerprint import fingerprint
@@ -165,7 +165,7 @@ def test_what_a_worker_alone_can_notice(nodes):
     cut = damaged_sample(nodes.folder / "cut", lambda data: data[: len(data) // 2])
     with socket.create_server(("127.0.0.1", 0)) as silent, contextlib.ExitStack() as at_end:
         silent_port = silent.getsockname()[1]
-        server = serve("127.0.0.1", 0, refuse)
+        server = GrpcServer("127.0.0.1", 0, refuse)
         at_end.callback(server.stop)
 
         def start(name, *flags):  # each is worker 1 of a separate run

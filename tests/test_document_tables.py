@@ -10,10 +10,10 @@ from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import INTERFACES, METHODS
 from thinwire.ops.optimizers.outer import SERVER_OPTIMIZERS
 from thinwire.ops.optimizers.server import SCRIPT
-from thinwire.ops.pacing import PACERS
+from thinwire.ops.pacing.registry import PACERS
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sync.rule import SYNC_RULES
-from thinwire.ops.weighting import WEIGHTINGS
+from thinwire.ops.weighting.registry import WEIGHTINGS
 
 ROOT = documents.ROOT
 REGISTRIES = (

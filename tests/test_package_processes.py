@@ -25,7 +25,7 @@ import pytest
 from tests.nodes import free_port
 from thinwire import __version__
 from thinwire.launcher.deployment import pack
-from thinwire.launcher.program import COPIED_NODE
+from thinwire.launcher.program import COPIED
 
 pytest.importorskip("setuptools", minversion="77")
 
@@ -349,7 +349,7 @@ def test_an_installed_package_is_copied_to_hosts_that_lack_it(home, tmp_path):
     with tarfile.open(home.folder / "code.tar.gz") as code:
         assert not [member.name for member in code if member.issym()]
         code.extractall(tmp_path, filter="data")
-    command = [sys.executable, *COPIED_NODE, "version"]
+    command = [sys.executable, *COPIED.node, "version"]
     done = subprocess.run(
         command, cwd=tmp_path, env=home.environment, capture_output=True, text=True, check=True
     )

@@ -17,12 +17,12 @@ from tests.virtual.run import MiniRun
 from tests.virtual.toy import method
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.downlink.registry import DOWN_CODECS
-from thinwire.ops.pacing import PACERS
+from thinwire.ops.pacing.registry import PACERS
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sync.groups import AutoGroups
 from thinwire.ops.sync.rule import SYNC_RULES
 from thinwire.ops.types import VALUE_DTYPES, ConfigurationError
-from thinwire.ops.weighting import WEIGHTINGS
+from thinwire.ops.weighting.registry import WEIGHTINGS
 
 CHOICES = {
     "pacer": [("every", 1), ("fixed", 1), ("fixed", 3), ("esync", 1)],

@@ -9,9 +9,9 @@ from tests.virtual.run import MiniRun
 from tests.virtual.toy import method
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.downlink.registry import DOWN_CODECS
-from thinwire.ops.pacing import PACERS
+from thinwire.ops.pacing.registry import PACERS
 from thinwire.ops.sync.rule import SYNC_RULES
-from thinwire.ops.weighting import WEIGHTINGS
+from thinwire.ops.weighting.registry import WEIGHTINGS
 from thinwire.runtime.persistence.checkpoint import Checkpoints
 
 #: (interface, value) of every policy; each is tried in a one-worker AdaComp run.

@@ -37,9 +37,7 @@ def test_a_signal_before_anything_is_prepared_gives_130(number, words):
 def test_a_cluster_that_is_interrupted_as_it_starts_shows_no_traceback(node, tmp_path):
     (tmp_path / "s").write_text("print('never')\n")
     command = [sys.executable, *(word.format(tmp_path) for word in node)]
-    supervised = watchdog_command(
-        sys.executable, WATCHDOG, command, announce=False, silence_seconds=60
-    )
+    supervised = watchdog_command(sys.executable, WATCHDOG, command)
     process = subprocess.Popen(
         supervised, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from thinwire.script.keras.distribute import distribute
     from thinwire.script.own_evaluation import evaluate
     from thinwire.script.server import ServerHandle, Snapshot, init_server
-    from thinwire.script.session import RunOver, StepInfo
+    from thinwire.script.steps import RunOver, StepInfo
 
 __version__ = "0.2.0"
 
@@ -50,33 +50,26 @@ __all__ = [
     "worker_id",
 ]
 
-_MODULES = {
-    "PS": "script.adacomp",
-    "Worker": "script.adacomp",
-    "FunctionRun": "launcher.function",
-    "GradientSGD": "script.gradient_sgd",
-    "RunFailed": "launcher.function",
-    "RunOver": "script.session",
-    "StepInfo": "script.session",
-    "distribute": "script.keras.distribute",
-    "evaluate": "script.own_evaluation",
-    "ServerHandle": "script.server",
-    "Snapshot": "script.server",
-    "init_server": "script.server",
-    "is_chief": "script.identity",
-    "num_workers": "script.identity",
-    "run": "launcher.function",
-    "worker_id": "script.identity",
+#: Module -> its public names, which are imported at their first use.
+_PUBLIC = {
+    "launcher.function": ("FunctionRun", "RunFailed", "run"),
+    "script.adacomp": ("PS", "Worker"),
+    "script.gradient_sgd": ("GradientSGD",),
+    "script.identity": ("is_chief", "num_workers", "worker_id"),
+    "script.keras.callbacks": ("callbacks",),
+    "script.keras.distribute": ("distribute",),
+    "script.own_evaluation": ("evaluate",),
+    "script.server": ("ServerHandle", "Snapshot", "init_server"),
+    "script.steps": ("RunOver", "StepInfo"),
 }
-
-_SUBMODULES = {"callbacks": "script.keras.callbacks"}
+_MODULES = {name: f"thinwire.{module}" for module, names in _PUBLIC.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES and name not in _SUBMODULES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
     try:
-        module = importlib.import_module(f"thinwire.{_MODULES.get(name) or _SUBMODULES[name]}")
+        module = importlib.import_module(_MODULES[name])
     except ModuleNotFoundError as error:
         if error.name != "tensorflow":
             raise
@@ -85,4 +78,4 @@ def __getattr__(name: str) -> Any:
             "NVIDIA GPUs.",
             name=error.name,
         ) from error
-    return module if name in _SUBMODULES else getattr(module, name)
+    return module if name == "callbacks" else getattr(module, name)

@@ -62,33 +62,20 @@ class Downloads:
 
         The operating system releases the download lock when this process ends, even after a crash.
         """
-        try:
-            descriptor = self._lock()
-        except OSError as error:
-            logging.warning(
-                "this host's workers cannot share downloads, so each worker downloads: %s", error
-            )
-            yield {}
-            return
-        try:
-            yield self._finished()
-        finally:
-            os.close(descriptor)
-
-    def _lock(self) -> int:
-        """Wait for the lock of the download list and take it; return the file's descriptor."""
-        self._list.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self._list, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
+        with contextlib.ExitStack() as held:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                logging.info("waiting for another process of this host to download the data set")
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
+                self._list.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                descriptor = os.open(self._list, os.O_RDWR | os.O_CREAT, 0o600)
+                held.callback(os.close, descriptor)
+                _lock(descriptor)
+                finished = self._finished()
+            except OSError as error:
+                logging.warning(
+                    "this host's workers cannot share downloads, so each worker downloads: %s",
+                    error,
+                )
+                finished = {}
+            yield finished
 
     def _finished(self) -> dict[str, str]:
         finished = {}
@@ -105,3 +92,12 @@ class Downloads:
             file.write(
                 "\n" + json.dumps([self._began, call, path])
             )  # the text starts with "\n", because the last line of the file may be incomplete
+
+
+def _lock(descriptor: int) -> None:
+    """Wait for the lock of an open file and take it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logging.info("waiting for another process of this host to download the data set")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)

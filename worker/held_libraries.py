@@ -1,6 +1,6 @@
 """Protects a run's files from native libraries (TensorFlow, h5py); shares Keras downloads.
 
-The module `thinwire.worker.held_files` protects a run's files from Python's own functions.
+The module `thinwire.worker.held_python` protects a run's files from Python's own functions.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from thinwire.worker.held_files import HeldFiles, held_files, replace_everywhere
+from thinwire.worker.held_files import HeldFiles, held_files, new_sink
+from thinwire.worker.held_python import replace_everywhere
 
 
 def hold_tensorflow() -> None:
     """Protect the run's files from `tf.io.gfile`; TensorFlow must be imported before."""
+    from tensorflow import errors
+    from tensorflow.python.lib.io import _pywrap_file_io
+
     for held in held_files():
-        _hold_deletions(held)
-        _hold_writing(held)
-        _share_folders(held)
+        _hold_native(held, _pywrap_file_io, errors.AlreadyExistsError)
 
 
 def hold_h5py(h5py: Any) -> None:
@@ -41,16 +43,10 @@ def _raise(function: Any, path: str, error: OSError) -> NoReturn:
     raise error
 
 
-def _native() -> Any:
-    """Return the native module that implements all functions of `tf.io.gfile`."""
-    from tensorflow.python.lib.io import _pywrap_file_io
-
-    return _pywrap_file_io
-
-
-def _hold_deletions(held: HeldFiles) -> None:
-    native = _native()
+def _hold_native(held: HeldFiles, native: Any, exists: type[Exception]) -> None:
+    """Protect the run's files from the native module that implements all of `tf.io.gfile`."""
     delete, clear, rename = native.DeleteFile, native.DeleteRecursively, native.RenameFile
+    create, copy, open_writable = native.CreateDir, native.CopyFile, native.WritableFile
 
     def delete_file(path: Any) -> Any:
         if held.keeps(path, follow=False):
@@ -67,25 +63,8 @@ def _hold_deletions(held: HeldFiles) -> None:
             return rename(source, target, overwrite)
         return None
 
-    native.DeleteFile, native.DeleteRecursively = delete_file, delete_recursively
-    native.RenameFile = rename_file
-
-
-def _share_folders(held: HeldFiles) -> None:
-    from tensorflow import errors
-
-    native = _native()
-    create = native.CreateDir
-
     def create_folder(path: Any) -> Any:
-        return held.make_folder(os.fsdecode(path), lambda: create(path), errors.AlreadyExistsError)
-
-    native.CreateDir = create_folder
-
-
-def _hold_writing(held: HeldFiles) -> None:
-    native = _native()
-    copy, open_writable = native.CopyFile, native.WritableFile
+        return held.make_folder(os.fsdecode(path), lambda: create(path), exists)
 
     def copy_file(source: Any, target: Any, overwrite: bool) -> Any:
         if held.keeps(target):
@@ -94,11 +73,13 @@ def _hold_writing(held: HeldFiles) -> None:
 
     def open_file(path: Any, mode: Any) -> Any:
         if held.diverts(path, os.fsdecode(mode)):
-            path = os.fsencode(held.sink())
+            path = os.fsencode(new_sink())
         else:
             held.note_opening(path)
         return open_writable(path, mode)
 
+    native.DeleteFile, native.DeleteRecursively = delete_file, delete_recursively
+    native.RenameFile, native.CreateDir = rename_file, create_folder
     native.CopyFile, native.WritableFile = copy_file, open_file
 
 
@@ -109,7 +90,7 @@ def _hold_h5py(held: HeldFiles, h5py: Any) -> None:
     def begin_file(self: Any, name: Any, mode: str = "r", *args: Any, **keywords: Any) -> None:
         if isinstance(name, str | bytes | os.PathLike):
             if held.diverts(name, mode):
-                name = held.sink()
+                name = new_sink()
             elif mode != "r":
                 held.note_opening(name)
         begin(self, name, mode, *args, **keywords)

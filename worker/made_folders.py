@@ -18,26 +18,21 @@ from thinwire.worker.temporary import is_temporary
 class MadeFolders:
     """Set of the folders that count as made by the training script of this process.
 
+    Attributes:
+        own: Paths of the folders that this process, not another worker, has made.
+
     Args:
         began: Time at which the training run began, in seconds since 1970.
     """
 
     def __init__(self, began: float) -> None:
         self._began = began
-        self._own: set[str] = set()
+        self.own: set[str] = set()
         self._shared: set[str] = set()  # paths of folders that another worker has made in this run
 
     def __contains__(self, place: str) -> bool:
         """Return True if the folder at path `place` counts as made by the script."""
-        return place in self._own or place in self._shared
-
-    def is_own(self, place: str) -> bool:
-        """Return True if this process, not another worker, has made a folder."""
-        return place in self._own
-
-    def add_own(self, place: str) -> None:
-        """Record that this process makes the folder at path `place` now."""
-        self._own.add(place)
+        return place in self.own or place in self._shared
 
     def share(self, place: str) -> bool:
         """Count an existing folder as made by the script, if a worker has made it in this run.
@@ -55,11 +50,11 @@ class MadeFolders:
         is_new = max(status.st_mtime, status.st_ctime) >= self._began
         if not (is_new and os.path.isdir(place)) or is_temporary(place):
             return False
-        self._own.discard(place)
+        self.own.discard(place)
         self._shared.add(place)
         return True
 
     def forget(self, place: str) -> None:
         """Record that a folder is deleted, so that it no longer counts as made by the script."""
-        self._own.discard(place)
+        self.own.discard(place)
         self._shared.discard(place)

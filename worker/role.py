@@ -155,9 +155,6 @@ class Worker:
             raise
         finally:
             self.session.leave(cause)
-        return self._exit_code(cause)
-
-    def _exit_code(self, cause: str) -> int:
         if cause == "interrupted":
             return EXIT_INTERRUPTED
         reason = self.session.stop_reason
@@ -182,7 +179,7 @@ class Worker:
                     self.save()
                     saved_at = time.monotonic()
                     action = steps.begin()
-                action = session.carry_out(action, self._load, self.shard.cursor.epoch)
+                action = self._carry_out(action)
             if steps.diverged is not None:
                 raise steps.diverged
             self._settle()
@@ -220,6 +217,10 @@ class Worker:
         personal = self.personal.gradient
         return self.gradient, self.step.gradients(images, labels, self.gradient, personal)
 
+    def _carry_out(self, action: Action) -> Action:
+        self._load(action)
+        return self.session.carry_out(action, self.shard.cursor.epoch)
+
     def _load(self, action: Action) -> None:
         """Give the model the values with which the next mini-batch begins."""
         if action is RoundAction.LOAD_ROUND:
@@ -241,8 +242,8 @@ class Worker:
     def _settle(self) -> None:
         """Wait for the replies to the push under way, if there is one."""
         action = self.session.steps.settle()
-        if action is not None:
-            self.session.carry_out(action, self._load, self.shard.cursor.epoch)
+        while action in (RoundAction.WAIT, RoundAction.LOAD_ROUND):
+            action = self._carry_out(action)
 
     def _take_over(self, weights: Any) -> None:
         self.step.set_weights(weights)
@@ -349,7 +350,10 @@ class Worker:
             return
         session.before = WorkerMetrics.from_dict(state["metrics"])
         if state["nb_workers"] == self.run.nb_workers:
-            self._restore_position(state)
+            try:
+                self.shard.cursor.restore(state["cursor"])
+            except ConfigurationError as error:
+                raise ConfigurationError(f"--run_dir={self.run.run_dir}: {error}") from error
         else:
             logging.info(
                 "the number of workers has changed: starting at this worker's first example"
@@ -371,12 +375,6 @@ class Worker:
                 state["core"]["step"],
                 last_applied_step,
             )
-
-    def _restore_position(self, state: State) -> None:
-        try:
-            self.shard.cursor.restore(state["cursor"])
-        except ConfigurationError as error:
-            raise ConfigurationError(f"--run_dir={self.run.run_dir}: {error}") from error
 
     # -- signals ------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ compares measured alternatives to the flat buffers.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +40,6 @@ class TrainStep:
         self._labels = shared.task.labels
         self.variables = shared.variables
         self.spec = shared.spec
-        self._sizes = [tensor.size for tensor in self.spec.tensors]
         self._shapes = [tensor.shape for tensor in self.spec.tensors]
         self._offsets = self.spec.offsets
         shared_ids = {id(variable) for variable in self.variables}
@@ -51,15 +49,11 @@ class TrainStep:
         self._stepped = [*self.variables, *self.personal]
         self._gradient_step = tf.function(self.compute, reduce_retracing=True)
         self._flat_step = tf.function(self.compute_flat, reduce_retracing=True)
-        numbers = range(len(self.variables))
-        self._assign_all = tf.function(
-            functools.partial(self._assign_parts, numbers), autograph=False
-        )
+        self._assign_all = self._assigner(range(len(self.variables)))
         # Buffer that holds the memory of the model's shared variables; None before `set_weights`.
         self._lies_in: Float32 | None = None
-        self._copied: list[int] = list(
-            range(len(self.variables))
-        )  # numbers of the variables whose memory is outside of the flat buffer
+        # Numbers of the variables whose memory is outside of the flat buffer.
+        self._copied: list[int] = []
 
     def set_weights(self, flat: Float32 | DeviceArray) -> None:
         """Set the shared variables to the values in `flat`.
@@ -100,7 +94,7 @@ class TrainStep:
         for start, stop, gradient in zip(self._offsets, self._offsets[1:], gradients, strict=False):
             out[start:stop] = np.asarray(memoryview(gradient)).ravel()
         if personal is not None:
-            _fill(personal, gradients[len(self._sizes) :])
+            _fill(personal, gradients[len(self.variables) :])
         return float(loss)
 
     def gradients_on_device(
@@ -155,8 +149,8 @@ class TrainStep:
     def compute_flat(self, images: Any, labels: Any) -> tuple[Any, Any, list[Any]]:
         """Return (mean loss, shared gradients as one vector, list of personal gradients)."""
         loss, gradients = self.compute(images, labels)
-        shared = [tf.reshape(gradient, [-1]) for gradient in gradients[: len(self._sizes)]]
-        return loss, tf.concat(shared, 0), gradients[len(self._sizes) :]
+        shared = [tf.reshape(gradient, [-1]) for gradient in gradients[: len(self.variables)]]
+        return loss, tf.concat(shared, 0), gradients[len(self.variables) :]
 
     def _take_over(self, flat: Float32) -> None:
         """Make each variable with a 64-byte-aligned part of `flat` use the memory of that part."""
@@ -170,14 +164,17 @@ class TrainStep:
             # `set_weights` must copy its values each time.
             if not np.may_share_memory(value, part):
                 self._copied.append(number)
-        self._assign = tf.function(
-            functools.partial(self._assign_parts, self._copied), autograph=False
-        )
+        self._assign = self._assigner(self._copied)
 
-    def _assign_parts(self, numbers: Sequence[int], flat: Any) -> None:
-        for number in numbers:
-            values = tf.reshape(self._part(flat, number), self._shapes[number])
-            self.variables[number].value.assign(values)
+    def _assigner(self, numbers: Sequence[int]) -> Any:
+        """Return a tf.function that assigns the parts of a flat vector to variables."""
+
+        def assign(flat: Any) -> None:
+            for number in numbers:
+                values = tf.reshape(self._part(flat, number), self._shapes[number])
+                self.variables[number].value.assign(values)
+
+        return tf.function(assign, autograph=False)
 
     def _part(self, flat: Any, number: int) -> Any:
         """Return the part of a flat vector that belongs to shared variable `number`."""

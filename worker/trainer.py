@@ -1,15 +1,15 @@
 """One worker's session in a run, without data or a model: join, exchange, report, leave.
 
 The class `WorkerSession` takes flat gradients and returns flat weights. The worker role and the
-sessions of user scripts (`thinwire.script.session`) use a WorkerSession.
+sessions of user scripts (`thinwire.script.steps`) use a WorkerSession.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from absl import logging
 
@@ -40,8 +40,6 @@ from thinwire.worker.telemetry.round_trace import MEASURES, origin_of, seconds_t
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
-#: Type of a next action, which may be None.
-_Following = TypeVar("_Following", Action, Action | None)
 
 
 class Stopwatch:
@@ -115,9 +113,7 @@ class WorkerSession:
 
     Attributes:
         steps: State machine that returns the next action after each event.
-        sent: Newest request to the shards; None before the first request.
-        received: Replies of the shards to a newer request than the caller's last call of
-            `forget_exchange`.
+        received: Newest replies of the shards to a push; empty before the first replies.
 
     Args:
         run: Settings of the training run.
@@ -183,8 +179,9 @@ class WorkerSession:
         self.started_at = time.monotonic()
         self._step_began_at = self._step_ended_at = 0.0
         self.steps = WorkerRound(self.core, has_examples=part is None or part[0] > 0)
-        self.sent: PushRequest | None = None
-        self.received: Sequence[ShardReply | None] = ()
+        self._newest: PushRequest | None = None  # newest push to the shards
+        self.received: list[ShardReply | None] = []
+        self._wait_seconds = 0.0  # duration of the newest wait for replies
         self._heartbeat: Heartbeat | None = None
 
     @property
@@ -193,16 +190,14 @@ class WorkerSession:
         return self.core.stopped or self.closing.is_set()
 
     @property
+    def is_member(self) -> bool:
+        """True from `begin` to `leave`."""
+        return self._heartbeat is not None
+
+    @property
     def stop_reason(self) -> str:
         """Reason why the run ended; empty while the run continues, as far as this worker knows."""
         return self.core.stop_reason or self.exchange.shards[0].halt_cause
-
-    def parts_under_way(self, optimizer: int) -> int:
-        """Return the unanswered push's number of batch parts; 0 for other optimizers' pushes."""
-        push = self.steps.under_way
-        if push is None or push.head.optimizer != optimizer:
-            return 0
-        return push.head.batch_parts
 
     # -- joining and leaving ------------------------------------------------------------------
 
@@ -231,12 +226,6 @@ class WorkerSession:
         self.started_at = time.monotonic()
         self.measure.begin(seconds_trained(self.before))
         self.stopwatch.start()
-        return weights
-
-    def pull(self) -> Float32:
-        """Fetch the shards' current model between two rounds; return its weights."""
-        weights = self.core.finish(self.exchange.pull())
-        self.pacing.begin_round(self.core.step + 1, self.step_seconds)
         return weights
 
     def leave(self, cause: str) -> None:
@@ -273,15 +262,15 @@ class WorkerSession:
         """
         self.measure.record(round_trace.FORWARD_AND_BACKWARD, self.exchange_watch.lap("compute"))
         self._step_began_at = started
-        return self._measured(lambda: self.steps.computed(batch))
+        return self._measured(self.steps.computed(batch))
 
-    def carry_out(self, action: Action, load: Callable[[Action], None], epoch: int = 0) -> Action:
+    def carry_out(self, action: Action, epoch: int = 0) -> Action:
         """Carry out an action other than COMPUTE and END; return the next action.
+
+        Before LOAD_STEP, LOAD_ROUND and Restore, the caller itself loads the core's values.
 
         Args:
             action: Action of `steps`.
-            load: Function that is called before a push and for each change of the weights, with the
-                action that requires it: SendPush, LOAD_STEP, LOAD_ROUND or Restore.
             epoch: Number of this worker's passes over its examples, for reports.
 
         Raises:
@@ -291,43 +280,35 @@ class WorkerSession:
                 malformed.
         """
         try:
-            return self._carry_out(action, load, epoch)
+            if action is RoundAction.POLL:
+                return self._poll()
+            if action is RoundAction.WAIT:
+                return self._wait()
+            if isinstance(action, SendPush):
+                self._newest = action.request
+                self.exchange.send(action.request)
+                self.measure.record(round_trace.ENCODE, self.exchange_watch.lap("encode"))
+            elif action is RoundAction.LOAD_ROUND:
+                self._end_exchange(epoch)
+            elif isinstance(action, Restore) and self.steps.num_non_finite == 1:
+                logging.warning(
+                    "skipping a mini-batch: %s (further ones are only counted)", action.error
+                )
+            following = self.steps.done()
+            if following is None:
+                raise RuntimeError("this worker computes nothing, and no action follows")
+            return self._measured(following)
         except BaseException:
             self.steps.abandon()
             raise
 
-    def _carry_out(self, action: Action, load: Callable[[Action], None], epoch: int) -> Action:
-        if action is RoundAction.POLL:
-            return self._poll()
-        if action is RoundAction.WAIT:
-            return self._wait(load, epoch)
-        load(action)
-        if isinstance(action, SendPush):
-            self.exchange.send(action.request)
-            self.sent = action.request
-            self.measure.record(round_trace.ENCODE, self.exchange_watch.lap("encode"))
-        if isinstance(action, Restore) and self.steps.num_non_finite == 1:
-            logging.warning(
-                "skipping a mini-batch: %s (further ones are only counted)", action.error
-            )
-        return self._done()
-
-    def _done(self) -> Action:
-        action = self._measured(self.steps.done)
-        if action is None:
-            raise RuntimeError("this worker computes nothing, and no action follows")
-        return action
-
-    def _measured(self, event: Callable[[], _Following]) -> _Following:
-        """Report an event; measure the time in which the core has processed a mini-batch."""
-        num_steps = self.steps.num_steps
-        action = event()
-        if self.steps.num_steps > num_steps and not isinstance(action, Restore):
+    def _measured(self, action: Action) -> Action:
+        """Measure the time in which the core has processed a mini-batch, before its action."""
+        is_local = action is RoundAction.LOAD_STEP
+        if is_local or (isinstance(action, SendPush) and action.ends_step):
             self._step_ended_at = time.monotonic()
             self.step_seconds = self._step_ended_at - self._step_began_at
-            phase = (
-                round_trace.LOCAL_UPDATE if action is RoundAction.LOAD_STEP else round_trace.ENCODE
-            )
+            phase = round_trace.LOCAL_UPDATE if is_local else round_trace.ENCODE
             self.measure.record(phase, self.exchange_watch.lap("encode"))
         return action
 
@@ -344,12 +325,15 @@ class WorkerSession:
             self.measure.record(round_trace.ENCODE, lap("encode"))
         return action
 
-    def _wait(self, load: Callable[[Action], None], epoch: int) -> Action:
-        """Wait for all shards' replies to the push under way, and start the next round."""
-        request = self.steps.under_way
+    def _wait(self) -> Action:
+        """Wait for all shards' replies to the push under way."""
         self.received = self.exchange.replies()
-        seconds = self.exchange_watch.lap("wait")
-        load(self.steps.replied(self.received))
+        self._wait_seconds = self.exchange_watch.lap("wait")
+        return self.steps.replied(self.received)
+
+    def _end_exchange(self, epoch: int) -> None:
+        """Start the next round, after the caller has loaded the weights from the replies."""
+        request, seconds = self._newest, self._wait_seconds
         self.pacing.begin_round(self.core.step + 1, self.step_seconds)
         self.measure.record_exchange(seconds + self.exchange_watch.lap("compute"))
         if request is not None:
@@ -360,27 +344,6 @@ class WorkerSession:
                 self.core.versions[0],
                 seconds,
             )
-        return self._done()
-
-    def advance(
-        self, action: Action | None, load: Callable[[Action], None] = lambda action: None
-    ) -> Action | None:
-        """Carry out an action and all that follow, up to the next mini-batch or the run's end.
-
-        Raises:
-            Diverged: Too many successive mini-batches had gradients with NaN or infinity, or
-                gradients that were too large.
-            Unreachable, RequestRejected, ShardGone, ConfigurationError: As for `carry_out`.
-        """
-        while action is not None and action not in (RoundAction.COMPUTE, RoundAction.END):
-            action = self.carry_out(action, load)
-        if (diverged := self.steps.diverged) is not None:
-            raise diverged
-        return action
-
-    def forget_exchange(self) -> None:
-        """Set `sent` and `received` as before the first exchange."""
-        self.sent, self.received = None, ()
 
     # -- reports ------------------------------------------------------------------------------
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import sys
 from collections.abc import Callable
-from typing import Any
 
 from thinwire.runtime.run.script_settings import CHIEF, SETTINGS_FOLDER, WRITTEN
 from thinwire.worker.temporary import is_temporary
@@ -84,20 +82,3 @@ class WrittenFiles:
         except OSError:
             return set()
         return set(os.fsdecode(content).split("\n")[:-1])
-
-
-def watch_opens(take: Callable[[str, int], None]) -> None:
-    """Call `take` with (path, flags of `os.open`) before Python opens a file for writing.
-
-    The audit hook for opened files stays installed until this process ends. The audit hook misses
-    files that native code (for example TensorFlow) opens.
-    """
-    writing, decode = os.O_WRONLY | os.O_RDWR, os.fsdecode
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[2], int) and arguments[2] & writing:
-            path = arguments[0]
-            if isinstance(path, str | bytes | os.PathLike):
-                take(decode(path), arguments[2])
-
-    sys.addaudithook(hook)

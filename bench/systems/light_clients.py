@@ -82,7 +82,7 @@ class LightDevice:
         try:
             session.join()
             session.begin()
-            action = session.advance(session.steps.begin())
+            action = self._carry_on(session.steps.begin())
             while action is RoundAction.COMPUTE and not (self._over.is_set() or session.stopped):
                 action = self._step()
             session.leave("done")
@@ -91,21 +91,27 @@ class LightDevice:
         finally:
             self.has_begun.set()
 
-    def _step(self) -> Action | None:
+    def _carry_on(self, action: Action) -> Action:
+        began = time.monotonic()
+        while action not in (RoundAction.COMPUTE, RoundAction.END):
+            has_replies = action is RoundAction.LOAD_ROUND
+            action = self._session.carry_out(action)
+            if has_replies:
+                self.exchanges.append((began, time.monotonic()))
+                self.has_begun.set()
+        if (diverged := self._session.steps.diverged) is not None:
+            raise diverged
+        return action
+
+    def _step(self) -> Action:
         session, started = self._session, time.monotonic()
         varied = self._random.uniform(1 - _VARIATION, 1 + _VARIATION)
         if self._step_seconds:
             self._over.wait(self._step_seconds * varied)
         lent = self._gradients[int(self._random.integers(len(self._gradients)))]
         np.copyto(self._buffer, lent)  # a worker copies TensorFlow's gradient in this way
-        action = session.computed(MiniBatch(self._buffer, self._run.batch_size, 1.0), started)
-        began = time.monotonic()
-        session.forget_exchange()
-        action = session.advance(action)
-        if session.received:
-            self.exchanges.append((began, time.monotonic()))
-            self.has_begun.set()
-        return action
+        batch = MiniBatch(self._buffer, self._run.batch_size, 1.0)
+        return self._carry_on(session.computed(batch, started))
 
 
 def real_gradients(run: Run) -> tuple[ModelSpec, list[Float32]]:

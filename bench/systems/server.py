@@ -33,6 +33,7 @@ from thinwire.ops.sharding.flat_updates import joined
 from thinwire.ops.types import Block, CodedValues, ModelSpec, ShardLayout, Update
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import frames
 from thinwire.proto.grpc.session import ClientSession, payload_limit
 from thinwire.worker.client.messages import PushEncoder
 from thinwire.worker.core.messages import PushRequest
@@ -96,7 +97,8 @@ class ReadyWorker:
             shards=[self._ready[self._step % _READY]],
         )
         for message, pieces in self._encoder.encode(request, self._incarnation, self._epoch):
-            self._session.send(message, pieces)
+            session = self._session
+            session.stream.send(frames(message, pieces, session.chunk_bytes))
 
     def close(self) -> None:
         """Close the session."""

@@ -26,7 +26,7 @@ from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator
-from thinwire.ps.service.handshake import identity
+from thinwire.ps.service.handshake import Identity
 from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
 from thinwire.runtime.malloc import keep_freed_memory
@@ -69,7 +69,7 @@ def serve_shard(name: str, workers: int, spec: ModelSpec) -> ShardServer:
     core = PsCore(config, method, theta, bodies, Coordinator(workers, 1e9))
     server = ShardServer(ServedModel.of(core, spec, layout), 60.0)
     server.listen("127.0.0.1", 0)
-    server.open_for(identity(RUN_ID, 0, 1, 0, method.fingerprint(), spec, []), "{}")
+    server.open_for(Identity(RUN_ID, 0, 1, 0, method.fingerprint(), spec, []), "{}")
     return server
 
 

@@ -24,8 +24,8 @@ from thinwire.ops.routing.datagram_format import FRAME_BYTES, DatagramSession
 from thinwire.ops.routing.dgt_choices import DgtChoices
 from thinwire.ops.routing.reassembler import ReassembledStep, Reassembler
 from thinwire.ops.types import CodedValues, RangedBlock
-from thinwire.proto.udp import UdpReceiver
 from thinwire.proto.udp import sockets as udp_sockets
+from thinwire.proto.udp.receiver import UdpReceiver
 from thinwire.runtime.malloc import keep_freed_memory
 
 NUM_ENTRIES = 1_200_000

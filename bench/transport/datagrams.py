@@ -33,8 +33,8 @@ from bench.transport.datagram_end import (
 )
 from thinwire.ops.routing.base import UnreliableBlocks, ValueEncoding
 from thinwire.ops.routing.packetizer import Packetizer
-from thinwire.proto.udp import UdpSettings, connect, pacing
 from thinwire.proto.udp import sockets as udp_sockets
+from thinwire.proto.udp.sender import UdpSettings, connect, pacing
 from thinwire.runtime.malloc import keep_freed_memory
 
 #: Rate of values in full datagrams on 1 Gbit/s Ethernet: 1,392 of every 1,538 bytes on the wire.

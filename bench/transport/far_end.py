@@ -106,7 +106,7 @@ def _serve_stack() -> proto_grpc.Server:
 
     threading.Thread(target=write, daemon=True).start()
     guard = ConnectionGuard(limits=Limits(hello_seconds=3600.0))  # these clients send no Hello
-    return proto_grpc.serve("127.0.0.1", 0, handle, guard=guard)
+    return proto_grpc.GrpcServer("127.0.0.1", 0, handle, guard=guard)
 
 
 def serve() -> None:

@@ -159,19 +159,45 @@ class Decoded(Lazy):
         return self._decoded(((batch, None) for batch in batches), is_random=False)
 
     def feed(self, cursor: Cursor) -> Feed:
-        """Return a function that computes a cursor's batches and decodes the next batches ahead."""
-        return _Ahead(self, cursor)
+        """Return a function that computes a cursor's batches and decodes the next batches ahead.
 
-    def stream(self, batches: Iterator[tuple[NDArray[np.int64], int]], seed: int) -> Iterator[Any]:
-        """Yield each batch's training images; ``batches`` yields pairs (positions of the examples,
-        number of earlier examples).
+        The function begins to decode again if the cursor's position jumps.
+        """
+        stream: Iterator[Any] = iter(())
+        # Number of the cursor's examples before the next batch of `stream`; None if unknown.
+        next_place: int | None = None
+
+        def images_of(chosen: NDArray[np.int64], place: int) -> Any:
+            nonlocal stream, next_place
+            if place != next_place:
+                stream = self.stream(chosen, place, cursor.fork())
+            # If decoding fails, the generator of batches has ended. The place None makes the next
+            # call start a new generator.
+            next_place = None
+            images = next(stream)
+            next_place = place + len(chosen)
+            return images
+
+        return images_of
+
+    def stream(self, chosen: NDArray[np.int64], place: int, ahead: Cursor) -> Iterator[Any]:
+        """Yield the training images of the batch ``chosen`` and of all later batches of a cursor.
+
+        Args:
+            chosen: Positions of the images of the first batch, [B] int64.
+            place: Number of the cursor's examples before the first batch.
+            ahead: Cursor at its position after the first batch.
         """
         is_random = self.augment != "none"
-        requests = (
-            (chosen, uniforms(seed, place, len(chosen), WIDTH) if is_random else None)
-            for chosen, place in batches
-        )
-        return self._decoded(requests, is_random)
+
+        def requests() -> Iterator[BatchRequest]:
+            first, positions = place, chosen
+            while True:
+                draws = uniforms(ahead.seed, first, len(positions), WIDTH) if is_random else None
+                yield positions, draws
+                first, positions = ahead.place, ahead.next()
+
+        return self._decoded(requests(), is_random)
 
     def _decoded(self, batches: Iterator[BatchRequest], is_random: bool) -> Iterator[Any]:
         """Yield the decoded images of each batch: tensor [B, size, size, 3] float32.
@@ -246,39 +272,6 @@ class Decoded(Lazy):
                     "complete JPEG or PNG. Fetch the image again, or remove it on all nodes."
                 )
         return ConfigurationError(f"A batch of images cannot be decoded: {error}")
-
-
-class _Ahead:
-    """Decodes a cursor's batches ahead of training; begins again if the cursor's position jumps."""
-
-    def __init__(self, images: Decoded, cursor: Cursor) -> None:
-        self._images, self._cursor = images, cursor
-        # Number of the cursor's examples before the next batch of `_stream`; None if unknown.
-        self._place: int | None = None
-        self._stream: Iterator[Any] = iter(())
-
-    def __call__(self, chosen: NDArray[np.int64], place: int) -> Any:
-        """Return the images of the batch that the cursor has just returned."""
-        if place != self._place:
-            batches = _batches(chosen, place, self._cursor.fork())
-            self._stream = self._images.stream(batches, self._cursor.seed)
-        # If decoding fails, the generator of batches has ended. The place None makes the next call
-        # start a new generator.
-        self._place = None
-        images = next(self._stream)
-        self._place = place + len(chosen)
-        return images
-
-
-def _batches(
-    chosen: NDArray[np.int64], place: int, ahead: Cursor
-) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield (image positions, number of earlier examples) of the batch ``chosen`` and of all later
-    batches of a cursor.
-    """
-    while True:
-        yield chosen, place
-        place, chosen = ahead.place, ahead.next()
 
 
 def _of_batch(image: Callable[..., Any], *batch: Any) -> Any:

@@ -10,7 +10,6 @@ original code leaves the last files unused; in this module the first workers get
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -24,27 +23,10 @@ NUM_FILES = {"train": 1200, "test": 200}
 _FOLDERS = {"train": "training_set", "test": "test_set"}
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardFiles:
-    """The examples of consecutive files in AdaComp's data layout."""
-
-    images: NDArray[np.uint8]  # pixels of the images, [N, height, width, channels] uint8
-    labels: NDArray[np.uint8]  # class of each image, [N] uint8
-    offsets: NDArray[np.int64]  # index of the first example of each file, then N, [files + 1] int64
-
-
-def image_path(data_dir: Path, part: str, number: int) -> Path:
-    """Return the path of the images file (AdaComp's layout) with the given number, counted from
-    0.
-    """
-    return data_dir / f"{_FOLDERS[part]}_images" / f"{part}-images-{number:05d}.idx3-ubyte"
-
-
-def label_path(data_dir: Path, part: str, number: int) -> Path:
-    """Return the path of the labels file (AdaComp's layout) with the given number, counted from
-    0.
-    """
-    return data_dir / f"{_FOLDERS[part]}_labels" / f"{part}-labels-{number:05d}.idx1-ubyte"
+def path_of(data_dir: Path, part: str, kind: str, number: int) -> Path:
+    """Return the path of a file of "images" or "labels" in AdaComp's layout, numbered from 0."""
+    ending = "idx3-ubyte" if kind == "images" else "idx1-ubyte"
+    return data_dir / f"{_FOLDERS[part]}_{kind}" / f"{part}-{kind}-{number:05d}.{ending}"
 
 
 def holds(data_dir: Path, part: str) -> bool:
@@ -53,10 +35,9 @@ def holds(data_dir: Path, part: str) -> bool:
 
 
 def read(
-    data_dir: Path, part: str, image_size: int, image_depth: int, files: range | None = None
-) -> ShardFiles:
-    """Read the images and labels in files of the training or test part, in the order of the file
-    numbers.
+    data_dir: Path, part: str, image_size: int, image_depth: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]:
+    """Read the images and labels of the training or test part, in the order of the file numbers.
 
     Args:
         data_dir: The folder that holds ``training_set_images``, ``training_set_labels``,
@@ -64,18 +45,20 @@ def read(
         part: Part of the data set, "train" or "test".
         image_size: Height and width of an image in pixels.
         image_depth: Number of channels of an image.
-        files: Numbers of the files to read, from 0; None for all files.
+
+    Returns:
+        Images [N, height, width, channels], the class of each image [N], and the index of the first
+        example of each file, then N, [files + 1].
 
     Raises:
         ConfigurationError: A data file is missing or has a wrong size, or the numbers of images and
             labels in a pair of files differ.
     """
-    numbers = range(NUM_FILES[part]) if files is None else files
     shape = (image_size, image_size, image_depth)
     images: list[NDArray[np.uint8]] = []
     labels: list[NDArray[np.uint8]] = []
-    for number in numbers:
-        paths = image_path(data_dir, part, number), label_path(data_dir, part, number)
+    for number in range(NUM_FILES[part]):
+        paths = [path_of(data_dir, part, kind, number) for kind in ("images", "labels")]
         images.append(_read_records(paths[0], shape))
         labels.append(_read_records(paths[1], ()))
         if len(images[-1]) != len(labels[-1]):
@@ -84,7 +67,7 @@ def read(
                 f"{len(labels[-1])} labels; expected one label per image. Write both files again."
             )
     offsets = np.cumsum([0] + [len(piece) for piece in labels], dtype=np.int64)
-    return ShardFiles(np.concatenate(images), np.concatenate(labels), offsets)
+    return np.concatenate(images), np.concatenate(labels), offsets
 
 
 def write(
@@ -110,16 +93,17 @@ def write(
     Raises:
         ConfigurationError: There are fewer examples than files.
     """
-    image_path(out_dir, part, 0).parent.mkdir(parents=True, exist_ok=True)
-    label_path(out_dir, part, 0).parent.mkdir(parents=True, exist_ok=True)
+    for kind in ("images", "labels"):
+        path_of(out_dir, part, kind, 0).parent.mkdir(parents=True, exist_ok=True)
     for number in range(NUM_FILES[part]):
         owned = partition.equal_range(
             len(labels), NUM_FILES[part], number + 1, f"{part} examples", "files"
         )
         chosen = slice(owned.start, owned.stop)
         pictures = images[chosen, ..., 0] if images.shape[-1] == 1 else images[chosen]
-        _write_records(image_path(out_dir, part, number), pictures, headers)
-        _write_records(label_path(out_dir, part, number), labels[chosen].astype(np.uint8), headers)
+        classes = labels[chosen].astype(np.uint8)
+        _write_records(path_of(out_dir, part, "images", number), pictures, headers)
+        _write_records(path_of(out_dir, part, "labels", number), classes, headers)
 
 
 def _read_records(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -134,9 +118,7 @@ def _read_records(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
             "write them again with `python -m thinwire.data.write_adacomp`."
         ) from error
     record = int(np.prod(shape, dtype=np.int64))
-    for announced in _headers_that_fit(content, shape, record):
-        content = content[len(announced) :]
-        break
+    content = content[_header_length(content, shape, record) :]
     if len(content) == 0 or len(content) % record:
         raise ConfigurationError(
             f"Data file {path} has {len(content)} bytes; expected records of {record} bytes (shape "
@@ -146,16 +128,15 @@ def _read_records(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8).reshape(-1, *shape)
 
 
-def _headers_that_fit(content: bytes, shape: tuple[int, ...], record: int) -> list[bytes]:
-    """Return [the IDX header at the start of a file's content], or [] if the content has none."""
+def _header_length(content: bytes, shape: tuple[int, ...], record: int) -> int:
+    """Return the length of the IDX header at the start of a file's content; 0 without a header."""
     shapes = [shape] if not shape or shape[-1] != 1 else [shape[:-1], shape]
-    fitting = []
     for tail in shapes:
         length = 4 + 4 * (1 + len(tail))
         candidate = idx.header((max(0, len(content) - length) // record, *tail))
         if content.startswith(candidate) and (len(content) - length) % record == 0:
-            fitting.append(candidate)
-    return fitting
+            return length
+    return 0
 
 
 def _write_records(path: Path, array: NDArray[np.uint8], headers: bool) -> None:

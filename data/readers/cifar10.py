@@ -89,13 +89,9 @@ def names_of(part: str) -> str:
     return f"{first if first == last else f'{first} to {last}'}, or {_ARCHIVE}"
 
 
-def check_archive(path: Path) -> None:
+def check_archive(content: bytes) -> None:
     """Raise OSError if a downloaded archive of CIFAR-10 does not have the published SHA-256."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while piece := stream.read(1 << 20):
-            digest.update(piece)
-    if digest.hexdigest() != SHA256:
+    if hashlib.sha256(content).hexdigest() != SHA256:
         raise OSError(f"{ADDRESS} gave another file than the published one (SHA-256)")
 
 

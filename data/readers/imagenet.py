@@ -213,9 +213,5 @@ def _images_in(folder: Path) -> list[bytes]:
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
-        names = [os.fsencode(entry.name) for entry in entries if _is_image(entry.name)]
-    return sorted(names)
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(_SUFFIXES) and not name.startswith(".")
+        names = [entry.name for entry in entries if entry.name.lower().endswith(_SUFFIXES)]
+    return sorted(os.fsencode(name) for name in names if not name.startswith("."))

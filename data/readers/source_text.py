@@ -54,10 +54,9 @@ def read(part: str, data_dir: str | None) -> tuple[NDArray[np.int32], NDArray[np
             f"least {_FEWEST} files. Name another folder with --data_dir."
         )
     place = _EACH_TEST_FILE - 1 if len(paths) >= _EACH_TEST_FILE else len(paths) - 1
-    is_test = [number % _EACH_TEST_FILE == place for number in range(len(paths))]
-    chosen = [
-        path for path, of_test in zip(paths, is_test, strict=True) if of_test == (part == "test")
-    ]
+    numbered = enumerate(paths)
+    wants_test = part == "test"
+    chosen = [path for n, path in numbered if (n % _EACH_TEST_FILE == place) == wants_test]
     texts = [path.read_bytes() for path in chosen]
     text = np.frombuffer(b"".join(texts), np.uint8)
     starts = np.arange(0, len(text) - CONTEXT, CONTEXT)

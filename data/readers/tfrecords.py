@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
 import re
 import struct
-import tempfile
 from collections.abc import Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from thinwire.ops.crc32c import masked_crc32c
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.files import replace_file
 
 IMAGE, LABEL = "image/encoded", "image/class/label"
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
@@ -51,10 +52,6 @@ class RecordIndex:
     lengths: NDArray[np.int64]  # size of each encoded image in bytes, [N] int64
     labels: NDArray[np.int64]  # label of each image as stored in its record, [N] int64
     file_offsets: NDArray[np.int64]  # index of each file's first record, then N, [files + 1] int64
-
-
-class _InvalidTfRecord(ValueError):
-    """Error: a TFRecord file contains bytes that are not a valid record."""
 
 
 def files_of(folders: Sequence[Path], parts: Sequence[str]) -> list[Path]:
@@ -153,24 +150,19 @@ def _walk(path: Path, contents: list[int]) -> None:
         position = 0
         while position < size:
             stream.seek(position)
-            length = _length(stream.read(_HEADER_BYTES))
+            header = stream.read(_HEADER_BYTES)
+            if len(header) < _HEADER_BYTES:
+                raise ValueError(
+                    f"the file ends after {len(header)} of {_HEADER_BYTES} bytes of a header"
+                )
+            length, checksum = struct.unpack("<QI", header)
+            if checksum != masked_crc32c(header[:8]):
+                raise ValueError("the checksum of the record's length is wrong")
             start = position + _HEADER_BYTES
             position = start + length + _FOOTER_BYTES
             if position > size:
-                raise _InvalidTfRecord(f"the file ends {position - size} bytes before the record")
+                raise ValueError(f"the file ends {position - size} bytes before the record")
             contents.append(start)
-
-
-def _length(header: bytes) -> int:
-    """Check the header of a TFRecord and return the length of the record's content in bytes."""
-    if len(header) < _HEADER_BYTES:
-        raise _InvalidTfRecord(
-            f"the file ends after {len(header)} of {_HEADER_BYTES} bytes of a header"
-        )
-    length, checksum = struct.unpack("<QI", header)
-    if checksum != masked_crc32c(header[:8]):
-        raise _InvalidTfRecord("the checksum of the record's length is wrong")
-    return int(length)
 
 
 def _image_and_label(record: bytes) -> tuple[bytes, int]:
@@ -180,10 +172,10 @@ def _image_and_label(record: bytes) -> tuple[bytes, int]:
     features = tf.train.Example.FromString(record).features.feature
     for name in (IMAGE, LABEL):
         if name not in features:
-            raise _InvalidTfRecord(f"the record has no {name}")
+            raise ValueError(f"the record has no {name}")
     images, labels = features[IMAGE].bytes_list.value, features[LABEL].int64_list.value
     if not images or not images[0] or not labels:
-        raise _InvalidTfRecord("the image or the label is empty, or of another type")
+        raise ValueError("the image or the label is empty, or of another type")
     return images[0], labels[0]
 
 
@@ -242,10 +234,9 @@ def _save(path: Path, state: _State, found: RecordIndex) -> None:
     """Save the index of TFRecord files atomically; only log an error if the folder cannot be
     written.
     """
+    content = io.BytesIO()
+    np.savez(content, state=[repr(row) for row in state], **vars(found))
     try:
-        descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".npz")
-        with os.fdopen(descriptor, "wb") as out:
-            np.savez(out, state=[repr(row) for row in state], **vars(found))
-        os.replace(partial, path)
+        replace_file(path, content.getvalue())
     except OSError as error:
         logging.info("data: the index of the TFRecords is not saved: %s", error)

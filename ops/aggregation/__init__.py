@@ -5,8 +5,3 @@ weight a value on which a single outlier has little effect. The module `outliers
 magnitude and the norm of a worker's update, and defines when a shard server quarantines a worker.
 The dict `AGGREGATES` has an entry for each value of the flag --aggregate.
 """
-
-from thinwire.ops.aggregation.base import Aggregate
-from thinwire.ops.aggregation.registry import AGGREGATES
-
-__all__ = ["AGGREGATES", "Aggregate"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from thinwire.ops.options import FlagRule, number
 from thinwire.ops.policy import Policy, setting
@@ -14,8 +14,27 @@ from thinwire.ops.types import Update
 LEAST_MEMBERS = 3
 
 
+class Aggregate(Policy, Protocol):
+    """Merges the workers' updates of a round on a shard server into one update.
+
+    A weighting policy has already scaled each worker's update separately.
+    """
+
+    @property
+    def name(self) -> str:
+        """Value of the flag --aggregate that selects this aggregate."""
+
+    @property
+    def is_robust(self) -> bool:
+        """True if the aggregate lets the updates of honest workers outvote a faulty update."""
+        return True
+
+    def merge(self, updates: Sequence[Update], size: int) -> Update:
+        """Merge one or more updates of a shard server with `size` weights into one update."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Mean(Policy):
+class Mean(Aggregate):
     """Aggregate that is the mean of the workers' updates: every worker has the same weight."""
 
     name: ClassVar[str] = "mean"
@@ -29,7 +48,7 @@ class Mean(Policy):
 
 
 @dataclasses.dataclass(frozen=True)
-class Median(Policy):
+class Median(Aggregate):
     """Aggregate that is, for each weight, the median of the workers' updates.
 
     If the number of updates is even, the median is the mean of the two middle values.
@@ -41,7 +60,6 @@ class Median(Policy):
     """
 
     name: ClassVar[str] = "median"
-    is_robust: ClassVar[bool] = True
 
     def merge(self, updates: Sequence[Update], size: int) -> Update:
         """Return the median of one or more updates of a shard with `size` weights."""
@@ -51,7 +69,7 @@ class Median(Policy):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrimmedMean(Policy):
+class TrimmedMean(Aggregate):
     """Aggregate that is, per weight, the mean of updates without the smallest and largest ones.
 
     Attributes:
@@ -73,7 +91,6 @@ class TrimmedMean(Policy):
         )
     )
     name: ClassVar[str] = "trimmed_mean"
-    is_robust: ClassVar[bool] = True
 
     def num_trimmed(self, count: int) -> int:
         """Return how many of `count` ordered values the trimmed mean leaves out at either end."""
@@ -88,3 +105,11 @@ class TrimmedMean(Policy):
         from thinwire.ops.aggregation import merge
 
         return merge.middle_update(updates, size, self.num_trimmed(len(updates)))
+
+
+#: Value of the flag --aggregate -> class of the aggregate, which merges workers' updates.
+AGGREGATES: dict[str, type[Aggregate]] = {
+    Mean.name: Mean,
+    Median.name: Median,
+    TrimmedMean.name: TrimmedMean,
+}

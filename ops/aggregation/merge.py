@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from thinwire.ops import buffers
 from thinwire.ops.kernels.numpy_ops import union
-from thinwire.ops.types import SpareUpdate, Update
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import Float32, Int64, SpareUpdate, Update
 
 _CHUNK = 1 << 14  # number of update entries processed at a time; a chunk fits the processor's cache
 #: Number of entries of a file-backed update that are in memory at a time; a multiple of `_CHUNK`.

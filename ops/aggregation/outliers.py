@@ -10,14 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from typing import TYPE_CHECKING
 
 from thinwire.ops.options import FlagRule, integer, number
 from thinwire.ops.policy import Policy, setting
-from thinwire.ops.types import ConfigurationError, State
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+from thinwire.ops.types import ConfigurationError, Float32, State
 
 #: Number of accepted updates whose norms and peaks (largest magnitudes) the guards remember.
 WINDOW = 128

@@ -5,16 +5,3 @@ around a gradient codec store the entries that were not sent, correct momentum, 
 send small tensors whole. Each value of the flag --codec is a key of `CODECS`; `build_codec` adds
 the wrappers (clipping, warm-up and others) that every gradient codec can have.
 """
-
-from thinwire.ops.codecs.base import Codec, EncodeContext, NonFiniteUpdate
-from thinwire.ops.codecs.error_feedback import coding_of
-from thinwire.ops.codecs.registry import CODECS, build_codec
-
-__all__ = [
-    "CODECS",
-    "Codec",
-    "EncodeContext",
-    "NonFiniteUpdate",
-    "build_codec",
-    "coding_of",
-]

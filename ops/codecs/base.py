@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.options import above_zero, choice, number
@@ -19,17 +19,14 @@ from thinwire.ops.policy import Policy
 from thinwire.ops.types import (
     FEW_BITS,
     VALUE_DTYPES,
+    Float32,
+    Generator,
+    Int64,
     Kind,
     ModelSpec,
     Packet,
     State,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from thinwire.ops.types import Float32, Int64
-
 
 #: Flag of the fraction of entries that a codec sends.
 COMPRESSION_RATE = number(
@@ -75,7 +72,7 @@ class EncodeContext:
 
     step: int
     learning_rate: float
-    rng: np.random.Generator
+    rng: Generator
     kernels: Kernels
     # number of examples consumed by the whole run / number of examples in the training set
     epoch: float = 0.0

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from thinwire.ops.codecs.base import EncodeContext, kept_entries
 from thinwire.ops.codecs.dense import FusedSparsifier
+from thinwire.ops.kernels.base import Selected
 from thinwire.ops.options import integer
 from thinwire.ops.policy import setting
-from thinwire.ops.types import CHUNK_ENTRIES, ConfigurationError, State
-
-if TYPE_CHECKING:
-    from thinwire.ops.kernels.base import Selected
-    from thinwire.ops.types import Float32
+from thinwire.ops.types import CHUNK_ENTRIES, ConfigurationError, Float32, State
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from thinwire.ops.codecs.base import (
     COMPRESSION_RATE,
@@ -14,13 +14,19 @@ from thinwire.ops.codecs.base import (
     kept_entries,
 )
 from thinwire.ops.codecs.packets import FeedsInTurn, code_values
-from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.kernels.base import Kernels, Selected
 from thinwire.ops.policy import setting
-from thinwire.ops.types import CHUNK_ENTRIES, Block, CodedValues, Kind, ModelSpec, Packet, State
-
-if TYPE_CHECKING:
-    from thinwire.ops.kernels.base import Selected
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import (
+    CHUNK_ENTRIES,
+    Block,
+    CodedValues,
+    Float32,
+    Int64,
+    Kind,
+    ModelSpec,
+    Packet,
+    State,
+)
 
 
 class StatelessCodec(FeedsInTurn):

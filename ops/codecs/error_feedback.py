@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from thinwire.ops.codecs.base import Codec, EncodeContext, check_finite
 from thinwire.ops.codecs.packets import (
@@ -20,12 +20,9 @@ from thinwire.ops.codecs.packets import (
     without_factors,
 )
 from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.options import number, switch
+from thinwire.ops.options import decay_factor, fraction, switch
 from thinwire.ops.policy import setting
-from thinwire.ops.types import Kind, ModelSpec, Packet, State
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+from thinwire.ops.types import Float32, Kind, ModelSpec, Packet, State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,36 +132,28 @@ class ErrorFeedback(CodecWrapper):
     """
 
     carry: float | None = setting(
-        number(
+        decay_factor(
             "dgs_momentum",
-            None,
             "Momentum that each worker applies to its gradients with --codec=dgs.",
-            "factor",
-            low=0.0,
-            high=0.9999,
             unset="0.7; with --local_optimizer=script the momentum of the script's SGD",
         ),
         0.0,
     )
     decay: float = setting(
-        number(
+        fraction(
             "error_decay",
             1.0,
             "Factor on the residual (unsent part) of --error_feedback, applied in each step.",
             "factor",
-            low=0.0,
-            high=1.0,
         )
     )
     ahead: float = setting(
-        number(
+        fraction(
             "error_ahead",
             0.0,
             "Fraction of the residual (the unsent part of earlier updates) that a worker applies "
             "to the shards' model before its local steps.",
             "factor",
-            low=0.0,
-            high=1.0,
         )
     )
 
@@ -247,13 +236,9 @@ class MomentumCorrection(CodecWrapper):
     """
 
     momentum: float | None = setting(
-        number(
+        decay_factor(
             "dgc_momentum",
-            None,
             "Momentum that each worker applies to its gradients with --codec=dgc.",
-            "factor",
-            low=0.0,
-            high=0.9999,
             unset="0.9; with --local_optimizer=script the momentum of the script's SGD",
         ),
         0.9,
@@ -297,7 +282,7 @@ class MomentumCorrection(CodecWrapper):
                 step = tensor * tensor.dtype.type(factor)
                 u += step
                 # the variable `step` is now h + m (u + h), with gradient h and old velocity u
-                ctx.kernels.accumulate(step, u, momentum)
+                ctx.kernels.accumulate(step, u, momentum, 1.0)
                 u *= u.dtype.type(momentum)
                 passed_on.append(step)
         else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from thinwire.ops.codecs.base import Codec, EncodeContext
 from thinwire.ops.kernels.base import Kernels
@@ -19,15 +18,14 @@ from thinwire.ops.types import (
     Block,
     ChunkedValues,
     CodedValues,
+    Float32,
+    Int64,
     LowRankBlock,
     Packet,
     State,
     where_of,
 )
 from thinwire.ops.wire.low_rank import expanded, factors
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64
 
 
 class FeedsInTurn(Policy):
@@ -43,7 +41,7 @@ class FeedsInTurn(Policy):
         """Do an error-feedback step (see `Codec.feed`) in several passes over the gradients."""
         factors = ctx.factors or (1.0,) * len(tensors)
         for residual, tensor, factor in zip(residuals, tensors, factors, strict=True):
-            ctx.kernels.accumulate(residual, tensor, factor)
+            ctx.kernels.accumulate(residual, tensor, factor, 1.0)
         packet, state = self.encode(residuals, state, without_factors(ctx))
         # Values of a dense block may be views of the residuals, which the following subtraction
         # changes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from thinwire.ops.codecs.base import VALUE_DTYPE, EncodeContext, check_finite
 from thinwire.ops.codecs.dense import StatelessCodec
@@ -15,6 +15,7 @@ from thinwire.ops.types import (
     VALUE_DTYPES,
     Block,
     ConfigurationError,
+    Float32,
     Kind,
     LowRankBlock,
     ModelSpec,
@@ -23,9 +24,6 @@ from thinwire.ops.types import (
     TensorSpec,
 )
 from thinwire.ops.wire.low_rank import pays
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
 
 
 @dataclasses.dataclass(frozen=True)

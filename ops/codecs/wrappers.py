@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from thinwire.ops.codecs.base import COMPRESSION_RATE, Codec, EncodeContext, check_finite
 from thinwire.ops.codecs.dense import Dense
-from thinwire.ops.codecs.error_feedback import CodecWrapper
+from thinwire.ops.codecs.error_feedback import CodecWrapper, wrappers_of
 from thinwire.ops.codecs.packets import rescaled
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.options import choice, integer, number
@@ -17,14 +17,12 @@ from thinwire.ops.policy import setting
 from thinwire.ops.types import (
     Block,
     ConfigurationError,
+    Float32,
     Kind,
     ModelSpec,
     Packet,
     State,
 )
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,11 +170,7 @@ class Clip(CodecWrapper):
 
 def has_clipping(codec: Codec) -> bool:
     """Return whether the codec clips tensors: whether one of its wrappers is a `Clip`."""
-    while isinstance(codec, CodecWrapper):
-        if isinstance(codec, Clip):
-            return True
-        codec = codec.inner
-    return False
+    return any(isinstance(wrapper, Clip) for wrapper in wrappers_of(codec))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,8 +235,8 @@ class WarmUp(CodecWrapper):
 class DenseBelow(CodecWrapper):
     """Codec wrapper that sends small tensors whole: biases cost few bytes and suffer from delay.
 
-    A wrapper DenseBelow around other codec wrappers acts as if it were inside them, directly around
-    the codec, so the other wrappers also process the tensors that are sent whole.
+    DenseBelow is directly around the codec, inside all other codec wrappers, so that the other
+    wrappers also process the tensors that are sent whole.
 
     Attributes:
         inner: Codec for the large tensors; small tensors are sent in the inner codec's value dtype.
@@ -273,8 +267,6 @@ class DenseBelow(CodecWrapper):
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return the inner codec's initial state, which concerns the large tensors only."""
-        if isinstance(self.inner, CodecWrapper):
-            return self._inside(self.inner).init(spec, kernels)
         large = [tensor for tensor in spec.tensors if tensor.size >= self.entries]
         return super().init(ModelSpec(tuple(large)), kernels)
 
@@ -288,8 +280,6 @@ class DenseBelow(CodecWrapper):
         """
         check_finite(tensors, ctx)
         ctx = dataclasses.replace(ctx, finite=True)
-        if isinstance(self.inner, CodecWrapper):
-            return self._inside(self.inner).encode(tensors, state, ctx)
         small, large = self._slots(tensors)
         dense, _ = self._dense.encode(_pick(tensors, small), {}, ctx)
         packet, inner = self.inner.encode(_pick(tensors, large), state["inner"], ctx)
@@ -303,8 +293,6 @@ class DenseBelow(CodecWrapper):
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
         """Do an error-feedback step (see `Codec.feed`) for small tensors, then for large ones."""
-        if isinstance(self.inner, CodecWrapper):
-            return self._inside(self.inner).feed(residuals, tensors, state, ctx)
         small, large = self._slots(tensors)
         factors = ctx.factors or (1.0,) * len(tensors)
         packets, states = [], []
@@ -319,24 +307,6 @@ class DenseBelow(CodecWrapper):
             packets.append(packet)
             states.append(codec_state)
         return _joined(packets[0], small, packets[1], large), state | {"inner": states[1]}
-
-    def undelivered(self, packet: Packet, state: State) -> State:
-        """Let the inner codec take back a packet that the shard servers did not apply."""
-        if isinstance(self.inner, CodecWrapper):
-            return self._inside(self.inner).undelivered(packet, state)
-        return super().undelivered(packet, state)
-
-    def residuals(self, state: State) -> list[Float32]:
-        """Return the residuals (unsent gradient values), one [n] float32 array per tensor."""
-        if isinstance(self.inner, CodecWrapper):
-            return self._inside(self.inner).residuals(state)
-        return super().residuals(state)
-
-    def _inside(self, inner: CodecWrapper) -> CodecWrapper:
-        """Return the wrapper `inner`, with this DenseBelow around what `inner` wraps."""
-        if isinstance(inner, DenseBelow):
-            return DenseBelow(inner.inner, max(self.entries, inner.entries))
-        return dataclasses.replace(inner, inner=DenseBelow(inner.inner, self.entries))
 
     @property
     def _dense(self) -> Dense:

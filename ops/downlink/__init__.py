@@ -11,23 +11,3 @@ downlink codec ``auto`` switches a worker from ``relay`` to ``sparse`` if the wo
 large. The registry of downlink codecs is `thinwire.ops.downlink.registry`; their interface is
 `base.DownCodec`.
 """
-
-from thinwire.ops.downlink.base import DownCodec
-from thinwire.ops.downlink.exact import DownDelta, DownDense
-from thinwire.ops.downlink.relay import DownRelay
-from thinwire.ops.downlink.sparse import DownAuto, DownSparse
-from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, RelayedRound, ShardView
-
-__all__ = [
-    "DownAuto",
-    "DownCodec",
-    "DownDelta",
-    "DownDense",
-    "DownRelay",
-    "DownSparse",
-    "ModelReply",
-    "ModelRequest",
-    "Operation",
-    "RelayedRound",
-    "ShardView",
-]

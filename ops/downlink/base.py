@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
-from thinwire.ops.frozen import BeforeChange, unguarded
+from thinwire.ops.downlink.types import ModelChange, ModelReply, ModelRequest, ShardView
 from thinwire.ops.policy import Policy
-from thinwire.ops.types import State
-
-if TYPE_CHECKING:
-    from thinwire.ops.downlink.own_entries import OwnEntries
-    from thinwire.ops.downlink.types import ModelReply, ModelRequest, RelayedRound, ShardView
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import Float32, State
 
 
 class DownCodec(Policy, Protocol):
@@ -38,30 +33,8 @@ class DownCodec(Policy, Protocol):
     def init(self, size: int) -> State:
         """Return the downlink codec's initial state for a shard server with `size` weights."""
 
-    def record_update(
-        self,
-        indices: Int64 | None,
-        version: int,
-        state: State,
-        own: OwnEntries | None = None,
-        relayed: RelayedRound | None = None,
-        before_change: BeforeChange = unguarded,
-    ) -> State:
-        """Record that an update changed the shard server's weights.
-
-        Args:
-            indices: [k] int64, ascending positions of the changed weights; None: all weights.
-            version: Version of the shard server's weights (number of applied updates) after the
-                update.
-            state: State of the downlink codec, from `init` or an earlier call.
-            own: Changed weights that one worker can compute from its own push; None if the update
-                merges several pushes, or if replies cannot omit entries.
-            relayed: Coded updates of the workers that the shard server merged; None if anything
-                other than the plain mean of these updates changed the weights, or if the downlink
-                codec relays no updates.
-            before_change: Function to call with an array of the downlink codec's state before the
-                array changes.
-        """
+    def record_update(self, change: ModelChange, state: State) -> State:
+        """Record that an update changed the shard server's weights."""
         return state
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from thinwire.ops.downlink.base import DownCodec
-from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
-from thinwire.ops.frozen import BeforeChange, unguarded
-from thinwire.ops.types import ConfigurationError, State, Update
-
-if TYPE_CHECKING:
-    from thinwire.ops.downlink.own_entries import OwnEntries
-    from thinwire.ops.downlink.types import RelayedRound
-    from thinwire.ops.types import Int64
+from thinwire.ops.downlink.types import (
+    ModelChange,
+    ModelReply,
+    ModelRequest,
+    Operation,
+    OwnEntries,
+    ShardView,
+)
+from thinwire.ops.types import ConfigurationError, Int64, State, Update
 
 
 def full_reply(shard: ShardView) -> ModelReply:
@@ -133,20 +134,13 @@ class DownDelta(DownCodec):
         scratch: State = {"window": []}
         return {"last_changed": np.zeros(size, np.int32), "dense_version": 0, "scratch": scratch}
 
-    def record_update(
-        self,
-        indices: Int64 | None,
-        version: int,
-        state: State,
-        own: OwnEntries | None = None,
-        relayed: RelayedRound | None = None,
-        before_change: BeforeChange = unguarded,
-    ) -> State:
+    def record_update(self, change: ModelChange, state: State) -> State:
         """Record the weights' version after an update as the version of each changed weight."""
+        indices, version, own = change.indices, change.version, change.own
         if indices is None:
             state["dense_version"] = version
             return state
-        before_change(state["last_changed"], indices)
+        change.before_change(state["last_changed"], indices)
         if own is not None:
             # The worker adds its pushed values to the weights of its base version. The sum equals
             # the shard's weights only where no other update changed the entry between the base
@@ -154,7 +148,7 @@ class DownDelta(DownCodec):
             # it below.
             untouched = state["last_changed"][own.indices] <= own.base_version
             indices_to_omit = own.indices if untouched.all() else own.indices[untouched]
-            state["scratch"][str(own.worker)] = own.as_state(indices_to_omit)
+            state["scratch"][str(own.worker)] = {**vars(own), "indices": indices_to_omit}
         state["last_changed"][indices] = version
         _keep_positions(state, indices, version, own)
         return state

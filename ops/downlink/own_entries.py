@@ -8,38 +8,17 @@ of the worker's addition with its own weights, bit by bit.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinwire.ops.types import State
+from thinwire.ops.downlink.types import OwnEntries
+from thinwire.ops.types import Float32, Int64
 
 if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64
     from thinwire.ops.weighting.base import Arrival
 
 _TINY = np.finfo(np.float32).tiny
-
-
-@dataclasses.dataclass(frozen=True)
-class OwnEntries:
-    """Weights whose change by one worker's push was only the addition of the pushed values."""
-
-    worker: int  # number of the worker that sent the push
-    step: int  # the worker's step in which it sent the push
-    base_version: int  # version of the worker's weights when it computed the push
-    version: int  # version of the shard server's weights after the push was applied
-    indices: Int64  # [j] int64, positions of the entries in the shard server's weights
-
-    def as_state(self, indices: Int64) -> State:
-        """Return the push's step and versions, and `indices`, as plain data."""
-        return {
-            "step": self.step,
-            "base_version": self.base_version,
-            "version": self.version,
-            "indices": indices,
-        }
 
 
 def values_at(arrival: Arrival | None, theta: Float32) -> Float32:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from thinwire.ops.downlink.exact import DownDelta
 from thinwire.ops.downlink.sizes import block_bytes, reply_bytes
 from thinwire.ops.downlink.types import (
+    ModelChange,
     ModelReply,
     ModelRequest,
     Operation,
@@ -25,12 +26,9 @@ from thinwire.ops.downlink.types import (
     RelayedRounds,
     ShardView,
 )
-from thinwire.ops.frozen import BeforeChange, unguarded
-from thinwire.ops.types import Block, State
+from thinwire.ops.types import Block, Int32, Int64, State
 
 if TYPE_CHECKING:
-    from thinwire.ops.downlink.own_entries import OwnEntries
-    from thinwire.ops.types import Int32, Int64
     from thinwire.ops.wire.blocks import WireBlock
 
 #: Limits of the rounds that a shard server stores for relaying: the first is the bytes of updates
@@ -103,21 +101,13 @@ class DownRelay(DownDelta):
 
     relays: ClassVar[bool] = True
 
-    def record_update(
-        self,
-        indices: Int64 | None,
-        version: int,
-        state: State,
-        own: OwnEntries | None = None,
-        relayed: RelayedRound | None = None,
-        before_change: BeforeChange = unguarded,
-    ) -> State:
+    def record_update(self, change: ModelChange, state: State) -> State:
         """Record which weights changed, and store the workers' updates if they can be relayed."""
         rounds = state["scratch"].setdefault("rounds", [])
-        kept_round = None if relayed is None else _keep(relayed, indices, version, state)
+        kept_round = _keep(change, state)
         # The list of rounds must hold consecutive versions: a worker that skips a round has wrong
         # weights.
-        if kept_round is None or (rounds and rounds[-1].version != version - 1):
+        if kept_round is None or (rounds and rounds[-1].version != change.version - 1):
             rounds.clear()
         if kept_round is not None:
             rounds.append(kept_round)
@@ -127,7 +117,7 @@ class DownRelay(DownDelta):
             num_bytes -= sum(rounds.pop(0).num_bytes)
         # `_keep` reads `last_changed` as it was before this version; the call of
         # `super().record_update` overwrites it.
-        return super().record_update(indices, version, state, own, before_change=before_change)
+        return super().record_update(change, state)
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
         """Return the request if updates are relayed, because each reply omits another push."""
@@ -141,10 +131,11 @@ class DownRelay(DownDelta):
         return ModelReply(Operation.RELAY, rounds, shard.version, "relay")
 
 
-def _keep(
-    relayed: RelayedRound, indices: Int64 | None, version: int, state: State
-) -> _KeptRound | None:
-    """Return the updates of a round, copied; None if they are too large for every reply."""
+def _keep(change: ModelChange, state: State) -> _KeptRound | None:
+    """Return the updates of a round, copied; None if no reply can relay them."""
+    relayed, indices = change.relayed, change.indices
+    if relayed is None:
+        return None
     size = state["last_changed"].size
     num_bytes = tuple(
         sum(block_bytes(block) + _DESCRIPTION_BYTES for block in update.blocks)
@@ -162,7 +153,7 @@ def _keep(
     )
     changed_at = size if indices is None else state["last_changed"][indices]
     return _KeptRound(
-        version, RelayedRound(copies, relayed.rate), num_bytes, num_entries, changed_at
+        change.version, RelayedRound(copies, relayed.rate), num_bytes, num_entries, changed_at
     )
 
 

@@ -29,17 +29,13 @@ import dataclasses
 import itertools
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from thinwire.ops.codecs.base import kept_entries
 from thinwire.ops.downlink.sizes import block_bytes, reply_bytes
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
-from thinwire.ops.types import Block, CodedValues, State, Update
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import Block, CodedValues, Float32, Int64, State, Update
 
 #: A worker sends its model's checksum with its push in every step divisible by this number.
 CHECKSUM_INTERVAL = 1000
@@ -57,14 +53,14 @@ class LastReply:
     reply: ModelReply
 
 
-def keep(worker: int, shard: ShardView, state: State) -> None:
-    """Copy the shard's weights into the replica of a worker that will receive the whole model."""
+def keep(worker: int, shard: ShardView, state: State, weights: Float32) -> None:
+    """Copy weights into the replica of a worker that will receive all these weights."""
     replicas = state["replicas"]
     if str(worker) not in replicas:
         replicas[str(worker)] = {"weights": np.empty_like(shard.theta)}
     replica = replicas[str(worker)]
     shard.before_change(replica["weights"], None)
-    np.copyto(replica["weights"], shard.theta)
+    np.copyto(replica["weights"], weights)
     replica["version"] = shard.version
     _settle(worker, state)
 
@@ -92,11 +88,11 @@ def count_iteration(request: ModelRequest, every: int, shard: ShardView, state: 
     DGS program discards its first iteration, so its snapshots are taken at pushes 150, 300 and so
     on. All workers with a replica (copy of their weights) on the shard server receive each snapshot
     of the model's weights. A new snapshot of the model's weights replaces an older snapshot that
-    some workers have not received yet.
+    some workers have not received yet. If `every` is 0, no iterations are counted.
     """
     resync = state["resync"]
     # The comparison of steps prevents that a retry of a counted push is counted again.
-    if request.worker != _PACEMAKER or request.step <= resync["step"]:
+    if not every or request.worker != _PACEMAKER or request.step <= resync["step"]:
         return
     resync["step"] = request.step
     resync["iterations"] += 1
@@ -111,18 +107,14 @@ def send_snapshot(worker: int, shard: ShardView, state: State) -> ModelReply:
     Changes of the shard server's weights since the snapshot become differences from the worker's
     replica, which later replies send.
     """
-    replica = state["replicas"][str(worker)]
     snapshot = state["resync"]["snapshot"]
-    shard.before_change(replica["weights"], None)
-    np.copyto(replica["weights"], snapshot)
-    replica["version"] = shard.version
-    _settle(worker, state)
+    keep(worker, shard, state, snapshot)
     return ModelReply(Operation.FULL, Update(None, snapshot.copy()), shard.version, "full", True)
 
 
 def send_all(worker: int, shard: ShardView, state: State, is_resync: bool = False) -> ModelReply:
     """Return a reply with all weights of the shard, which become the worker's replica."""
-    keep(worker, shard, state)
+    keep(worker, shard, state, shard.theta)
     update = Update(None, shard.keep(shard.theta))
     return ModelReply(Operation.FULL, update, shard.version, "full", is_resync)
 
@@ -213,7 +205,7 @@ def _largest_differences(
     """Return ascending positions where a variable slice's weights differ most from the replica."""
     scratch = state["scratch"]
     if scratch["difference"].size < theta.size:
-        scratch["difference"] = np.empty(_largest_slice(shard), np.float32)
+        scratch["difference"] = np.empty(np.diff(shard.offsets).max(), np.float32)
     difference = np.subtract(theta, copy, out=scratch["difference"][: theta.size])
     indices, _ = shard.kernels.top_k(difference, kept_entries(ratio, theta.size))
     return indices
@@ -237,10 +229,6 @@ def _update_replica(
     coded: CodedValues = shard.kernels.quantise(values, value_dtype)
     copy[indices] += shard.kernels.dequantise(coded)
     return coded
-
-
-def _largest_slice(shard: ShardView) -> int:
-    return max(stop - start for start, stop in itertools.pairwise(shard.offsets))
 
 
 class BackupWeights:

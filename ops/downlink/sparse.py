@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from thinwire.ops.codecs.base import COMPRESSION_RATE
 from thinwire.ops.downlink.base import DownCodec
 from thinwire.ops.downlink.exact import check_fraction, full_reply
 from thinwire.ops.downlink.relay import DownRelay
-from thinwire.ops.downlink.types import ModelReply, ModelRequest, RelayedRounds, ShardView
-from thinwire.ops.frozen import BeforeChange, unguarded
+from thinwire.ops.downlink.types import (
+    ModelChange,
+    ModelReply,
+    ModelRequest,
+    RelayedRounds,
+    ShardView,
+)
 from thinwire.ops.options import above_zero, choice, integer, number
 from thinwire.ops.policy import setting
-from thinwire.ops.types import VALUE_DTYPES, ConfigurationError, State
-
-if TYPE_CHECKING:
-    from thinwire.ops.downlink.own_entries import OwnEntries
-    from thinwire.ops.downlink.types import RelayedRound
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import VALUE_DTYPES, ConfigurationError, Float32, State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,7 @@ class DownSparse(DownCodec):
         from thinwire.ops.downlink import replicas
 
         worker, base = request.worker, request.base_version
-        self._count_iteration(request, shard, state)
+        replicas.count_iteration(request, self.resync_every, shard, state)
         replica = state["replicas"].get(str(worker))
         if replica is None:
             return replicas.send_all(worker, shard, state)
@@ -148,13 +148,6 @@ class DownSparse(DownCodec):
             return replicas.send_all(worker, shard, state, is_resync=True)
         ratio = self._ratio_for(request, shard)
         return replicas.send_largest(request, shard, ratio, self.down_value_dtype, state)
-
-    def _count_iteration(self, request: ModelRequest, shard: ShardView, state: State) -> None:
-        """Count worker 1's iterations, and copy the model (snapshot) every `resync_every` ones."""
-        from thinwire.ops.downlink import replicas
-
-        if self.resync_every:
-            replicas.count_iteration(request, self.resync_every, shard, state)
 
     def _ratio_for(self, request: ModelRequest, shard: ShardView) -> float:
         """Return the fraction of each variable slice's weights to send in a sparse reply."""
@@ -204,29 +197,19 @@ class DownAuto(DownSparse):
         workers: State = {"exact_since": {}, "large_replies": {}}
         return super().init(size) | {"delta": DownRelay().init(size)} | workers
 
-    def record_update(
-        self,
-        indices: Int64 | None,
-        version: int,
-        state: State,
-        own: OwnEntries | None = None,
-        relayed: RelayedRound | None = None,
-        before_change: BeforeChange = unguarded,
-    ) -> State:
+    def record_update(self, change: ModelChange, state: State) -> State:
         """Record the changed weights for exact replies, which go to workers without a replica.
 
         The shard server does not store an update for relaying if its sender is the only worker that
         receives exact replies.
         """
-        if own is not None and str(own.worker) in state["replicas"]:
-            own = None
-        if relayed is not None:
-            pushers = {str(update.worker) for update in relayed.updates}
+        if change.own is not None and str(change.own.worker) in state["replicas"]:
+            change = dataclasses.replace(change, own=None)
+        if change.relayed is not None:
+            pushers = {str(update.worker) for update in change.relayed.updates}
             if len(pushers) == 1 and state["exact_since"].keys() <= pushers:
-                relayed = None
-        state["delta"] = DownRelay().record_update(
-            indices, version, state["delta"], own, relayed, before_change
-        )
+                change = dataclasses.replace(change, relayed=None)
+        state["delta"] = DownRelay().record_update(change, state["delta"])
         return state
 
     def forget(self, worker: int, state: State) -> State:
@@ -238,8 +221,10 @@ class DownAuto(DownSparse):
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
         """Return a sparse reply to a worker with a replica, an exact reply to any other worker."""
+        from thinwire.ops.downlink import replicas
+
         # iterations of worker 1 with exact replies also count toward the next snapshot
-        self._count_iteration(request, shard, state)
+        replicas.count_iteration(request, self.resync_every, shard, state)
         if str(request.worker) in state["replicas"]:
             return super().gather(request, shard, state)
         since = state["exact_since"].get(str(request.worker))
@@ -251,11 +236,9 @@ class DownAuto(DownSparse):
             return full_reply(shard)
         reply = DownRelay().gather(request, shard, state["delta"])
         if self._has_grown(request.worker, self._is_large(reply, request, shard), state):
-            from thinwire.ops.downlink import replicas
-
             del state["exact_since"][str(request.worker)]
             state["delta"] = DownRelay().forget(request.worker, state["delta"])
-            replicas.keep(request.worker, shard, state)
+            replicas.keep(request.worker, shard, state, shard.theta)
         return reply
 
     def _has_grown(self, worker: int, is_large: bool, state: State) -> bool:

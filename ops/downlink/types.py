@@ -7,11 +7,10 @@ import enum
 from typing import TYPE_CHECKING, Literal
 
 from thinwire.ops.frozen import BeforeChange, Keep, copied, unguarded
-from thinwire.ops.types import Block, Update
+from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.types import Block, Float32, Int64, Update
 
 if TYPE_CHECKING:
-    from thinwire.ops.kernels.base import Kernels
-    from thinwire.ops.types import Float32
     from thinwire.ops.wire.blocks import WireBlock
 
 
@@ -55,6 +54,17 @@ class ShardView:
 
 
 @dataclasses.dataclass(frozen=True)
+class OwnEntries:
+    """Weights whose change by one worker's push was only the addition of the pushed values."""
+
+    worker: int  # number of the worker that sent the push
+    step: int  # the worker's step in which it sent the push
+    base_version: int  # version of the worker's weights when it computed the push
+    version: int  # version of the shard server's weights after the push was applied
+    indices: Int64  # [j] int64, positions of the entries in the shard server's weights
+
+
+@dataclasses.dataclass(frozen=True)
 class RelayedUpdate:
     """One worker's coded update, which a shard server forwards to other workers.
 
@@ -81,6 +91,29 @@ class RelayedRound:
 
     updates: tuple[RelayedUpdate, ...]
     rate: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelChange:
+    """A change of the shard server's weights by an update, which a downlink codec records.
+
+    Attributes:
+        indices: [k] int64, ascending positions of the changed weights; None: all weights.
+        version: Version of the shard server's weights (number of applied updates) after the update.
+        own: Changed weights that one worker can compute from its own push; None if the update
+            merges several pushes, or if replies cannot omit entries.
+        relayed: Coded updates of the workers that the shard server merged; None if anything other
+            than the plain mean of these updates changed the weights, or if the downlink codec
+            relays no updates.
+        before_change: Function to call with an array of the downlink codec's state before the array
+            changes.
+    """
+
+    indices: Int64 | None
+    version: int
+    own: OwnEntries | None = None
+    relayed: RelayedRound | None = None
+    before_change: BeforeChange = unguarded
 
 
 @dataclasses.dataclass(frozen=True)

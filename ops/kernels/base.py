@@ -13,71 +13,39 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from types import ModuleType
+from typing import Any
 
-from thinwire.ops.types import CodedValues, State
+from thinwire.ops.types import (
+    Array,
+    Bool,
+    CodedValues,
+    Float32,
+    Generator,
+    Int32,
+    Int64,
+    State,
+    UInt8,
+)
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Float32, Int64
-
-    #: Selected gradient entries: ascending positions [m], and the values [m] at these positions.
-    Selected = tuple[Int64, Float32]
-    #: Selected gradient entries: positions [m], values [m], and the magnitude threshold for the
-    #: next selection.
-    SelectedWithThreshold = tuple[Int64, Float32, float]
-    #: Positions of the weights that a merged update changed; None means all weights.
-    HitSet = NDArray[np.integer] | None
-
-
-class SelectWithFeedback(Protocol):
-    """Function that selects entries from the sum of a residual and an addend (the new gradient)."""
-
-    def __call__(
-        self,
-        residual: Float32,
-        addend: Float32,
-        k: int,
-        factor: float = 1.0,
-        threshold: float = 0.0,
-        /,
-    ) -> SelectedWithThreshold:
-        """Do ``residual += factor * addend``, then remove and return its largest entries."""
+#: Selected gradient entries: ascending positions [m], and the values [m] at these positions.
+Selected = tuple[Int64, Float32]
+#: Selected gradient entries: positions [m], values [m], and the magnitude threshold for the next
+#: selection.
+SelectedWithThreshold = tuple[Int64, Float32, float]
+#: Positions of the weights that a merged update changed; None means all weights.
+HitSet = Int32 | Int64 | None
 
 
-class SelectOfEach(Protocol):
-    """Function that selects entries from several residuals, after adding an addend to each."""
-
-    def __call__(
-        self,
-        residuals: Sequence[Float32],
-        addends: Sequence[Float32],
-        counts: Sequence[int],
-        factors: Sequence[float],
-        hints: Sequence[float],
-        /,
-    ) -> list[SelectedWithThreshold]:
-        """Apply a `SelectWithFeedback` function to each residual; return the list of results."""
-
-
-class SelectOfChunks(Protocol):
-    """Function that selects entries from each chunk of a residual plus an addend (new gradient)."""
-
-    def __call__(
-        self, residual: Float32, addend: Float32, k: int, chunk: int, factor: float = 1.0, /
-    ) -> Selected:
-        """Do ``residual += factor * addend``, then remove and return its largest entries."""
-
-
-class Accumulate(Protocol):
-    """Function that adds one array to another in place."""
-
-    def __call__(
-        self, target: Float32, addend: Float32, factor: float = 1.0, decay: float = 1.0, /
-    ) -> None:
-        """Compute ``target = decay * target + factor * addend`` for arrays in place."""
+#: Function (residual, addend, k, factor, threshold) that does ``residual += factor * addend``, then
+#: removes and returns the k largest entries.
+SelectWithFeedback = Callable[[Float32, Float32, int, float, float], SelectedWithThreshold]
+#: Function that applies a `SelectWithFeedback` function to several residuals, each with its own
+#: addend, k, factor and threshold.
+SelectOfEach = Callable[
+    [Sequence[Float32], Sequence[Float32], Sequence[int], Sequence[float], Sequence[float]],
+    list[SelectedWithThreshold],
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +72,8 @@ class Kernels:
         feedback_chunk_top_k: Applies `chunk_top_k` to the sum of a residual and an addend (new
             gradient).
         random_k: Function (n, k, random generator) -> k random positions below n.
-        accumulate: Computes ``target = decay * target + factor * addend`` for arrays in place.
+        accumulate: Function (target, addend, factor, decay) that computes ``target = decay * target
+            + factor * addend`` for arrays in place.
         zeros: Function (sizes) -> one array of zeros for each size, for a codec's state.
         joined: Function (arrays) -> one array with the entries of all arrays, in order.
         first_not_finite: Function (tensors) -> index of the first tensor with NaN or infinity, or
@@ -157,9 +126,9 @@ class Kernels:
     carried_top_k: Callable[[Float32, int, float], SelectedWithThreshold]
     feedback_carried: SelectWithFeedback
     chunk_top_k: Callable[[Float32, int, int], Selected]
-    feedback_chunk_top_k: SelectOfChunks
-    random_k: Callable[[int, int, np.random.Generator], Int64]
-    accumulate: Accumulate
+    feedback_chunk_top_k: Callable[[Float32, Float32, int, int, float], Selected]
+    random_k: Callable[[int, int, Generator], Int64]
+    accumulate: Callable[[Float32, Float32, float, float], None]
     zeros: Callable[[Sequence[int]], list[Float32]]
     joined: Callable[[Sequence[Float32]], Float32]
     first_not_finite: Callable[[Sequence[Float32]], int | None]
@@ -167,25 +136,37 @@ class Kernels:
     as_saved: Callable[[State], State]
     as_kept: Callable[[State, State], State]
     quantise: Callable[[Float32, str], CodedValues]
-    quantise_chunks: Callable[[Float32, Int64, str], tuple[NDArray[np.uint8], Float32]]
+    quantise_chunks: Callable[[Float32, Int64, str], tuple[UInt8, Float32]]
     dequantise: Callable[[CodedValues], Float32]
     apply_sparse: Callable[[Float32, Int64, Float32, float | Float32], None]
     apply_dense: Callable[[Float32, Float32, float | Float32], None]
     scale: Callable[[Float32, float | Float32], Float32]
-    hits: Callable[[Sequence[HitSet], Int64 | None, NDArray[np.integer]], NDArray[np.int32]]
-    damp: Callable[[NDArray[np.integer]], Float32]
+    hits: Callable[[Sequence[HitSet], Int64 | None, Array], Int32]
+    damp: Callable[[Array], Float32]
     compensate: Callable[[Float32, Float32, Float32, float | Float32], Float32]
     adapt: Callable[[Float32, Float32, float, float], tuple[Float32, Float32]]
     contribution: Callable[[Float32, int, Float32, float], tuple[Float32, Float32]]
-    to_levels: Callable[[Float32, int], tuple[NDArray[np.integer], Float32, Float32]]
-    best_first: Callable[[Sequence[Float32], NDArray[np.uint8]], Int64]
-    block_flags: Callable[[Float32], tuple[NDArray[np.bool_], NDArray[np.bool_]]]
-    take_blocks: Callable[[NDArray[Any], Int64, NDArray[Any]], None]
-    code_blocks: Callable[
-        [Float32, Int64, int, int], tuple[NDArray[np.integer], Float32, Float32, Float32]
-    ]
+    to_levels: Callable[[Float32, int], tuple[Array, Float32, Float32]]
+    best_first: Callable[[Sequence[Float32], UInt8], Int64]
+    block_flags: Callable[[Float32], tuple[Bool, Bool]]
+    take_blocks: Callable[[Array, Int64, Array], None]
+    code_blocks: Callable[[Float32, Int64, int, int], tuple[Array, Float32, Float32, Float32]]
     power_step: Callable[[Float32, Float32], tuple[Float32, Float32] | None]
     entries: Callable[[Float32, Float32, int, int], Float32]
+
+    @classmethod
+    def of(cls, name: str, *modules: ModuleType) -> Kernels:
+        """Return the kernels of an implementation: functions named as the fields of this class.
+
+        Args:
+            name: Name of the kernels' implementation.
+            modules: Modules with the functions. The first module that has a function counts.
+        """
+        fields = [field.name for field in dataclasses.fields(cls) if field.name != "name"]
+        functions: dict[str, Any] = {}
+        for module in reversed(modules):
+            functions |= {field: vars(module)[field] for field in fields if field in vars(module)}
+        return cls(name, **functions)
 
     def apply(
         self, theta: Float32, indices: Int64 | None, values: Float32, rate: float | Float32

@@ -23,16 +23,9 @@ al., "1-bit stochastic gradient descent", INTERSPEECH 2014; the scaled sign: Kar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
-from thinwire.ops.types import FEW_BITS, ChunkedValues
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import FEW_BITS, Array, Bool, ChunkedValues, Float32, Float64, Int64, UInt8
 
 _LARGEST_BFLOAT16 = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
 _UPPER_HALF = np.uint32(0xFFFF0000)
@@ -71,7 +64,7 @@ def edges_of(indices: Int64 | None, size: int, chunk: int, first: int = 0) -> In
     return sparse_edges(indices, chunk, first)
 
 
-def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[NDArray[np.uint8], Float32]:
+def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[UInt8, Float32]:
     """Code values of consecutive chunks with a few bits each, and compute each chunk's scales.
 
     Args:
@@ -103,9 +96,7 @@ def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[NDArray[
     return with_signs(levels, np.signbit(values), dtype), scales
 
 
-def side_means(
-    sums: NDArray[np.float64], upper: NDArray[np.float64], most: Int64, lengths: Int64
-) -> NDArray[np.float64]:
+def side_means(sums: Float64, upper: Float64, most: Int64, lengths: Int64) -> Float64:
     """Return the means [c, 2] of each chunk's magnitudes up to the chunk's mean and above the mean.
 
     Args:
@@ -119,7 +110,7 @@ def side_means(
     return np.stack([lower, np.where(most, upper / np.maximum(most, 1), lower)], axis=1)
 
 
-def rounded(scales: NDArray[Any]) -> Float32:
+def rounded(scales: Array) -> Float32:
     """Return non-negative numbers rounded to the nearest bfloat16, ties to even, as float32."""
     bits = np.minimum(scales, _LARGEST_BFLOAT16).astype(np.float32).view(np.uint32)
     bits = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
@@ -134,7 +125,7 @@ def boundaries(dtype: str) -> list[np.float32]:
     return [np.float32(2 * number / (2 * count - 1)) for number in range(1, count)]
 
 
-def uniform_levels(magnitudes: Float32, scales: Float32, dtype: str) -> NDArray[np.uint8]:
+def uniform_levels(magnitudes: Float32, scales: Float32, dtype: str) -> UInt8:
     """Return [k] uint8: for each value the index of its nearest int4 or int2 magnitude."""
     levels = np.zeros(magnitudes.size, np.uint8)
     for boundary in boundaries(dtype):
@@ -142,11 +133,9 @@ def uniform_levels(magnitudes: Float32, scales: Float32, dtype: str) -> NDArray[
     return levels
 
 
-def with_signs(
-    levels: NDArray[np.uint8], negative: NDArray[np.bool_], dtype: str
-) -> NDArray[np.uint8]:
+def with_signs(levels: UInt8, negative: Bool, dtype: str) -> UInt8:
     """Return [k] uint8 codes: the index of a magnitude, and the sign in the bit above the index."""
-    codes: NDArray[np.uint8] = levels | negative.view(np.uint8) << np.uint8(FEW_BITS[dtype] - 1)
+    codes: UInt8 = levels | negative.view(np.uint8) << np.uint8(FEW_BITS[dtype] - 1)
     return codes
 
 

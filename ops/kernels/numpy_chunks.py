@@ -7,16 +7,10 @@ chunk. Source: Wang et al., "SparseLoCo" (arXiv 2508.15706); docs/methods/local_
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from thinwire.ops.kernels.numpy_select import accumulate
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import Bool, Float32, Int64
 
 # number of entries processed together: they and their magnitudes stay in the processor's cache
 _PIECE = 1 << 17
@@ -98,7 +92,7 @@ def _largest(magnitudes: Float32, k: int, chunk: int) -> Int64:
     return is_selected.nonzero()[0]
 
 
-def _mark(rows: Float32, k: int, kept: NDArray[np.bool_]) -> None:
+def _mark(rows: Float32, k: int, kept: Bool) -> None:
     """Set `kept` to True for nonzero magnitudes that are among the k largest of their row."""
     np.greater(rows, 0, out=kept)
     length = rows.shape[1]

@@ -15,19 +15,25 @@ values quantized to few bits, with scales for each chunk, are in `few_bits`.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from thinwire.ops.kernels import few_bits, numpy_chunks, numpy_select
 from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.types import ChunkedValues, CodedValues, State
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import (
+    Array,
+    Bool,
+    ChunkedValues,
+    CodedValues,
+    Float32,
+    Int32,
+    Int64,
+    State,
+    UInt8,
+)
 
 # Number of entries that the function `peak` reads twice; the second read is from the processor's
 # cache.
@@ -160,10 +166,10 @@ def scale(values: Float32, rate: float | Float32) -> Float32:
 
 
 def hits(
-    window: Sequence[NDArray[Any] | None],
+    window: Sequence[Array | None],
     indices: Int64 | None,
-    scratch: NDArray[Any],
-) -> NDArray[np.int32]:
+    scratch: Array,
+) -> Int32:
     """Count how many updates changed each weight: the weight's staleness sigma.
 
     The cost of `hits` is O(number of updates * number of changed entries per update). The function
@@ -195,10 +201,10 @@ def hits(
 
 
 def _add_hits(
-    window: Sequence[NDArray[Any]],
+    window: Sequence[Array],
     indices: Int64,
-    scratch: NDArray[Any],
-    sigma: NDArray[np.int32],
+    scratch: Array,
+    sigma: Int32,
 ) -> None:
     """Add to sigma [k] how many updates in the window changed each weight, counted in `scratch`."""
     edges = np.arange(0, scratch.size + _REGION, _REGION)
@@ -222,7 +228,7 @@ def _add_hits(
             counter[touched] = 0
 
 
-def damp(sigma: NDArray[Any]) -> Float32:
+def damp(sigma: Array) -> Float32:
     """Return 1 / max(1, sigma), the factor on the learning rate of each weight.
 
     Args:
@@ -470,7 +476,7 @@ def carried_on(
 # levels represent ``lo``. Values and ``hi - lo`` must be finite. Source: docs/methods/dgt.md.
 
 
-def to_levels(rows: Float32, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
+def to_levels(rows: Float32, bits: int) -> tuple[Array, Float32, Float32]:
     """Quantize blocks of equal length, each to uniform levels from its lowest to its highest value.
 
     Args:
@@ -486,9 +492,7 @@ def to_levels(rows: Float32, bits: int) -> tuple[NDArray[Any], Float32, Float32]
     return _levels(rows, lows[:, None], steps[:, None], bits), lows, steps
 
 
-def to_levels_at(
-    values: Float32, starts: Int64, bits: int
-) -> tuple[NDArray[Any], Float32, Float32]:
+def to_levels_at(values: Float32, starts: Int64, bits: int) -> tuple[Array, Float32, Float32]:
     """Quantize adjacent blocks of any length above 0 to uniform levels (see `to_levels`).
 
     Args:
@@ -508,7 +512,7 @@ def to_levels_at(
     return _levels(values, *spread, bits), lows, steps
 
 
-def from_levels(levels: NDArray[Any], lows: Float32, steps: Float32) -> Float32:
+def from_levels(levels: Array, lows: Float32, steps: Float32) -> Float32:
     """Return the values of quantization levels, given each block's lowest value and step width."""
     values = levels.astype(np.float32)
     values += np.float32(0.5)
@@ -522,7 +526,7 @@ def step_of(lows: Float32, highs: Float32, bits: int) -> Float32:
     return (highs - lows) / np.float32(2**bits)
 
 
-def _levels(values: Float32, lows: Float32, steps: Float32, bits: int) -> NDArray[Any]:
+def _levels(values: Float32, lows: Float32, steps: Float32, bits: int) -> Array:
     levels = values - lows
     # A block of equal values has step width 0, so its differences, which are 0, are divided by 1.
     levels /= np.where(steps > 0, steps, np.float32(1))
@@ -543,12 +547,12 @@ def is_on_device(array: Any) -> bool:
     return not isinstance(array, np.ndarray)
 
 
-def block_flags(sums: Float32) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def block_flags(sums: Float32) -> tuple[Bool, Bool]:
     """Return two flags per block [n]: True if its sum of magnitudes is not 0, or is not finite."""
     return sums != 0, ~np.isfinite(sums)
 
 
-def best_first(scores: Sequence[Float32], classes: NDArray[np.uint8]) -> Int64:
+def best_first(scores: Sequence[Float32], classes: UInt8) -> Int64:
     """Return the positions of scores, sorted by class, and within a class by descending score.
 
     `best_first` sorts equal scores of gradient blocks within a class by position.
@@ -565,7 +569,7 @@ def best_first(scores: Sequence[Float32], classes: NDArray[np.uint8]) -> Int64:
     return positions
 
 
-def take_blocks(values: NDArray[Any], numbers: Int64, out: NDArray[Any]) -> None:
+def take_blocks(values: Array, numbers: Int64, out: Array) -> None:
     """Copy some blocks of full length out of a gradient tensor.
 
     Args:
@@ -578,7 +582,7 @@ def take_blocks(values: NDArray[Any], numbers: Int64, out: NDArray[Any]) -> None
 
 def code_blocks(
     values: Float32, numbers: Int64, block_entries: int, bits: int
-) -> tuple[NDArray[Any], Float32, Float32, Float32]:
+) -> tuple[Array, Float32, Float32, Float32]:
     """Quantize some gradient blocks of full length of a tensor with `to_levels`.
 
     Args:
@@ -594,7 +598,7 @@ def code_blocks(
     """
     errors = np.zeros(values.size, np.float32)
     rows, missed = rows_of(values, block_entries), rows_of(errors, block_entries)
-    levels: NDArray[Any] = np.empty((numbers.size, block_entries), _dtype(bits))
+    levels: Array = np.empty((numbers.size, block_entries), _dtype(bits))
     lows, steps = np.empty((2, numbers.size), np.float32)
     piece = max(1, _PIECE // block_entries)
     for first in range(0, numbers.size, piece):
@@ -606,7 +610,7 @@ def code_blocks(
     return levels, lows, steps, errors
 
 
-def rows_of(values: NDArray[Any], block_entries: int) -> NDArray[Any]:
+def rows_of(values: Array, block_entries: int) -> Array:
     """Return a view [m, e] of a tensor's blocks of full length, one block per row."""
     body = values.size - values.size % block_entries
     return values[:body].reshape(-1, block_entries)
@@ -707,39 +711,4 @@ def directed(right: Float32, rng: np.random.Generator) -> Float32:
     return scaled
 
 
-KERNELS = Kernels(
-    name="numpy",
-    top_k=numpy_select.top_k,
-    feedback_top_k=numpy_select.feedback_top_k,
-    feedback_of_each=numpy_select.feedback_of_each,
-    carried_top_k=numpy_select.carried_top_k,
-    feedback_carried=numpy_select.feedback_carried,
-    chunk_top_k=numpy_chunks.chunk_top_k,
-    feedback_chunk_top_k=numpy_chunks.feedback_chunk_top_k,
-    random_k=numpy_select.random_k,
-    accumulate=numpy_select.accumulate,
-    zeros=zeros,
-    joined=joined,
-    first_not_finite=first_not_finite,
-    norm=norm,
-    as_saved=as_saved,
-    as_kept=as_kept,
-    quantise=quantise,
-    quantise_chunks=few_bits.quantise_chunks,
-    dequantise=dequantise,
-    apply_sparse=apply_sparse,
-    apply_dense=apply_dense,
-    scale=scale,
-    hits=hits,
-    damp=damp,
-    compensate=compensate,
-    adapt=adapt,
-    contribution=contribution,
-    to_levels=to_levels,
-    best_first=best_first,
-    block_flags=block_flags,
-    take_blocks=take_blocks,
-    code_blocks=code_blocks,
-    power_step=power_step,
-    entries=entries,
-)
+KERNELS = Kernels.of("numpy", sys.modules[__name__], numpy_select, numpy_chunks, few_bits)

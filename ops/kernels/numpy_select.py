@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import Float32, Int64
 
 #: Arrays with fewer entries than EXACT_BELOW are sorted as a whole, because sampling a threshold
 #: costs more time than it saves.

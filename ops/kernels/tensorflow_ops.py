@@ -9,14 +9,22 @@ XLA compiles, a product and the following sum can be rounded once instead of twi
 
 from __future__ import annotations
 
-import dataclasses
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 
-from thinwire.ops.kernels import device, few_bits, numpy_ops, tensorflow_select
+from thinwire.ops.kernels import (
+    device,
+    few_bits,
+    numpy_chunks,
+    numpy_ops,
+    numpy_select,
+    tensorflow_select,
+)
+from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.kernels.device import (
     FLOAT,
     FLOATS,
@@ -27,12 +35,7 @@ from thinwire.ops.kernels.device import (
     tensor_of,
     traced,
 )
-from thinwire.ops.types import CodedValues
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import Array, Bool, CodedValues, Float32, Int64, UInt8
 
 _MAGNITUDE_BITS = 0x7FFFFFFF
 _MATRIX = tf.TensorSpec([None, None], tf.float32)
@@ -314,23 +317,23 @@ def contribution(values: Any, block_entries: int, averages: Any, alpha: float) -
     return averaged.numpy(), sums.numpy()
 
 
-def to_levels(rows: Any, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
+def to_levels(rows: Any, bits: int) -> tuple[Array, Float32, Float32]:
     """Quantize blocks [m, e]: levels of 16, 8 or 4 bits, lowest values [m], step widths [m]."""
     levels, lows, steps = _to_levels(rows, bits)
     return _levels_on_host(levels, bits), lows.numpy(), steps.numpy()
 
 
-def _levels_on_host(levels: Any, bits: int) -> NDArray[Any]:
+def _levels_on_host(levels: Any, bits: int) -> Array:
     """Copy quantization levels [m, e] from device to host, in as few bytes as possible."""
     if bits == 16:
-        return cast("NDArray[Any]", levels.numpy())
+        return cast("Array", levels.numpy())
     if bits == 8 or levels.shape[1] % 2:
-        return cast("NDArray[Any]", _octets(levels).numpy())
+        return cast("Array", _octets(levels).numpy())
     pairs = _nibbles(levels).numpy()
     return np.stack([pairs & 15, pairs >> 4], axis=2).reshape(len(pairs), 2 * pairs.shape[1])
 
 
-def block_flags(sums: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def block_flags(sums: Any) -> tuple[Bool, Bool]:
     """Return two flags per block: True if its sum of magnitudes is not 0, or is not finite."""
     if not isinstance(sums, DeviceArray):
         return numpy_ops.block_flags(sums)
@@ -338,7 +341,7 @@ def block_flags(sums: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     return not_zero.numpy(), not_finite.numpy()
 
 
-def best_first(scores: Sequence[Any], classes: NDArray[np.uint8]) -> Int64:
+def best_first(scores: Sequence[Any], classes: UInt8) -> Int64:
     """Return positions of scores by class, then by descending score, then by position.
 
     The function `best_first` sorts on the device if at least one array of scores is a DeviceArray.
@@ -349,7 +352,7 @@ def best_first(scores: Sequence[Any], classes: NDArray[np.uint8]) -> Int64:
     return cast("Int64", order.numpy().astype(np.int64))
 
 
-def take_blocks(values: Any, numbers: Int64, out: NDArray[Any]) -> None:
+def take_blocks(values: Any, numbers: Int64, out: Array) -> None:
     """Copy some gradient blocks of a tensor, on the device or the host, into `out` [m, e]."""
     if isinstance(values, DeviceArray):
         np.copyto(out, _take_blocks(values.value, numbers, out.shape[1]).numpy())
@@ -359,7 +362,7 @@ def take_blocks(values: Any, numbers: Int64, out: NDArray[Any]) -> None:
 
 def code_blocks(
     values: Any, numbers: Int64, block_entries: int, bits: int
-) -> tuple[NDArray[Any], Float32, Float32, Any]:
+) -> tuple[Array, Float32, Float32, Any]:
     """Quantize some full gradient blocks; the rounding errors of a DeviceArray stay on the device.
 
     Returns:
@@ -407,7 +410,7 @@ def quantise(values: Any, dtype: str) -> CodedValues:
     raise numpy_ops.unknown_dtype(dtype)
 
 
-def quantise_chunks(values: Any, edges: Int64, dtype: str) -> tuple[NDArray[np.uint8], Float32]:
+def quantise_chunks(values: Any, edges: Int64, dtype: str) -> tuple[UInt8, Float32]:
     """Code values of consecutive chunks with a few bits each, and compute each chunk's scales.
 
     The TensorFlow kernel sums each chunk's magnitudes in double precision, in another order than
@@ -435,37 +438,8 @@ def quantise_chunks(values: Any, edges: Int64, dtype: str) -> tuple[NDArray[np.u
 
 
 #: The TensorFlow kernels; operations that this module does not replace are numpy functions.
-KERNELS = dataclasses.replace(
-    numpy_ops.KERNELS,
-    name="tf",
-    top_k=tensorflow_select.top_k,
-    feedback_top_k=tensorflow_select.feedback_top_k,
-    feedback_of_each=tensorflow_select.feedback_of_each,
-    chunk_top_k=tensorflow_select.chunk_top_k,
-    feedback_chunk_top_k=tensorflow_select.feedback_chunk_top_k,
-    carried_top_k=tensorflow_select.carried_top_k,
-    feedback_carried=tensorflow_select.feedback_carried,
-    accumulate=tensorflow_select.accumulate,
-    as_saved=device.as_saved,
-    as_kept=device.as_kept,
-    zeros=zeros,
-    joined=joined,
-    first_not_finite=first_not_finite,
-    norm=norm,
-    quantise=quantise,
-    quantise_chunks=quantise_chunks,
-    apply_sparse=apply_sparse,
-    apply_dense=apply_dense,
-    scale=scale,
-    damp=damp,
-    compensate=compensate,
-    adapt=adapt,
-    contribution=contribution,
-    to_levels=to_levels,
-    best_first=best_first,
-    block_flags=block_flags,
-    take_blocks=take_blocks,
-    code_blocks=code_blocks,
-    power_step=power_step,
-    entries=entries,
+KERNELS = Kernels.of(
+    "tf",
+    *(sys.modules[__name__], tensorflow_select, device),
+    *(numpy_ops, numpy_select, numpy_chunks, few_bits),
 )

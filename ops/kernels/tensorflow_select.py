@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -29,9 +29,7 @@ from thinwire.ops.kernels.device import (
 )
 from thinwire.ops.kernels.numpy_select import accumulate as accumulate_on_host
 from thinwire.ops.kernels.tensorflow_scan import magnitudes_of
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import Float32, Int64
 
 # number of rounds of the binary search for a position: enough for 2**31 entries
 _HALVINGS = 31

@@ -5,9 +5,3 @@ lists the combinations of policies that published papers describe. `compose` bui
 method from the values of the flags. `thinwire.ops.methods.validation` rejects policies that cannot
 work together, before the run starts.
 """
-
-from thinwire.ops.methods.builder import Choices, compose
-from thinwire.ops.methods.method import INTERFACES, METHODS, Method
-from thinwire.ops.methods.validation import validate
-
-__all__ = ["INTERFACES", "METHODS", "Choices", "Method", "compose", "validate"]

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from thinwire.ops import collectives
-from thinwire.ops.aggregation.aggregates import Mean
-from thinwire.ops.aggregation.registry import AGGREGATES
+from thinwire.ops.aggregation.aggregates import AGGREGATES, Mean
 from thinwire.ops.codecs.registry import build_codec
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.registry import DOWN_CODECS

@@ -11,8 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from thinwire.ops.aggregation.aggregates import Mean
-from thinwire.ops.aggregation.base import Aggregate
+from thinwire.ops.aggregation.aggregates import Aggregate, Mean
 from thinwire.ops.codecs.base import Codec
 from thinwire.ops.codecs.error_feedback import ErrorFeedback, with_momentum, wrappers_of
 from thinwire.ops.collectives import THROUGH_PS
@@ -21,7 +20,7 @@ from thinwire.ops.optimizers.base import LocalStep, ServerUpdate
 from thinwire.ops.pacing.base import Pacer
 from thinwire.ops.pacing.fixed import Fixed
 from thinwire.ops.policy import describe
-from thinwire.ops.privacy.central import NoPrivacy, Privacy
+from thinwire.ops.privacy.central import Privacy
 from thinwire.ops.routing.base import Router
 from thinwire.ops.sharding.placement import Placement
 from thinwire.ops.sync.base import SyncRule
@@ -120,6 +119,13 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
+#: Fields of `Method` with the policies whose settings are in the fingerprint, in its order.
+_POLICIES = (
+    *("pacer", "codec", "down_codec", "router", "sync", "weighting"),
+    *("server", "local", "placement", "aggregate", "privacy"),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Method:
     """Training method: the policies and settings that train a model.
@@ -168,7 +174,7 @@ class Method:
     collective: str = THROUGH_PS
     overlap: bool = False
     aggregate: Aggregate = dataclasses.field(default_factory=Mean)
-    privacy: Privacy = dataclasses.field(default_factory=NoPrivacy)
+    privacy: Privacy = dataclasses.field(default_factory=Privacy)
     warnings: tuple[str, ...] = ()
 
     @property
@@ -256,19 +262,6 @@ class Method:
 
     def fingerprint(self) -> list[tuple[str, str]]:
         """Return (name, value) of each training method setting that must be equal on all nodes."""
-        policies = (
-            ("pacer", self.pacer),
-            ("codec", self.codec),
-            ("down_codec", self.down_codec),
-            ("router", self.router),
-            ("sync", self.sync),
-            ("weighting", self.weighting),
-            ("server", self.server),
-            ("local", self.local),
-            ("placement", self.placement),
-            ("aggregate", self.aggregate),
-            ("privacy", self.privacy),
-        )
         rows = [(name, self.choices[name]) for name in INTERFACES]
         rows.append(("bn_sync", str(self.bn_sync)))
         rows.append(("schedule_clock", self.schedule_clock))
@@ -278,7 +271,7 @@ class Method:
         rows.append(("aggregate", self.aggregate.name))
         rows += [
             (f"{interface}.{name}", str(value))
-            for interface, policy in policies
-            for name, value in describe(policy).items()
+            for interface in _POLICIES
+            for name, value in describe(getattr(self, interface)).items()
         ]
         return rows

@@ -15,37 +15,22 @@ import types
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from thinwire.ops.codecs.registry import CODECS, CodecEntry
-from thinwire.ops.downlink.registry import DOWN_CODECS
+from thinwire.ops.codecs.registry import CodecEntry
 from thinwire.ops.methods import settings
 from thinwire.ops.methods.method import INTERFACES, METHODS
-from thinwire.ops.optimizers.outer import OUTER_OPTIMIZERS
 from thinwire.ops.options import Option
-from thinwire.ops.pacing.registry import PACERS
 from thinwire.ops.policy import Policy, PolicyFailed, options_of
-from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sync.base import ArrivalToken, Ready, RoundsView
 from thinwire.ops.sync.records import RoundRecords
-from thinwire.ops.sync.rule import SYNC_RULES
 from thinwire.ops.types import ConfigurationError
 from thinwire.ops.weighting.base import Arrival
-from thinwire.ops.weighting.registry import WEIGHTINGS
 
-_REGISTRIES: dict[str, dict[str, Any]] = {
-    "pacer": PACERS,
-    "codec": CODECS,
-    "down_codec": DOWN_CODECS,
-    "router": ROUTERS,
-    "sync": SYNC_RULES,
-    "weighting": WEIGHTINGS,
-    "server_optimizer": OUTER_OPTIMIZERS,
-}
 #: Policy interface -> methods that a policy must define itself.
 _VERBS = {
     "pacer": ("push_now",),
     "codec": ("init", "encode", "undelivered"),
     "down_codec": ("init", "gather"),
-    "router": ("init", "begin", "cut", "undelivered"),
+    "router": ("cut",),
     "sync": ("ready",),
     "weighting": ("init", "weigh"),
     "server_optimizer": ("init", "step"),
@@ -78,7 +63,7 @@ def register(policies: Policies, methods: Rows, taken: Collection[str] = ()) -> 
     """
     names, known = [], settings.all_options()
     for interface, entries in policies.items():
-        if interface not in _REGISTRIES:
+        if interface not in _VERBS:
             raise _refusal(f"POLICIES has the key {interface!r}", f"one of {', '.join(INTERFACES)}")
         for name, policy in entries.items():
             _check(interface, name, policy, known, taken)
@@ -90,7 +75,7 @@ def register(policies: Policies, methods: Rows, taken: Collection[str] = ()) -> 
         for name, policy in entries.items():
             guard(policy)
             entry = CodecEntry(policy) if interface == "codec" else policy  # type: ignore[arg-type]
-            _REGISTRIES[interface][name] = entry
+            settings.REGISTRIES[interface][name] = entry
     METHODS.update({name: dict(row) for name, row in methods.items()})
     return tuple(names)
 

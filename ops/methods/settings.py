@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from thinwire.ops.aggregation.registry import AGGREGATES
+from thinwire.ops.aggregation.aggregates import AGGREGATES
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import METHODS
@@ -33,17 +33,25 @@ _OF_LOCAL_STEPS = ("local_optimizer", "prox_mu")
 _FREE = ("compression_rate", "value_dtype")
 
 
+#: Policy interface with flags, in the order of the help text -> its registry: the value of the
+#: interface's flag -> class of the policy.
+REGISTRIES: dict[str, dict[str, Any]] = {
+    "pacer": PACERS,
+    "local_optimizer": LOCAL_OPTIMIZERS,
+    "codec": CODECS,
+    "down_codec": DOWN_CODECS,
+    "router": ROUTERS,
+    "sync": SYNC_RULES,
+    "weighting": WEIGHTINGS,
+    "server_optimizer": OUTER_OPTIMIZERS,
+    "aggregate": AGGREGATES,
+    "placement": placement.REGISTRY,
+}
+INTERFACES = tuple(REGISTRIES)
+
+
 def policies_of(interface: str) -> dict[str, tuple[type[Policy], ...]]:
     """Return the value of a policy interface's flag -> classes whose fields declare its flags."""
-    registries: dict[str, Mapping[str, type[Policy]]] = {
-        "pacer": PACERS,
-        "down_codec": DOWN_CODECS,
-        "router": ROUTERS,
-        "weighting": WEIGHTINGS,
-        "local_optimizer": LOCAL_OPTIMIZERS,
-        "aggregate": AGGREGATES,
-        "placement": placement.REGISTRY,
-    }
     if interface == "sync":
         more = {"bsp": (DrawnSync,), "gsp": (AutoGroups,)}
         return {name: (policy, *more.get(name, ())) for name, policy in SYNC_RULES.items()}
@@ -52,14 +60,7 @@ def policies_of(interface: str) -> dict[str, tuple[type[Policy], ...]]:
         for name, policy in OUTER_OPTIMIZERS.items():
             known[name] = (*known.get(name, ()), policy)
         return known | {SCRIPT: ()}
-    return {name: (policy,) for name, policy in registries[interface].items()}
-
-
-#: Names of the policy interfaces whose policies have flags, in the order of the help text.
-INTERFACES = (
-    *("pacer", "local_optimizer", "codec", "down_codec", "router", "sync", "weighting"),
-    *("server_optimizer", "aggregate", "placement"),
-)
+    return {name: (policy,) for name, policy in REGISTRIES[interface].items()}
 
 
 def options_by_value(interface: str) -> dict[str, dict[str, Option]]:

@@ -21,8 +21,7 @@ from thinwire.ops.sync.base import Agreement, SyncRule
 from thinwire.ops.sync.groups import uneven
 from thinwire.ops.sync.rule import ClosedGroupSync
 from thinwire.ops.types import VALUE_BITS, ConfigurationError, Kind
-from thinwire.ops.weighting.by_samples import BySamples
-from thinwire.ops.weighting.by_staleness import Unweighted
+from thinwire.ops.weighting.by_staleness import BySamples, Unweighted
 from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.ops.weighting.per_entry import PerEntry
 

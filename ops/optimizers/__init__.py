@@ -6,8 +6,3 @@ optimizer step between two pushes (`thinwire.ops.optimizers.local`).
 `thinwire.ops.optimizers.schedule` computes the learning rate of the run. Each value of the flag
 --server_optimizer is a key of `OPTIMIZERS`.
 """
-
-from thinwire.ops.optimizers.base import LocalStep, ServerUpdate
-from thinwire.ops.optimizers.server import OPTIMIZERS, OptimizerUpdate
-
-__all__ = ["OPTIMIZERS", "LocalStep", "OptimizerUpdate", "ServerUpdate"]

@@ -218,7 +218,8 @@ def check_optimizer(described: Described) -> None:
     """
     config = dict(described.config)
     rate = config.pop("learning_rate", None)
-    legal = _legal("optimizer", described.name, OPTIMIZERS)
+    known = {name: _COMMON | own for name, own in OPTIMIZERS.items()}
+    _check("optimizer", Described(described.name, config), known)
     if isinstance(rate, Mapping):
         check_schedule(schedule_of(rate))
     elif not NUMBER.allows(rate):
@@ -226,7 +227,6 @@ def check_optimizer(described: Described) -> None:
             f"{described.name}(learning_rate={rate!r:.100}): expected a finite number, or a "
             "learning-rate schedule given by its name and config."
         )
-    _check("optimizer", described.name, config, {**_COMMON, **legal})
     clips = [name for name in ("clipnorm", "clipvalue", "global_clipnorm") if config.get(name)]
     if len(clips) > 1:
         raise ConfigurationError(
@@ -241,9 +241,7 @@ def check_schedule(described: Described) -> None:
         ConfigurationError: The class of the learning rate schedule or the value of an argument is
             not allowed. The message names the class, the argument and the legal values.
     """
-    legal = _legal("schedule", described.name, SCHEDULES)
-    _check("schedule", described.name, described.config, legal)
-    if "boundaries" in legal:
+    if "boundaries" in _check("schedule", described, SCHEDULES):
         boundaries = described.config.get("boundaries", [])
         values = described.config.get("values", [])
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
@@ -260,8 +258,7 @@ def check_constraint(described: Described) -> None:
         ConfigurationError: The constraint class, or the value of an argument, is not allowed. The
             message names the class, the argument and the legal values.
     """
-    legal = _legal("constraint", described.name, CONSTRAINTS)
-    _check("constraint", described.name, described.config, legal)
+    _check("constraint", described, CONSTRAINTS)
 
 
 def schedule_of(row: Mapping[str, Any]) -> Described:
@@ -281,8 +278,17 @@ def schedule_of(row: Mapping[str, Any]) -> Described:
     return Described(row["name"], row["config"])
 
 
-def _check(what: str, name: str, config: Mapping[str, Any], legal: Mapping[str, Argument]) -> None:
-    for argument, value in config.items():
+def _check(
+    what: str, described: Described, known: Mapping[str, Mapping[str, Argument]]
+) -> Mapping[str, Argument]:
+    """Check the class and arguments of a Keras object; return the legal arguments of the class."""
+    name = described.name
+    if not isinstance(name, str) or name not in known:
+        raise ConfigurationError(
+            f"the {what} {name!r:.100} is unknown; expected one of {', '.join(sorted(known))}."
+        )
+    legal = known[name]
+    for argument, value in described.config.items():
         if argument not in legal:
             raise ConfigurationError(
                 f"{what} {name} has no argument {argument!r:.100}; expected the arguments "
@@ -292,15 +298,4 @@ def _check(what: str, name: str, config: Mapping[str, Any], legal: Mapping[str, 
             raise ConfigurationError(
                 f"{what} {name}({argument}={value!r:.100}): expected {legal[argument]}."
             )
-
-
-def _legal(
-    what: str, name: object, known: Mapping[str, Mapping[str, Argument]]
-) -> Mapping[str, Argument]:
-    """Return a Keras class's legal arguments; raise ConfigurationError for an unknown class."""
-    legal = known.get(name) if isinstance(name, str) else None
-    if legal is None:
-        raise ConfigurationError(
-            f"the {what} {name!r:.100} is unknown; expected one of {', '.join(sorted(known))}."
-        )
     return legal

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.optimizers.slots import Slot
 from thinwire.ops.policy import Policy
-from thinwire.ops.types import Kind, State, Update
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64, ModelSpec
+from thinwire.ops.types import Float32, Int64, Kind, ModelSpec, State, Update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +177,10 @@ class ServerUpdate(Policy, Protocol):
 
 
 class LocalStep(Policy, Protocol):
-    """Policy of a worker's local optimizer steps between two pushes."""
+    """Policy of a worker's local optimizer steps between two pushes.
+
+    Without other definitions, the policy has no slots: no state, and nothing to average.
+    """
 
     @property
     def optimizer(self) -> str:
@@ -189,6 +189,7 @@ class LocalStep(Policy, Protocol):
     @property
     def brings_weights(self) -> bool:
         """True if the worker's script does the local steps and submits weights, not gradients."""
+        return False
 
     @property
     def prox_mu(self) -> float:
@@ -197,9 +198,11 @@ class LocalStep(Policy, Protocol):
     @property
     def outlives_rounds(self) -> bool:
         """True if a worker's optimizer slots are kept from one round of local steps to the next."""
+        return False
 
     def num_averaged(self, num_parameters: int) -> int:
         """Return the number of optimizer slot values in each push, for averaging over workers."""
+        return 0
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
         """Return the local optimizer's initial slots; `restart` sets the weights of a round.
@@ -208,6 +211,7 @@ class LocalStep(Policy, Protocol):
             num_parameters: Number of weights of the shared model.
             spec: Paths and shapes of the shared variables. None: all weights are one flat variable.
         """
+        return {}
 
     def step(
         self, weights: Float32, values: Float32, scheduled_rate: float, state: State, base: Float32
@@ -232,21 +236,30 @@ class LocalStep(Policy, Protocol):
                 `brings_weights` is True.
             rate: Learning rate of the run's schedule (--lr_schedule).
         """
+        return values, rate
 
     def restart(self, weights: Float32, state: State) -> State:
         """Prepare the local optimizer for a round of local steps from `weights` [n]."""
+        return state
 
     def forget(self, weights: Float32, state: State) -> State:
         """Reset the local optimizer's slots to their initial values; continue at `weights` [n]."""
+        return state
 
     def pack(self, state: State) -> Float32:
         """Return a copy of the optimizer slot values that the PS averages: [num_averaged]."""
+        import numpy as np
+
+        return np.empty(0, np.float32)
 
     def unpack(self, averaged: Float32, state: State) -> State:
         """Replace the worker's optimizer slots by averages [num_averaged] over all workers."""
+        return state
 
     def save(self, state: State) -> State:
         """Return copies of the local optimizer's slots as plain data."""
+        return state
 
     def restore(self, saved: State, weights: Float32, state: State) -> State:
         """Load local optimizer slots that `save` returned, for a worker with `weights` [n]."""
+        return state

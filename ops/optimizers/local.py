@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.base import LocalStep
 from thinwire.ops.optimizers.server import OPTIMIZERS, OptimizerUpdate
-from thinwire.ops.options import above_zero, choice, number
-from thinwire.ops.policy import Policy, setting
-from thinwire.ops.types import ConfigurationError, State, Update
-
-if TYPE_CHECKING:
-    from thinwire.ops.optimizers.variables import VariablesOptimizer
-    from thinwire.ops.types import Float32, ModelSpec
+from thinwire.ops.optimizers.variables import VariablesOptimizer
+from thinwire.ops.options import above_zero, choice, decay_factor, number
+from thinwire.ops.policy import setting
+from thinwire.ops.types import ConfigurationError, Float32, ModelSpec, State, Update
 
 #: Values of the flag --local_optimizer that build a Keras optimizer. ScheduleFreeAdamW is excluded:
 #: its slots contain weights, and an exchange with the parameter server replaces the weights.
@@ -55,7 +52,7 @@ _PROX_MU = number(
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalUpdate(Policy):
+class LocalUpdate(LocalStep):
     """Settings of a worker's local steps with an optimizer of Keras.
 
     Attributes:
@@ -75,16 +72,11 @@ class LocalUpdate(Policy):
         arXiv 1812.06127.
     """
 
-    brings_weights: ClassVar[bool] = False
     optimizer: str = setting(_OPTIMIZER)
     momentum: float = setting(
-        number(
+        decay_factor(
             "local_momentum",
-            None,
             "Momentum of a worker's local steps with --local_optimizer=sgd or momentum.",
-            "factor",
-            low=0.0,
-            high=0.9999,
             unset="0.9 with --local_optimizer=momentum, else 0",
         ),
         0.0,
@@ -218,10 +210,6 @@ class LocalUpdate(Policy):
             weights -= np.float32(rate) * gradient
         return state
 
-    def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
-        """Return a mini-batch's gradient [n] unchanged, and the scheduled learning rate."""
-        return values, rate
-
     def restart(self, weights: Float32, state: State) -> State:
         """Begin a round of local steps at `weights` [n]; reset slots if `opt_state` is "reset"."""
         if self.has_slots:
@@ -264,7 +252,7 @@ class LocalUpdate(Policy):
 
 
 @dataclasses.dataclass(frozen=True)
-class ScriptStep(Policy):
+class ScriptStep(LocalStep):
     """Settings of local steps by the script's compiled optimizer.
 
     With ScriptStep, the script does a local optimizer step, then submits the new weights to the
@@ -286,17 +274,8 @@ class ScriptStep(Policy):
     """
 
     brings_weights: ClassVar[bool] = True
-    outlives_rounds: ClassVar[bool] = False
     optimizer: str = "script"
     prox_mu: float = setting(_PROX_MU)
-
-    def num_averaged(self, num_parameters: int) -> int:
-        """Return 0, because the optimizer's slots stay in the script's process."""
-        return 0
-
-    def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return an empty state, because the optimizer's slots are in the script's process."""
-        return {}
 
     def step(
         self, weights: Float32, values: Float32, scheduled_rate: float, state: State, base: Float32
@@ -308,30 +287,6 @@ class ScriptStep(Policy):
     def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
         """Return the weights before the step minus the weights after it, and learning rate 1."""
         return base - values, 1.0
-
-    def restart(self, weights: Float32, state: State) -> State:
-        """Return the state unchanged, because the script's process keeps its optimizer's slots."""
-        return state
-
-    forget = restart
-
-    def pack(self, state: State) -> Float32:
-        """Return an empty array, [0] float32, because the PS averages no optimizer slots."""
-        import numpy as np
-
-        return np.empty(0, np.float32)
-
-    def unpack(self, averaged: Float32, state: State) -> State:
-        """Return the state unchanged, because the PS averages no optimizer slots."""
-        return state
-
-    def save(self, state: State) -> State:
-        """Return an empty state, because a script's optimizer has its state in the script."""
-        return state
-
-    def restore(self, saved: State, weights: Float32, state: State) -> State:
-        """Return the state unchanged, because `save` returned an empty state."""
-        return state
 
 
 #: Value of the flag --local_optimizer -> class with the settings of a worker's local steps.

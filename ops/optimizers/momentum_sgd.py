@@ -8,15 +8,10 @@ Source: Keras's SGD: v = momentum v - rate g, theta = theta + v, each operation 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from thinwire.ops.frozen import Keep, copied
-from thinwire.ops.types import State, Update
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+from thinwire.ops.types import Float32, State, Update
 
 #: Number of array entries per chunk. Four float32 chunks (weights, gradient, velocity, change) are
 #: in use at a time and together fit into a second-level cache.

@@ -2,10 +2,9 @@
 
 For an outer optimizer, a worker pushes the change of weights w - b, with w its weights after a
 round of local steps and b the weights at the start of the round. Papers call the negative change of
-weights, D = b - w, the pseudo-gradient; the server subtracts D. Among the functions of an outer
-optimizer, only `_pseudo_gradient` changes the sign of the workers' update. If workers push
-gradients instead of changes of weights, the pseudo-gradient D is the learning rate times the
-gradient: one local SGD step.
+weights, D = b - w, the pseudo-gradient; the server subtracts D. Only `OuterUpdate.step` changes the
+sign of the workers' update. If workers push gradients instead of changes of weights, the
+pseudo-gradient D is the learning rate times the gradient: one local SGD step.
 
 The arithmetic of an outer optimizer is numpy on chunks that fit the processor's cache, and the
 optimizer's state is plain arrays. In an outer optimizer the new value of a weight depends only on
@@ -21,7 +20,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.optimizers.base import OptimizerTraits, ServerUpdate
@@ -32,24 +31,17 @@ from thinwire.ops.optimizers.server import (
     OPTIMIZERS,
     FollowsOuterSchedule,
 )
-from thinwire.ops.options import above_zero, choice, number, switch
+from thinwire.ops.options import above_zero, choice, decay_factor, number, switch
 from thinwire.ops.policy import setting
-from thinwire.ops.types import Kind, State, Update
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64, ModelSpec
+from thinwire.ops.types import Float32, Int64, Kind, ModelSpec, State, Update
 
 #: Number of entries per chunk of an array. The chunks of all arrays in use fit into a second-level
 #: cache together.
 _PIECE = 1 << 16
-_BETA_1 = number(
+_BETA_1 = decay_factor(
     "server_beta_1",
-    None,
     "Decay of the running mean of --server_optimizer=adam, adagrad and yogi, in runs whose workers "
     "push changes of weights.",
-    "factor",
-    low=0.0,
-    high=0.9999,
     unset="0.9, or 0 with adagrad",
 )
 _BETA_2 = number(
@@ -118,7 +110,8 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         """Apply an update to the weights `theta` in place; with slots, all weights may change."""
         import numpy as np
 
-        sign = -1.0 if kind is Kind.DELTA else rate  # `factor` of `_pseudo_gradient`
+        # The pseudo-gradient D is the workers' merged update times `sign`.
+        sign = np.float32(-1.0 if kind is Kind.DELTA else rate)
         outer = rate if kind is Kind.DELTA else self.global_lr
         factor = self.traits.factor(kind, rate)
         if factor is not None:
@@ -132,7 +125,7 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         with np.errstate(over="ignore", under="ignore"):
             for start in range(0, len(theta), _PIECE):
                 piece = slice(start, start + _PIECE)
-                pseudo_gradient = _pseudo_gradient(values[piece], sign)
+                pseudo_gradient = values[piece] * sign
                 slots = {name: state[name][piece] for name in self.slot_names}
                 self._step(theta[piece], pseudo_gradient, slots, outer)
         state["steps"] = np.int64(state["steps"] + 1)
@@ -334,15 +327,3 @@ OUTER_OPTIMIZERS: dict[str, type[ServerUpdate]] = {
 }
 #: All values of the flag --server_optimizer except "script".
 SERVER_OPTIMIZERS = tuple(dict.fromkeys((*OPTIMIZERS, *OUTER_OPTIMIZERS)))
-
-
-def _pseudo_gradient(values: Float32, factor: float) -> Float32:
-    """Return the pseudo-gradient D [k]: the workers' merged update times `factor`.
-
-    Args:
-        values: [k] float32, a chunk of the workers' merged update.
-        factor: Factor on `values`: -1 for changes of weights, the learning rate for gradients.
-    """
-    import numpy as np
-
-    return values * np.float32(factor)

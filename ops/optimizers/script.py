@@ -16,7 +16,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
@@ -29,10 +29,16 @@ from thinwire.ops.optimizers.server import OptimizerUpdate
 from thinwire.ops.optimizers.slots import ITERATION, Slot, velocity_slots
 from thinwire.ops.optimizers.variables import VariableRules, VariablesOptimizer, is_elementwise
 from thinwire.ops.sharding.split import part_of_spec
-from thinwire.ops.types import ConfigurationError, Kind, ModelSpec, State, TensorSpec, Update
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import (
+    ConfigurationError,
+    Float32,
+    Int64,
+    Kind,
+    ModelSpec,
+    State,
+    TensorSpec,
+    Update,
+)
 
 _log = logging.getLogger(__name__)
 

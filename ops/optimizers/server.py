@@ -9,7 +9,7 @@ run as Keras code (`ops/optimizers/variables`).
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
@@ -17,12 +17,9 @@ from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.base import Moment, OptimizerTraits, ServerUpdate, StepRate
 from thinwire.ops.optimizers.schedule import parse_schedule
-from thinwire.ops.options import number, words
+from thinwire.ops.options import decay_factor, number, words
 from thinwire.ops.policy import setting
-from thinwire.ops.types import ConfigurationError, Kind, State, Update
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64, ModelSpec
+from thinwire.ops.types import ConfigurationError, Float32, Int64, Kind, ModelSpec, State, Update
 
 #: Value of the flag --server_optimizer that selects the script's compiled optimizer.
 SCRIPT = "script"
@@ -55,13 +52,9 @@ GLOBAL_LR_SCHEDULE = words(
     unset="constant",
 )
 #: Flag of the momentum with which the PS applies updates.
-MOMENTUM = number(
+MOMENTUM = decay_factor(
     "momentum",
-    None,
     "Momentum of SGD, if the PS applies updates by SGD.",
-    "factor",
-    low=0.0,
-    high=0.9999,
     unset="0.9 with --server_optimizer=momentum, else 0",
 )
 

@@ -13,14 +13,18 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinwire.ops.offer import Offer, OptimizerOffer
 from thinwire.ops.sharding.split import part_of_layout, part_of_spec
-from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout, State, TensorSpec
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+from thinwire.ops.types import (
+    ConfigurationError,
+    Float32,
+    ModelSpec,
+    ShardLayout,
+    State,
+    TensorSpec,
+)
 
 #: Name prefixes of the variables that Thinwire makes for a Keras optimizer. BY_ADAMW is for
 #: variables that the optimizer Muon steps with AdamW, OTHERS for all other variables.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.offer import Described
@@ -29,10 +29,7 @@ from thinwire.ops.optimizers.slots import (
     roles_of,
     variable_name,
 )
-from thinwire.ops.types import ModelSpec, State, TensorSpec, Update
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+from thinwire.ops.types import Float32, ModelSpec, State, TensorSpec, Update
 
 #: Fewest weights for which XLA compiles an optimizer step. With fewer weights, XLA saves less than
 #: 0.2 ms per step but takes 0.1 s to compile.

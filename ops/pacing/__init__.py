@@ -4,8 +4,3 @@ A worker calls its pacer after each local step to find out whether the worker mu
 gets only numbers, so that the worker, the state server, the Simulator (simulation of a run) and the
 tests run the same code. Each value of the flag --pacer is a key of `PACERS`.
 """
-
-from thinwire.ops.pacing.base import Pacer, PaceReport, QueryingPacer
-from thinwire.ops.pacing.registry import PACERS
-
-__all__ = ["PACERS", "PaceReport", "Pacer", "QueryingPacer"]

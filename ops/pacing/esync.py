@@ -20,9 +20,9 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from thinwire.ops.options import choice, integer, words
-from thinwire.ops.pacing.base import PaceReport
-from thinwire.ops.policy import Policy, setting
-from thinwire.ops.types import ConfigurationError, Kind, State
+from thinwire.ops.pacing.base import PaceReport, QueryingPacer
+from thinwire.ops.policy import setting
+from thinwire.ops.types import ConfigurationError, State
 
 #: With --esync_eps=auto, ESync's margin (the time by which workers push before the slowest worker's
 #: step end) is the largest of three terms: a number of seconds, a fraction of the fastest worker's
@@ -48,7 +48,7 @@ _QUERY_TIMES_KEPT = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class Esync(Policy):
+class Esync(QueryingPacer):
     """ESync's pacer: push when the slowest live worker of the group is about to finish its step.
 
     Attributes:
@@ -65,7 +65,6 @@ class Esync(Policy):
 
     summary_name: ClassVar[str] = "esync"
     queries: ClassVar[bool] = True
-    local_epochs: ClassVar[int] = 0
     eps: str = setting(
         words(
             "esync_eps",
@@ -111,11 +110,6 @@ class Esync(Policy):
                 f"--esync_eps={self.eps}: expected auto or a number of seconds above 0."
             )
         _parse_smoothing(self.smoothing)
-
-    @property
-    def kind(self) -> Kind:
-        """Kind of the pushed updates: changes of weights, even for rounds of one local step."""
-        return Kind.DELTA
 
     @property
     def waits_for_answer(self) -> bool:

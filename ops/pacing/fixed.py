@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from thinwire.ops.options import integer
-from thinwire.ops.policy import OWN, Policy, setting
+from thinwire.ops.pacing.base import Pacer
+from thinwire.ops.policy import OWN, setting
 from thinwire.ops.types import Kind
 
 
 @dataclasses.dataclass(frozen=True)
-class Every(Policy):
+class Every(Pacer):
     """Pacer that pushes the gradient of every mini-batch."""
-
-    queries: ClassVar[bool] = False
-    waits_for_answer: ClassVar[bool] = False
-    local_epochs: ClassVar[int] = 0
 
     @property
     def kind(self) -> Kind:
@@ -34,7 +30,7 @@ class Every(Policy):
 
 
 @dataclasses.dataclass(frozen=True)
-class Fixed(Policy):
+class Fixed(Pacer):
     """Pacer that pushes the change of weights after a fixed number of local steps or epochs.
 
     With one local step per round, the worker pushes the gradient itself, so that the pacer `fixed`
@@ -48,8 +44,6 @@ class Fixed(Policy):
             number is unknown, and that the training loop must end the round of local steps.
     """
 
-    queries: ClassVar[bool] = False
-    waits_for_answer: ClassVar[bool] = False
     local_steps: int = setting(
         integer(
             "local_steps",

@@ -5,7 +5,6 @@ The library dp-accounting is an optional dependency, imported when an epsilon is
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
 from collections.abc import Mapping
@@ -55,30 +54,22 @@ def epsilon(noise: float, rounds: int, delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-@dataclasses.dataclass(frozen=True)
-class PrivacyLedger:
-    """The privacy accountant of one run: computes epsilon for the run's summary.
+def privacy_block(privacy: Privacy, delta: float, rounds: int) -> dict[str, dict[str, Any]]:
+    """Return epsilon and settings for the summary after `rounds` rounds; {} without --dp_clip.
 
-    Attributes:
+    In the privacy results, ``epsilon`` is None without noise, because clipping alone guarantees no
+    privacy.
+
+    Args:
         privacy: Privacy policy of the run's training method.
-        delta: The value of delta for which `PrivacyLedger` computes epsilon.
+        delta: The value of delta for which epsilon is computed.
+        rounds: Number of means that the parameter server has released so far, one per round.
     """
-
-    privacy: Privacy
-    delta: float
-
-    def block(self, rounds: int) -> dict[str, dict[str, Any]]:
-        """Return epsilon and settings for the summary after `rounds` rounds; {} without --dp_clip.
-
-        In the privacy results, ``epsilon`` is None without noise, because clipping alone guarantees
-        no privacy.
-        """
-        if not isinstance(self.privacy, CentralPrivacy):
-            return {}
-        noise = self.privacy.noise
-        spent = epsilon(noise, rounds, self.delta) if noise else None
-        settings = {"clip": self.privacy.clip, "noise": noise, "delta": self.delta}
-        return {BLOCK: {**settings, "rounds": rounds, "epsilon": spent}}
+    if not isinstance(privacy, CentralPrivacy):
+        return {}
+    spent = epsilon(privacy.noise, rounds, delta) if privacy.noise else None
+    settings = {"clip": privacy.clip, "noise": privacy.noise, "delta": delta}
+    return {BLOCK: {**settings, "rounds": rounds, "epsilon": spent}}
 
 
 def in_words(policies: Mapping[str, Any]) -> str:

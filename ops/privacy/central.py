@@ -3,29 +3,79 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Protocol
+import math
+from collections.abc import Sequence
 
-from thinwire.ops.codecs.base import Codec
+from thinwire.ops.aggregation.outliers import norm_of
+from thinwire.ops.codecs.base import Codec, EncodeContext
+from thinwire.ops.codecs.error_feedback import CodecWrapper
+from thinwire.ops.codecs.packets import decoded, rescaled
 from thinwire.ops.codecs.wrappers import Clip
 from thinwire.ops.options import number
 from thinwire.ops.policy import Policy, setting
-from thinwire.ops.privacy.contribution import BoundedContribution
-from thinwire.ops.types import ConfigurationError, State, Update
+from thinwire.ops.types import ConfigurationError, Float32, Packet, State, Update
+
+#: Rounding of scaled values to float32 may increase the values' norm. So the codec wrapper scales
+#: values to this fraction of the bound, and the norm of the rounded values is still at most the
+#: bound.
+_ROUNDING = 1 - 2.0**-20
 
 
-class Privacy(Policy, Protocol):
-    """Policy that bounds each worker's update, and adds noise to the mean of the updates."""
+@dataclasses.dataclass(frozen=True)
+class BoundedContribution(CodecWrapper):
+    """Codec wrapper that bounds the L2 norm of each decoded packet, over all tensors.
+
+    The wrapper `BoundedContribution` must be the outermost one, so that the norm bound holds for
+    the packets that the worker sends. Packets of the wrapped codecs may exceed the norm bound,
+    because these codecs round values up, and error feedback adds values that earlier rounds did not
+    send. `BoundedContribution` drops the excess of an update over the norm bound. If error feedback
+    stored the excess of updates over the norm bound, the residual (the values not sent yet) would
+    grow from round to round.
+
+    Attributes:
+        inner: The gradient codec whose packets the wrapper bounds.
+        norm: Largest L2 norm of a decoded packet; above 0.
+    """
+
+    norm: float = 1.0
+
+    def encode(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return the wrapped codec's packet, scaled down if its decoded L2 norm exceeds `norm`.
+
+        Raises:
+            NonFiniteUpdate: A gradient tensor holds NaN or infinity.
+        """
+        packet, state = super().encode(tensors, state, ctx)
+        norm = math.hypot(*(norm_of(decoded(block)[1]) for block in packet.blocks))
+        if norm <= self.norm:
+            return packet, state
+        factor = self.norm / norm * _ROUNDING
+        blocks = tuple(rescaled(block, factor) for block in packet.blocks)
+        return dataclasses.replace(packet, blocks=blocks), state
+
+
+@dataclasses.dataclass(frozen=True)
+class Privacy(Policy):
+    """Policy that bounds each worker's update, and adds noise to the mean of the updates.
+
+    This class itself is the policy without privacy: no bound, and no noise.
+    """
 
     @property
     def clip(self) -> float:
         """Largest allowed L2 norm of a worker's update in a round; 0 means no bound."""
+        return 0.0
 
     @property
     def adds_noise(self) -> bool:
         """True if the privacy policy adds noise to each mean of the workers' updates."""
+        return False
 
     def around(self, codec: Codec) -> Codec:
         """Return the gradient codec, wrapped so that each packet's L2 norm is at most `clip`."""
+        return codec
 
     def init(self, secret: bytes) -> State:
         """Return the policy's state on a shard server: the secret key of its random noise.
@@ -33,6 +83,7 @@ class Privacy(Policy, Protocol):
         Args:
             secret: Secret random bytes of the shard server, the key of its noise.
         """
+        return {}
 
     def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
         """Return the update, with the policy's noise, that the shard applies to its weights.
@@ -45,30 +96,11 @@ class Privacy(Policy, Protocol):
             version: Version of the shard server's weights before the round.
             state: The privacy policy's state on the shard server, from `init`.
         """
-
-
-@dataclasses.dataclass(frozen=True)
-class NoPrivacy(Policy):
-    """Policy without privacy: it neither clips workers' updates nor adds noise to their mean."""
-
-    clip: ClassVar[float] = 0.0
-    adds_noise: ClassVar[bool] = False
-
-    def around(self, codec: Codec) -> Codec:
-        """Return the gradient codec unchanged, because the policy clips no updates."""
-        return codec
-
-    def init(self, secret: bytes) -> State:
-        """Return an empty state, because the policy without privacy draws no noise."""
-        return {}
-
-    def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
-        """Return the mean of the workers' updates unchanged, without noise."""
         return mean
 
 
 @dataclasses.dataclass(frozen=True)
-class CentralPrivacy(Policy):
+class CentralPrivacy(Privacy):
     """Clip each worker's weight change to an L2 norm; add Gaussian noise to the mean change.
 
     Each entry of the released update is ``mean D + N(0, (noise * clip / n)^2)``, with N normally
@@ -94,8 +126,7 @@ class CentralPrivacy(Policy):
             "larger change is scaled down to this norm; 0: off.",
             "L2 norm",
             low=0.0,
-        ),
-        dataclasses.MISSING,
+        )
     )
     noise: float = setting(
         number(
@@ -155,4 +186,4 @@ def privacy_of(clip: float, noise: float) -> Privacy:
             f"--dp_noise={noise:g} without --dp_clip: the noise is a multiple of the norm that "
             "each worker's change is clipped to. Give --dp_clip too, or leave --dp_noise out."
         )
-    return NoPrivacy()
+    return Privacy()

@@ -10,20 +10,3 @@ gradient from the datagrams. The package `thinwire.ops.routing` does no input or
 are in `thinwire.proto.udp`, datagram sessions in `thinwire.ps.datagrams`. Importing the package
 `thinwire.ops.routing` does not import numpy.
 """
-
-from thinwire.ops.routing.base import LostEntries, Manifest, RouteContext, Routed, Router, Transport
-from thinwire.ops.routing.dgt import Dgt
-from thinwire.ops.routing.registry import ROUTERS
-from thinwire.ops.routing.reliable import Reliable
-
-__all__ = [
-    "ROUTERS",
-    "Dgt",
-    "LostEntries",
-    "Manifest",
-    "Reliable",
-    "RouteContext",
-    "Routed",
-    "Router",
-    "Transport",
-]

@@ -13,18 +13,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from thinwire.ops.codecs.base import Codec
-from thinwire.ops.options import choice, integer, number, switch
+from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.options import choice, fraction, integer, number, switch
 from thinwire.ops.policy import Policy, setting
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from thinwire.ops.kernels.base import Kernels
-    from thinwire.ops.types import Block, Float32, Int64, ShardLayout, State
+from thinwire.ops.routing.dgt_choices import DgtChoices
+from thinwire.ops.types import Array, Block, Float32, Int64, ShardLayout, State, UInt8
 
 
 class ValueEncoding(enum.IntEnum):
@@ -77,12 +73,12 @@ class UnreliableBlocks:
     # [m] int64: numbers of the gradient blocks sent in datagrams, most important block first
     blocks: Int64
     # [m] uint8: datagram channel (priority class) of each gradient block, 1 to 7, ascending
-    channels: NDArray[np.uint8]
+    channels: UInt8
     encoding: ValueEncoding
     # [k] int64: ascending positions of the sparse gradient values in `data`; None: dense gradient
     indices: Int64 | None
     # [k], or [size] if dense: coded gradient values of the variable slice, ordered by position
-    data: NDArray[Any]
+    data: Array
     # [number of blocks in the variable slice] float32: scale factor of each gradient block's values
     scales: Float32
     # [number of blocks in the variable slice] float32: value at quantization level 0 of each block
@@ -142,43 +138,8 @@ class LostEntries:
 
     slot: int  # number of the variable slice in the shard server's layout (ShardLayout)
     # [r, 2] int64: starts and stops of the lost ranges of a dense gradient
-    ranges: NDArray[np.int64] | None
+    ranges: Int64 | None
     positions: Int64 | None = None  # [k] int64: positions of the lost entries of a sparse gradient
-
-
-class ReassemblyRules(Protocol):
-    """Settings by which a shard server joins UDP datagrams and gRPC messages to one gradient."""
-
-    @property
-    def dgt_channels(self) -> int:
-        """Number C of UDP datagram channels (priority classes).
-
-        The number C of UDP channels does not count the gRPC stream.
-        """
-
-    @property
-    def dgt_block_size(self) -> int:
-        """Size of a gradient block, in bytes of float32 entries."""
-
-    @property
-    def dgt_reception(self) -> str:
-        """Use of late UDP datagrams: "diff" adds their values to the next step, "drop" does not."""
-
-    @property
-    def dgt_wait_ms(self) -> float:
-        """Longest wait for missing UDP datagrams after the gRPC messages have arrived, in ms."""
-
-    @property
-    def dgt_max_late(self) -> int:
-        """Largest delay, in training steps, of a late UDP datagram whose values are used."""
-
-    @property
-    def dgt_late_decay(self) -> float:
-        """Factor on the gradient values of a late UDP datagram for each step of its delay."""
-
-    @property
-    def dgt_error_feedback(self) -> bool:
-        """True if the shard server reports lost UDP datagrams to the worker, for error feedback."""
 
 
 class Router(Policy, Protocol):
@@ -193,11 +154,16 @@ class Router(Policy, Protocol):
 
     @property
     def uses_datagrams(self) -> bool:
-        """True if shard servers open UDP ports and reassemble gradients from UDP datagrams."""
+        """True if shard servers open UDP ports and reassemble gradients from UDP datagrams.
+
+        Such a router also accepts dense gradients in the memory of a device (GPU).
+        """
+        return False
 
     @property
-    def reassembly_rules(self) -> ReassemblyRules | None:
+    def reassembly_rules(self) -> DgtChoices | None:
         """Settings by which shard servers reassemble gradients; None without UDP datagrams."""
+        return None
 
     @property
     def channels(self) -> int:
@@ -205,36 +171,40 @@ class Router(Policy, Protocol):
 
         The number of UDP channels does not count the gRPC stream.
         """
+        return 0
 
     @property
     def max_late(self) -> int:
         """Number of training steps after which a worker drops its unsent UDP datagrams."""
+        return 0
 
     @property
     def needs_datagrams_first(self) -> bool:
         """True if the shard server drops UDP datagrams that arrive after a push's gRPC messages."""
+        return False
 
     @property
     def marks_slots(self) -> bool:
         """True if a separate gRPC message per variable slice announces the UDP datagrams."""
+        return False
 
     @property
     def delivers_all(self) -> bool:
         """True if the shard server receives exactly the pushed gradient values, to the last bit."""
+        return not self.uses_datagrams
 
     @property
     def joins_slots(self) -> bool:
         """True if a gradient block may span several variable slices."""
-
-    @property
-    def takes_device_arrays(self) -> bool:
-        """True if the router accepts dense gradients in the memory of a device (GPU)."""
+        return False
 
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:
         """Return the initial state of the router, before a worker pushes its first gradient."""
+        return {}
 
     def begin(self, state: State, context: RouteContext) -> State:
         """Return the router's state for dividing one gradient between gRPC and UDP."""
+        return state
 
     def cut(
         self, shard: int, blocks: tuple[Block, ...], state: State, context: RouteContext
@@ -258,6 +228,7 @@ class Router(Policy, Protocol):
                 and used no value of it.
             state: The router's state after the worker has sent the gradient.
         """
+        return state
 
     def check(self, codec: Codec) -> list[str]:
         """Return warnings about router settings without an effect on the codec's gradients.
@@ -266,10 +237,7 @@ class Router(Policy, Protocol):
             ConfigurationError: The router cannot send the gradient codec's values with the given
                 settings.
         """
-
-
-TRANSPORTS = ("udp", "grpc")
-CLASSES = ("cs", "compact", "off")
+        return []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,7 +280,7 @@ class Transport(Policy):
             "udp",
             "Transport of the blocks that DGT does not send reliably: udp, datagrams; grpc, "
             "the gRPC stream, after the reliable blocks.",
-            TRANSPORTS,
+            ("udp", "grpc"),
         )
     )
     dgt_dscp: str = setting(
@@ -320,7 +288,7 @@ class Transport(Policy):
             "dgt_dscp",
             "cs",
             "Priority marks (DSCP) in the IP headers of DGT's datagrams; off: no marks.",
-            CLASSES,
+            ("cs", "compact", "off"),
         )
     )
     dgt_pace_mbps: float = setting(
@@ -334,13 +302,10 @@ class Transport(Policy):
         )
     )
     dgt_drop_rate: float = setting(
-        number(
+        fraction(
             "dgt_drop_rate",
             0.0,
             "For tests: fraction of datagrams that a shard drops on arrival.",
-            "fraction",
-            low=0.0,
-            high=1.0,
         )
     )
     dgt_drop_seed: int = setting(
@@ -372,13 +337,10 @@ class Transport(Policy):
         )
     )
     dgt_fallback_fill: float = setting(
-        number(
+        fraction(
             "dgt_fallback_fill",
             0.01,
             "Smallest fraction of a step's DGT datagrams that must arrive; "
             "--dgt_fallback_steps counts the steps with a smaller fraction.",
-            "fraction",
-            low=0.0,
-            high=1.0,
         )
     )

@@ -25,15 +25,15 @@ _Counts = TypeVar("_Counts", bound="SummableCounts")
 class SummableCounts:
     """Base class of dataclasses of counters, which are numbers, or lists or dicts of numbers."""
 
-    def plus(self: _Counts, other: _Counts) -> _Counts:
+    def plus(self: _Counts, other: _Counts, sign: int = 1) -> _Counts:
         """Return the field-wise sums of two counter objects; shorter lists are zero-padded."""
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        return type(self)(*(_sum(getattr(self, name), getattr(other, name)) for name in names))
+        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
+        return type(self)(*(_sum(one, another, sign) for one, another in pairs))
 
     def minus(self: _Counts, other: _Counts) -> _Counts:
         """Return the field-wise increase of the counters since their earlier values `other`."""
-        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        return type(self)(*(_sum(getattr(self, name), getattr(other, name), -1) for name in names))
+        return self.plus(other, -1)
 
 
 def total(counts: Iterable[_Counts], start: _Counts) -> _Counts:
@@ -177,7 +177,7 @@ def rows_of(block: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
-def _sum(one: Any, other: Any, sign: int = 1) -> Any:
+def _sum(one: Any, other: Any, sign: int) -> Any:
     if isinstance(one, dict):
         names = dict.fromkeys([*one, *other])
         return {name: one.get(name, 0) + sign * other.get(name, 0) for name in names}

@@ -13,14 +13,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from thinwire.ops.routing.base import ValueEncoding
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from thinwire.ops.types import Bool, UInt8
 
 MAGIC = int.from_bytes(b"DGT1", "little")
 VERSION = 1
@@ -125,14 +123,14 @@ def most_values(encoding: ValueEncoding, sparse: bool, limit_bytes: int) -> int:
     return 2 * limit_bytes // (half_bytes + 2 * VALUE_DTYPES[encoding].itemsize)
 
 
-def pack_nibbles(levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def pack_nibbles(levels: UInt8) -> UInt8:
     """Pack [m, count] 4-bit quantized values into [m, (count + 1) // 2] bytes."""
     packed = levels[:, ::2].copy()
     packed[:, : levels.shape[1] // 2] |= levels[:, 1::2] << 4
     return packed
 
 
-def unpack_nibbles(packed: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+def unpack_nibbles(packed: UInt8, count: int) -> UInt8:
     """Unpack [m, count] 4-bit quantized values from [m, (count + 1) // 2] bytes."""
     levels = np.empty((len(packed), 2 * packed.shape[1]), np.uint8)
     np.bitwise_and(packed, 15, out=levels[:, ::2])
@@ -149,9 +147,7 @@ def sign(data: memoryview, size: int, key: bytes) -> None:
         ).digest()
 
 
-def authentic(
-    data: memoryview, size: int, starts: Sequence[int], tags: NDArray[np.uint8], key: bytes
-) -> NDArray[np.bool_]:
+def authentic(data: memoryview, size: int, starts: Sequence[int], tags: UInt8, key: bytes) -> Bool:
     """Return which datagrams have a correct authentication tag, in a time that no tag affects.
 
     Args:
@@ -174,5 +170,5 @@ def authentic(
     # All 16 bytes of a tag are compared. If the comparison stopped at the first wrong byte, the
     # response time would reveal how many bytes of a forged tag are correct.
     difference = np.frombuffer(computed, np.uint8).reshape(-1, TAG_BYTES) ^ tags
-    right: NDArray[np.bool_] = np.bitwise_or.reduce(difference, axis=1) == 0
+    right: Bool = np.bitwise_or.reduce(difference, axis=1) == 0
     return right

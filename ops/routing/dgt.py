@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from thinwire.ops.codecs.base import Codec
 from thinwire.ops.codecs.error_feedback import coding_of
 from thinwire.ops.codecs.power_sgd import PowerSgd
-from thinwire.ops.routing.base import LostEntries, ReassemblyRules, RouteContext, Routed
+from thinwire.ops.routing.base import LostEntries, RouteContext, Routed, Router
 from thinwire.ops.routing.dgt_choices import DgtChoices, refuse_contradictions
 from thinwire.ops.types import FEW_BITS, Block, ConfigurationError, ShardLayout, State
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Dgt(DgtChoices):
+class Dgt(DgtChoices, Router):
     """Router that sends a fraction k of a tensor's blocks, the most important ones, over gRPC."""
 
     def __post_init__(self) -> None:
@@ -32,18 +32,17 @@ class Dgt(DgtChoices):
         refuse_contradictions(self)
 
     @property
-    def divides(self) -> bool:
-        """True if some gradient blocks may be sent in UDP datagrams."""
+    def uses_datagrams(self) -> bool:
+        """True if some gradient blocks may be sent in UDP datagrams.
+
+        Shard servers reassemble gradients even if workers drop all blocks for UDP. Of a gradient in
+        device memory, DGT copies only the values to send to host memory.
+        """
         has_channels = self.dgt_channels > 0 and self.dgt_enable_block
         return has_channels and (self.dgt_k < 1 or self.dgt_adaptive_k)
 
     @property
-    def uses_datagrams(self) -> bool:
-        """True if shard servers reassemble gradients, even if workers drop all blocks for UDP."""
-        return self.divides
-
-    @property
-    def reassembly_rules(self) -> ReassemblyRules:
+    def reassembly_rules(self) -> DgtChoices:
         """Settings by which shard servers reassemble gradients: the router object itself."""
         return self
 
@@ -72,27 +71,9 @@ class Dgt(DgtChoices):
         return self.dgt_marker == "tensor"
 
     @property
-    def delivers_all(self) -> bool:
-        """True if the shard server receives exactly the pushed gradient values, to the last bit."""
-        return not self.divides
-
-    @property
-    def joins_slots(self) -> bool:
-        """False: with DGT, a gradient block never spans two variable slices."""
-        return False
-
-    @property
-    def takes_device_arrays(self) -> bool:
-        """True if dense gradient values may be in the memory of a device (GPU).
-
-        DGT copies only the gradient values to send from device to host memory.
-        """
-        return self.divides
-
-    @property
     def keeps(self) -> bool:
         """True if the worker adds lost values and rounding errors to its next pushed gradient."""
-        return self.divides and (self.dgt_error_feedback or self.dgt_low_bits < 32)
+        return self.uses_datagrams and (self.dgt_error_feedback or self.dgt_low_bits < 32)
 
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:
         """Return the initial state of the router, before a worker pushes its first gradient.
@@ -104,7 +85,9 @@ class Dgt(DgtChoices):
         (`thinwire.ops.routing.residuals`).
         """
         state: State = {"k": self.dgt_k, "first_loss": 0.0, "loss": 0.0}
-        state["shards"] = [self._shard_state(layout) for layout in layouts] if self.divides else []
+        state["shards"] = (
+            [self._shard_state(layout) for layout in layouts] if self.uses_datagrams else []
+        )
         return state
 
     def _shard_state(self, layout: ShardLayout) -> State:
@@ -156,7 +139,7 @@ class Dgt(DgtChoices):
         """
         from thinwire.ops.routing import dgt_partition
 
-        if not self.divides:
+        if not self.uses_datagrams:
             return dgt_partition.all_reliable(self, blocks, state["k"]), state
         partition = dgt_partition.Partition(
             self, shard, state["shards"][shard], context, state["k"]

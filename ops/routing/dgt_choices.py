@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from thinwire.ops.options import FlagRule, choice, integer, number, switch
+from thinwire.ops.options import FlagRule, choice, fraction, integer, number, switch
 from thinwire.ops.policy import Policy, setting
 from thinwire.ops.types import ConfigurationError
 
-RECEPTIONS = ("diff", "drop")
-RANDOM = ("0", "1", "fixed")
-MARKERS = ("step", "tensor")
-SCOPES = ("tensor", "model")
-LOW_BITS = (32, 16, 8, 4)
 MAX_CHANNELS = 7
 # block sizes are in float32 entries of 4 bytes, for every value dtype of the gradient codec
 BYTES_OF_ENTRY = 4
 _IS_BLOCK = FlagRule(lambda size: size % 4 == 0, "must be a multiple of 4, the bytes of a float32")
-_IS_BITS = FlagRule(lambda bits: bits in LOW_BITS, "must be 32, 16, 8 or 4")
+_IS_BITS = FlagRule(lambda bits: bits in (32, 16, 8, 4), "must be 32, 16, 8 or 4")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,25 +71,19 @@ class DgtChoices(Policy):
         )
     )
     dgt_k: float = setting(
-        number(
+        fraction(
             "dgt_k",
             0.8,
             "Fraction of a gradient's blocks that DGT (differential gradient transmission) sends "
             "reliably; DGT sends the remaining blocks in datagrams.",
-            "fraction",
-            low=0.0,
-            high=1.0,
         ),
         shown=True,
     )
     dgt_k_min: float = setting(
-        number(
+        fraction(
             "dgt_k_min",
             0.2,
             "Smallest fraction of reliable blocks to which --dgt_adaptive_k lowers --dgt_k.",
-            "fraction",
-            low=0.0,
-            high=1.0,
         )
     )
     dgt_adaptive_k: bool = setting(
@@ -122,13 +111,10 @@ class DgtChoices(Policy):
         )
     )
     dgt_alpha: float = setting(
-        number(
+        fraction(
             "dgt_alpha",
             0.3,
             "Weight of the past in the moving average of a block's contribution.",
-            "fraction",
-            low=0.0,
-            high=1.0,
         )
     )
     dgt_reception: str = setting(
@@ -137,7 +123,7 @@ class DgtChoices(Policy):
             "diff",
             "Use of gradient blocks whose datagrams arrive late at a shard: diff adds these "
             "blocks to the next step, drop discards them.",
-            RECEPTIONS,
+            ("diff", "drop"),
         )
     )
     dgt_send_drop: bool = setting(
@@ -149,7 +135,7 @@ class DgtChoices(Policy):
             "0",
             "Control experiment: DGT ranks blocks at random, with new ranks in each step (1) "
             "or with the same ranks in all steps (fixed); 0: DGT ranks blocks by contribution.",
-            RANDOM,
+            ("0", "1", "fixed"),
         )
     )
     dgt_clear_zero: bool = setting(
@@ -187,13 +173,11 @@ class DgtChoices(Policy):
         )
     )
     dgt_late_decay: float = setting(
-        number(
+        fraction(
             "dgt_late_decay",
             1.0,
             "Factor on a late datagram block for each step of lateness.",
             "factor",
-            low=0.0,
-            high=1.0,
         )
     )
     dgt_error_feedback: bool = setting(
@@ -208,7 +192,7 @@ class DgtChoices(Policy):
             "step",
             "Reliable part of a push that a shard must receive before the shard stops waiting "
             "for datagrams: step, the part of the whole step; tensor, the part of each tensor.",
-            MARKERS,
+            ("step", "tensor"),
         )
     )
     dgt_loss_ema: float = setting(
@@ -227,7 +211,7 @@ class DgtChoices(Policy):
             "tensor",
             "Gradient blocks that DGT ranks together: tensor, the blocks of each tensor; "
             "model, all blocks of a shard.",
-            SCOPES,
+            ("tensor", "model"),
         )
     )
 

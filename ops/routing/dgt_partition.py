@@ -20,11 +20,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from thinwire.ops.codecs.packets import on_host
+from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.kernels.numpy_ops import (
     contribution_at,
     dequantise,
@@ -35,24 +36,19 @@ from thinwire.ops.kernels.numpy_ops import (
 )
 from thinwire.ops.routing import residuals
 from thinwire.ops.routing.base import RouteContext, Routed, UnreliableBlocks, ValueEncoding
-from thinwire.ops.types import Block, CodedValues, LowRankBlock, RangedBlock, State
+from thinwire.ops.routing.dgt_choices import DgtChoices
+from thinwire.ops.types import (
+    Array,
+    Block,
+    Bool,
+    Float32,
+    Int64,
+    LowRankBlock,
+    RangedBlock,
+    State,
+    UInt8,
+)
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.kernels.base import Kernels
-    from thinwire.ops.routing.dgt_choices import DgtChoices
-    from thinwire.ops.types import Float32, Int64
-
-#: Bits of a quantized gradient value -> encoding of such values in datagrams.
-LEVEL_ENCODINGS = {16: ValueEncoding.UINT16, 8: ValueEncoding.UINT8, 4: ValueEncoding.UINT4}
-#: Value dtype of a gradient codec -> encoding of the codec's values in datagrams.
-CODEC_ENCODINGS = {
-    "float32": ValueEncoding.FLOAT32,
-    "bfloat16": ValueEncoding.BFLOAT16,
-    "float16": ValueEncoding.FLOAT16,
-    "int8": ValueEncoding.INT8,
-}
 #: Classes of gradient blocks in order of rank: blocks with NaN or infinity, sent blocks, skipped
 #: blocks. Within a class blocks are ranked by score.
 _BAD, _SENT, _LEFT_OUT = range(3)
@@ -70,21 +66,21 @@ class ScoredBlock:
     entries: int  # number E of entries of a gradient block
     scores: Float32  # [n] float32: score (contribution) of each gradient block
     # [n]: True if the gradient block is sent; always True for the last block
-    is_sent: NDArray[np.bool_]
-    is_bad: NDArray[np.bool_]  # [n]: True if the gradient block contains NaN or infinity
+    is_sent: Bool
+    is_bad: Bool  # [n]: True if the gradient block contains NaN or infinity
     # [n + 1]: index of each gradient block's first value in a sparse slice; [0] if dense
     edges: Int64
     # [m] numbers of the gradient blocks sent in datagrams, most important block first, and [m]
     # their channels.
     numbers: Int64 = dataclasses.field(default_factory=_no_numbers)
-    channels: NDArray[np.uint8] = dataclasses.field(default_factory=_no_numbers)
+    channels: UInt8 = dataclasses.field(default_factory=_no_numbers)
 
     @property
     def size(self) -> int:
         """Number n of gradient blocks in the variable slice."""
         return self.is_sent.size
 
-    def classes(self) -> NDArray[np.uint8]:
+    def classes(self) -> UInt8:
         """Return the rank class of each gradient block but the last one, [n - 1] uint8."""
         classes = np.where(self.is_bad[:-1], _BAD, _SENT)
         classes[~self.is_sent[:-1]] = _LEFT_OUT
@@ -248,7 +244,7 @@ class Partition:
             coded = code(low_bits, slot, kernels)
             if self._kept is not None:
                 residuals.store_errors(self._kept, block, coded.entries, coded.errors)
-            encoding, data = LEVEL_ENCODINGS[low_bits], coded.data
+            encoding, data = ValueEncoding[f"UINT{low_bits}"], coded.data
             scales, lows = coded.scales, coded.lows
         return UnreliableBlocks(
             block.slot,
@@ -278,7 +274,8 @@ def _reliable(slot: ScoredBlock, kernels: Kernels) -> Block:
         chosen = np.repeat(stays, np.diff(slot.edges))
         if chosen.all():
             return block
-        return Block(block.slot, block.size, block.indices[chosen], _some(block, chosen))
+        some = dataclasses.replace(block.values, data=block.values.data[chosen])
+        return Block(block.slot, block.size, block.indices[chosen], some)
     data, numbers = block.values.data, np.flatnonzero(stays[:-1])
     end = np.asarray(data[(slot.size - 1) * slot.entries :])
     body = numbers.size * slot.entries
@@ -289,14 +286,10 @@ def _reliable(slot: ScoredBlock, kernels: Kernels) -> Block:
     return RangedBlock(block.slot, block.size, None, coded, slot.entries, stays)
 
 
-def _some(block: Block, chosen: NDArray[np.bool_]) -> CodedValues:
-    return dataclasses.replace(block.values, data=block.values.data[chosen])
-
-
-def _as_coded(slot: ScoredBlock, kernels: Kernels) -> tuple[ValueEncoding, NDArray[Any], Float32]:
+def _as_coded(slot: ScoredBlock, kernels: Kernels) -> tuple[ValueEncoding, Array, Float32]:
     """Return encoding, data and scales of values that the gradient codec coded for datagrams."""
     values = slot.block.values
-    encoding = CODEC_ENCODINGS[values.dtype]
+    encoding = ValueEncoding[values.dtype.upper()]
     if is_on_device(values.data):
         numbers, data = np.sort(slot.numbers), np.zeros(slot.block.size, np.float32)
         rows = np.empty((numbers.size, slot.entries), np.float32)
@@ -325,7 +318,7 @@ def num_first(num_blocks: int, k: float) -> int:
 
 def channels_by_rank(
     num_ranked: int, num_ends: int, k: float, num_channels: int, num_forced: int = 0
-) -> NDArray[np.uint8]:
+) -> UInt8:
     """Return the channel for each importance rank, best first: 0 is gRPC, 1 and more are for UDP.
 
     With ``n = num_ranked + num_ends`` gradient blocks, C UDP channels and ``R = floor(k n + 0.5)``,
@@ -353,7 +346,7 @@ def channels_by_rank(
     return channels
 
 
-def at_random(seed: tuple[int, ...], is_first: NDArray[np.bool_]) -> Int64:
+def at_random(seed: tuple[int, ...], is_first: Bool) -> Int64:
     """Return [m] int64 block positions in random order, but blocks with `is_first` come first."""
     order = np.random.default_rng(seed).permutation(is_first.size)
     return order[np.argsort(~is_first[order], kind="stable")]
@@ -366,7 +359,7 @@ def at_random(seed: tuple[int, ...], is_first: NDArray[np.bool_]) -> Int64:
 class CodedLevels:
     """Quantized gradient values of one variable slice; entries of blocks sent over gRPC are 0."""
 
-    data: NDArray[Any]  # [k], or [size] if dense: quantization level of each gradient value
+    data: Array  # [k], or [size] if dense: quantization level of each gradient value
     lows: Float32  # [n] float32: value at quantization level 0 of each gradient block
     # [n] float32: difference between two consecutive quantization levels, per gradient block
     scales: Float32

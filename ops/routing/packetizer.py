@@ -11,8 +11,7 @@ their positions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,11 +24,7 @@ from thinwire.ops.routing.base import (
     ValueEncoding,
 )
 from thinwire.ops.routing.datagram_format import DatagramSession
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Int64
+from thinwire.ops.types import Array, Int64, UInt8
 
 #: Largest number of datagrams, and of their bytes, that Linux sends in one system call.
 _MOST_SEGMENTS, _MOST_BYTES = 64, form.LARGEST_DATAGRAM
@@ -161,8 +156,9 @@ class Packetizer:
         for part in parts:
             fragments = fragment(part, self.mtu - form.FRAME_BYTES)
             announced = []
-            for channel, rows in _by_channel(fragments):
-                chunks = list(_equal_chunks(fragments, rows, part))
+            for channel in np.unique(fragments.channels).tolist():
+                rows = np.flatnonzero(fragments.channels == channel)
+                chunks = _equal_chunks(fragments, rows, part)
                 order = np.concatenate(chunks)
                 first = self._next[channel]
                 self._next[channel] = (first + len(order)) % _MODULUS
@@ -170,7 +166,11 @@ class Packetizer:
                 starts, counts = fragments.starts[order], fragments.counts[order]
                 sent.append(_Sent(channel, part.slot, starts, counts, fragments.positions))
                 headers = self._headers(step, part, fragments, order, first)
-                batches += _written(part, fragments, chunks, headers)
+                edges = np.cumsum([len(chunk) for chunk in chunks])
+                batches += [
+                    _batch(part, fragments, chunk, own)
+                    for chunk, own in zip(chunks, np.split(headers, edges[:-1]), strict=True)
+                ]
             by_slot[part.slot] = tuple(announced)
         # Both sorts must be stable. Within a channel the sequence numbers ascend by variable slice,
         # and the bits of a bitmap (`SealedStep.lost`) follow the order of sequence numbers.
@@ -180,7 +180,7 @@ class Packetizer:
 
     def _headers(
         self, step: int, part: UnreliableBlocks, fragments: SlotFragments, order: Int64, first: int
-    ) -> NDArray[Any]:
+    ) -> Array:
         """Return the headers [d] of a channel's datagrams for one variable slice, in order."""
         starts, counts = fragments.starts[order], fragments.counts[order]
         offsets = starts if fragments.positions is None else fragments.positions[starts]
@@ -217,16 +217,8 @@ def _joined(by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]) -> tuple[Announc
     return tuple(channels[channel] for channel in sorted(channels))
 
 
-def _by_channel(fragments: SlotFragments) -> Iterator[tuple[int, Int64]]:
-    """Yield each channel with the indices of its datagrams; the most important channel is first."""
-    edges = np.searchsorted(fragments.channels, np.arange(1, form.MOST_CHANNELS + 2))
-    for channel in range(1, form.MOST_CHANNELS + 1):
-        if edges[channel - 1] < edges[channel]:
-            yield channel, np.arange(edges[channel - 1], edges[channel])
-
-
-def _equal_chunks(fragments: SlotFragments, rows: Int64, part: UnreliableBlocks) -> Iterator[Int64]:
-    """Yield indices of equally long datagrams to send in one system call, roughly by importance."""
+def _equal_chunks(fragments: SlotFragments, rows: Int64, part: UnreliableBlocks) -> list[Int64]:
+    """Return indices of equal datagrams to send in one system call, roughly by importance."""
     counts = fragments.counts[rows]
     chunks = []
     for count in np.unique(counts).tolist():
@@ -234,23 +226,11 @@ def _equal_chunks(fragments: SlotFragments, rows: Int64, part: UnreliableBlocks)
         size = form.FRAME_BYTES + form.payload_bytes(part.encoding, part.indices is not None, count)
         length = min(_MOST_SEGMENTS, _MOST_BYTES // size)
         chunks += [equal[start : start + length] for start in range(0, len(equal), length)]
-    yield from sorted(chunks, key=lambda chunk: int(chunk[-1]))
-
-
-def _written(
-    part: UnreliableBlocks, fragments: SlotFragments, chunks: list[Int64], headers: NDArray[Any]
-) -> list[SealedBatch]:
-    """Return one batch of datagrams for each chunk of indices: headers, gaps and values."""
-    batches = []
-    first = 0
-    for chunk in chunks:
-        batches.append(_batch(part, fragments, chunk, headers[first : first + len(chunk)]))
-        first += len(chunk)
-    return batches
+    return sorted(chunks, key=lambda chunk: int(chunk[-1]))
 
 
 def _batch(
-    part: UnreliableBlocks, fragments: SlotFragments, rows: Int64, headers: NDArray[Any]
+    part: UnreliableBlocks, fragments: SlotFragments, rows: Int64, headers: Array
 ) -> SealedBatch:
     count = int(fragments.counts[rows[0]])
     starts = fragments.starts[rows]
@@ -273,10 +253,10 @@ def _batch(
     return SealedBatch(int(headers["channel"][0]), size, len(rows), raw.reshape(-1).data)
 
 
-def _rows(source: NDArray[Any], starts: Int64, count: int) -> NDArray[Any]:
+def _rows(source: Array, starts: Int64, count: int) -> Array:
     """Copy `count` values from each index in `starts` of the source, to [len(starts), count]."""
     shape = (source.size - count + 1, count)
-    windows: NDArray[Any] = np.ndarray(shape, source.dtype, source, 0, source.strides * 2)
+    windows: Array = np.ndarray(shape, source.dtype, source, 0, source.strides * 2)
     return windows[starts]
 
 
@@ -291,10 +271,10 @@ class SlotFragments:
     """
 
     # contiguous gradient values, in the dtype of the wire (UINT4: unpacked)
-    source: NDArray[Any]
+    source: Array
     # position of each gradient value in the variable slice; None: dense gradient
     positions: Int64 | None
-    channels: NDArray[np.uint8]  # [p] uint8: channel (priority class) of each datagram, ascending
+    channels: UInt8  # [p] uint8: channel (priority class) of each datagram, ascending
     starts: Int64  # [p] int64: index in the source of each datagram's first value
     counts: Int64  # [p] int64: number of gradient values of each datagram, at least 1
 
@@ -336,11 +316,11 @@ def _fragment_sparse(part: UnreliableBlocks, indices: Int64, limit_bytes: int) -
 def _fragments(
     part: UnreliableBlocks,
     limit_bytes: int,
-    source: NDArray[Any],
+    source: Array,
     positions: Int64 | None,
     starts: Int64,
     lengths: Int64,
-    channels: NDArray[np.uint8],
+    channels: UInt8,
 ) -> SlotFragments:
     """Divide each sequence of values into full datagrams and, at its end, a shorter datagram."""
     full = form.most_values(part.encoding, positions is not None, limit_bytes)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,11 +18,7 @@ from thinwire.ops.routing import datagram_format as form
 from thinwire.ops.routing.base import SPARSE, ValueEncoding
 from thinwire.ops.routing.counters import ReassemblyCounters
 from thinwire.ops.routing.datagram_format import DatagramSession
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import Array, Bool, Float32, Int64, UInt8, UInt32
 
 _ENCODINGS = {int(encoding): encoding for encoding in ValueEncoding}
 #: Columns of a datagram's header that is read as 16 words of 32 bits.
@@ -52,7 +47,7 @@ class ParsedDatagrams:
         """Return the number of parsed datagrams."""
         return len(self.slots)
 
-    def select(self, chosen: NDArray[np.bool_]) -> ParsedDatagrams:
+    def select(self, chosen: Bool) -> ParsedDatagrams:
         """Return those parsed datagrams for which `chosen` [m] is True."""
         return dataclasses.replace(
             self,
@@ -139,7 +134,7 @@ class DatagramParser:
             yield from self._parse_alike(words[alike], raw[alike])
             words, raw = words[~alike], raw[~alike]
 
-    def _ours(self, words: NDArray[np.uint32]) -> NDArray[np.bool_] | None:
+    def _ours(self, words: UInt32) -> Bool | None:
         """Return [m] bool: which datagrams belong to the parser's session; None: all of them."""
         matches = (words[:, :5] & self._mask) == self._expected
         if matches.all():
@@ -154,15 +149,13 @@ class DatagramParser:
             good &= right
         return good
 
-    def _drop(self, reason: str, good: NDArray[np.bool_]) -> bool:
+    def _drop(self, reason: str, good: Bool) -> bool:
         """Count datagrams with `good` False as dropped; return True if there is at least one."""
         num_bad = len(good) - int(np.count_nonzero(good))
         self._counters.dropped[reason] += num_bad
         return num_bad > 0
 
-    def _parse_alike(
-        self, words: NDArray[np.uint32], raw: NDArray[np.uint8]
-    ) -> Iterator[ParsedDatagrams]:
+    def _parse_alike(self, words: UInt32, raw: UInt8) -> Iterator[ParsedDatagrams]:
         """Yield the valid datagrams among authentic datagrams of equal kind, step and length."""
         _, code, channel, flags = int(words[0, _KIND]).to_bytes(4, "little")
         sparse = bool(code & SPARSE)
@@ -193,12 +186,12 @@ class DatagramParser:
 
     def _decoded(
         self,
-        words: NDArray[np.uint32],
-        raw: NDArray[np.uint8],
+        words: UInt32,
+        raw: UInt8,
         encoding: ValueEncoding,
         count: int,
         sparse: bool,
-    ) -> tuple[NDArray[np.uint32], Float32, Int64 | None] | None:
+    ) -> tuple[UInt32, Float32, Int64 | None] | None:
         """Return headers, values and sparse positions of valid datagrams; None if none is valid."""
         positions = None
         if sparse:
@@ -217,9 +210,7 @@ class DatagramParser:
         positions = None if positions is None else positions[good]
         return (words[good], values[good], positions) if good.any() else None
 
-    def _within(
-        self, words: NDArray[np.uint32], count: int, size: int, sparse: bool
-    ) -> NDArray[np.bool_] | None:
+    def _within(self, words: UInt32, count: int, size: int, sparse: bool) -> Bool | None:
         """Return [m] bool: which datagrams fit the shard server's slices; None: all of them."""
         wide = words[:, _SLOT : _ENTRIES + 1].astype(np.int64)
         slots, _, blocks, num_blocks, offsets, _, entries = wide.T
@@ -228,20 +219,18 @@ class DatagramParser:
         fits = known & (entries == sizes) & (offsets + count <= sizes)
         fits &= words[:, _PAYLOAD_BYTES] == size - form.FRAME_BYTES
         length = self._block_entries
-        block: NDArray[np.bool_] = (blocks == offsets // length) & (
-            num_blocks == -(-sizes // length)
-        )
+        block: Bool = (blocks == offsets // length) & (num_blocks == -(-sizes // length))
         if not sparse:
             block &= (offsets + (count - 1)) // length == blocks
         if (fits & block).all():
             return None
         self._drop("bounds", fits)
         self._drop("block", block | ~fits)
-        both: NDArray[np.bool_] = fits & block
+        both: Bool = fits & block
         return both
 
 
-def _positions(words: NDArray[np.uint32], raw: NDArray[np.uint8], count: int) -> Int64:
+def _positions(words: UInt32, raw: UInt8, count: int) -> Int64:
     """Return positions [m, count] of the values in m sparse datagrams within the variable slice."""
     shape, strides = (len(raw), count), (raw.shape[1], form.GAP_DTYPE.itemsize)
     gaps = np.ndarray(shape, form.GAP_DTYPE, raw, form.HEADER_BYTES, strides)
@@ -250,24 +239,22 @@ def _positions(words: NDArray[np.uint32], raw: NDArray[np.uint8], count: int) ->
     return positions
 
 
-def _ascend(positions: Int64, words: NDArray[np.uint32]) -> NDArray[np.bool_]:
+def _ascend(positions: Int64, words: UInt32) -> Bool:
     """Return [m] bool: which rows of positions ascend from their offset on and fit the slice."""
-    good: NDArray[np.bool_] = np.logical_and.reduce(np.diff(positions, axis=1) > 0, axis=1)
+    good: Bool = np.logical_and.reduce(np.diff(positions, axis=1) > 0, axis=1)
     good &= positions[:, 0] == words[:, _OFFSET]
     good &= positions[:, -1] < words[:, _ENTRIES]
     return good
 
 
-def _values(
-    words: NDArray[np.uint32], raw: NDArray[np.uint8], encoding: ValueEncoding, count: int
-) -> Float32:
+def _values(words: UInt32, raw: UInt8, encoding: ValueEncoding, count: int) -> Float32:
     """Return the gradient values [m, count] of m payloads; float32 payloads are not copied."""
     num, size = raw.shape
     dtype = form.VALUE_DTYPES[encoding]
     wire_bytes = form.value_bytes(encoding, count)
     start = size - form.TAG_BYTES - wire_bytes
     shape = (num, wire_bytes // dtype.itemsize)
-    coded: NDArray[Any] = np.ndarray(shape, dtype, raw, start, (size, dtype.itemsize))
+    coded: Array = np.ndarray(shape, dtype, raw, start, (size, dtype.itemsize))
     if encoding is ValueEncoding.UINT4:
         coded = form.unpack_nibbles(coded, count)
     scales, lows = words[:, [_SCALE, _LOW]].view(np.float32).T[:, :, None]

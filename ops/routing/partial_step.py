@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,12 +19,7 @@ from thinwire.ops.kernels.numpy_ops import dequantise
 from thinwire.ops.routing.base import Manifest
 from thinwire.ops.routing.parser import ParsedDatagrams
 from thinwire.ops.routing.sequence_set import SequenceSet
-from thinwire.ops.types import Block, CodedValues, LowRankBlock, RangedBlock
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import Block, Bool, CodedValues, Float32, Int64, LowRankBlock, RangedBlock
 
 
 @dataclasses.dataclass
@@ -84,7 +78,7 @@ class PartialStep:
         # [shard] float32: gradient values of all variable slices; None before the first dense
         # values.
         self._flat: Float32 | None = None
-        self._has_dense: NDArray[np.bool_] = np.zeros(num_slots, bool)
+        self._has_dense: Bool = np.zeros(num_slots, bool)
         self._sparse: dict[int, list[tuple[Int64, Float32]]] = {}
         # positions in the shard's buffer at which written datagrams start
         self._starts: list[Int64] = []
@@ -190,13 +184,13 @@ class PartialStep:
     def close_rest(self, late: LateBlocks) -> None:
         """End the wait for variable slices that have datagrams, but no gRPC part of a gradient."""
         waiting = np.flatnonzero((self._arrived > 0) & ~self.closed).tolist()
-        unmarked = (slot for slot in late.slots() if not self.closed[slot])
+        unmarked = (slot for slot in late if not self.closed[slot])
         for slot in sorted({*waiting, *unmarked}):
             self._close_slot(slot, None, late)
 
     def _close_slot(self, slot: int, block: Block | None, late: LateBlocks) -> int:
         self.closed[slot] = True
-        held = late.pop(slot)
+        held = late.pop(slot, None)
         if isinstance(block, LowRankBlock):
             self._results[slot] = block
             return 0 if held is None else held.num_datagrams
@@ -310,35 +304,13 @@ class LateValues:
         self.sum_of_ages += age * len(part)
 
 
-class LateBlocks:
-    """Late datagrams of a worker, stored until a later push of their variable slice.
-
-    A datagram is late if it arrives after the shard server's wait for datagrams has ended.
-
-    Source: the diff-reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021:
-    a late block is added to the block of the next iteration. Differences: each datagram counts
-    once and only up to an age, and its weight may fall with its age.
-    """
-
-    def __init__(self, sizes: Sequence[int], decay: float) -> None:
-        """Start empty; a datagram that is `age` steps late will have weight ``decay ** age``."""
-        self._sizes, self._decay = sizes, decay
-        self._held: dict[int, LateValues] = {}
-
-    def add(self, arrivals: ParsedDatagrams, age: int) -> None:
-        """Store late datagrams by variable slice; the entries of two datagrams must not overlap."""
-        weight = self._decay**age
-        for slot, part in arrivals.by_slot():
-            held = self._held.setdefault(slot, LateValues(self._sizes[slot]))
-            held.add(part, age, weight)
-
-    def pop(self, slot: int) -> LateValues | None:
-        """Remove and return the late gradient values of a variable slice, or None."""
-        return self._held.pop(slot, None)
-
-    def slots(self) -> list[int]:
-        """Return the numbers of the variable slices with late gradient values, ascending."""
-        return sorted(self._held)
+#: Number of a variable slice -> values of its late datagrams, stored until a later push of the
+#: slice. A datagram is late if it arrives after the shard server's wait for datagrams has ended.
+#:
+#: Source: the diff-reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021:
+#: a late block is added to the block of the next iteration. Differences: each datagram counts once
+#: and only up to an age, and its weight may fall with its age.
+LateBlocks = dict[int, LateValues]
 
 
 # -- finalizing ---------------------------------------------------------------------------------

@@ -11,24 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinwire.ops.routing.base import Manifest, ReassemblyRules
+from thinwire.ops.routing.base import Manifest
 from thinwire.ops.routing.counters import ReassemblyCounters
 from thinwire.ops.routing.datagram_format import DatagramSession
+from thinwire.ops.routing.dgt_choices import DgtChoices
 from thinwire.ops.routing.parser import DatagramParser, ParsedDatagrams
-from thinwire.ops.routing.partial_step import LateBlocks, PartialStep
+from thinwire.ops.routing.partial_step import LateBlocks, LateValues, PartialStep
 from thinwire.ops.routing.sequence_set import IN_TIME, LATE, SequenceSet, ahead
-from thinwire.ops.types import Block
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+from thinwire.ops.types import Block, Float32
 
 _MODULUS = 1 << 32
-#: Size of a float32 in bytes; --dgt_block_size is given in bytes of float32 entries.
-_ENTRY_BYTES = 4
 #: Largest number of steps (pushed gradients) whose gRPC parts are complete while UDP datagrams are
 #: missing: a worker sends at most one push before the reply to its previous push.
 _MOST_ENDED = 2
@@ -74,9 +69,7 @@ class Reassembler:
             session.
     """
 
-    def __init__(
-        self, session: DatagramSession, sizes: Sequence[int], rules: ReassemblyRules
-    ) -> None:
+    def __init__(self, session: DatagramSession, sizes: Sequence[int], rules: DgtChoices) -> None:
         """Start the reassembly of one worker's pushed gradients on one shard server.
 
         Args:
@@ -86,12 +79,12 @@ class Reassembler:
                 messages.
         """
         self.counters = ReassemblyCounters.zero(rules.dgt_channels)
-        block_entries = max(1, rules.dgt_block_size // _ENTRY_BYTES)
         self._rules = rules
         self._parser = DatagramParser(
-            session, sizes, block_entries, rules.dgt_channels, self.counters
+            session, sizes, rules.block_entries, rules.dgt_channels, self.counters
         )
-        self._late = LateBlocks(sizes, rules.dgt_late_decay)
+        self._sizes = sizes
+        self._late: LateBlocks = {}
         self._window = StepWindow(
             [0, *np.cumsum(np.array(sizes, np.int64)).tolist()], self.counters
         )
@@ -121,7 +114,9 @@ class Reassembler:
 
     def _place(self, arrivals: ParsedDatagrams) -> None:
         if self._closed is not None and ahead(arrivals.step, self._closed) <= 0:
-            self._place_late(arrivals)
+            first = self._window.first
+            awaited = self._closed + 1 if first is None else first.number
+            self._keep_late(arrivals, self._past.get(arrivals.step), ahead(awaited, arrivals.step))
             return
         step = self._window.step_for(arrivals.step)
         if isinstance(step, str):
@@ -150,12 +145,6 @@ class Reassembler:
 
     # -- late datagrams ---------------------------------------------------------------------
 
-    def _place_late(self, arrivals: ParsedDatagrams) -> None:
-        """Count, and store or drop, datagrams of a step whose wait is over."""
-        first = self._window.first
-        awaited = (self._closed or 0) + 1 if first is None else first.number
-        self._keep_late(arrivals, self._past.get(arrivals.step), ahead(awaited, arrivals.step))
-
     def _keep_late(
         self, arrivals: ParsedDatagrams, sequences: SequenceSet | None, age: int
     ) -> None:
@@ -173,7 +162,10 @@ class Reassembler:
         if self._rules.dgt_reception == "drop":
             self.counters.dropped["late"] += len(new)
         elif len(new):
-            self._late.add(new, age)
+            weight = self._rules.dgt_late_decay**age
+            for slot, part in new.by_slot():
+                late = self._late.setdefault(slot, LateValues(self._sizes[slot]))
+                late.add(part, age, weight)
 
     # -- the reliable part ------------------------------------------------------------------
 

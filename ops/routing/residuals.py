@@ -11,18 +11,13 @@ rounding errors alone never make a sparse gradient denser.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from thinwire.ops.kernels.numpy_ops import dequantise, from_levels, is_on_device, union
 from thinwire.ops.routing.base import LostEntries, UnreliableBlocks, ValueEncoding
-from thinwire.ops.types import Block, CodedValues, State
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Float32, Int64
+from thinwire.ops.types import Array, Block, CodedValues, Float32, Int64, State
 
 _LEVELS = (ValueEncoding.UINT16, ValueEncoding.UINT8, ValueEncoding.UINT4)
 
@@ -180,7 +175,7 @@ def positions_of(lost: LostEntries) -> Int64:
 def _values_at(sent: State, at: Int64) -> Float32:
     """Return the values that the last push sent in datagrams for positions `at` of a slice."""
     indices = sent["indices"]
-    data: NDArray[Any] = sent["data"][at if indices is None else np.searchsorted(indices, at)]
+    data: Array = sent["data"][at if indices is None else np.searchsorted(indices, at)]
     number = at // sent["block_entries"]
     if ValueEncoding(sent["encoding"]) in _LEVELS:
         return from_levels(data, sent["lows"][number], sent["scales"][number])

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from thinwire.ops.routing.base import AnnouncedDatagrams
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Int64
+from thinwire.ops.types import Bool, Int64, UInt8
 
 _MODULUS, _HALF = 1 << 32, 1 << 31
 #: Marks of arrived datagrams in a `SequenceSet`; the mark 0 means that a datagram has not arrived.
@@ -40,7 +34,7 @@ class SequenceSet:
         self._limit = limit
         # channel -> sequence number of the first entry of `seen` (the marks of arrived datagrams)
         self._first: dict[int, int] = {}
-        self._seen: dict[int, NDArray[np.uint8]] = {}
+        self._seen: dict[int, UInt8] = {}
         self._ranges: list[AnnouncedDatagrams] = []
         self._finished = False
 
@@ -90,7 +84,7 @@ class SequenceSet:
         self._first = {channel: first for channel, (first, _) in exact.items()}
         self._finished = True
 
-    def add(self, channel: int, numbers: Int64, mark: int) -> tuple[NDArray[np.bool_], int]:
+    def add(self, channel: int, numbers: Int64, mark: int) -> tuple[Bool, int]:
         """Record arrived datagrams of one channel by sequence number.
 
         Args:
@@ -120,7 +114,7 @@ class SequenceSet:
         seen[places[new]] = mark
         return new, len(numbers) - num_inside
 
-    def _cut(self, channel: int, first: int, count: int) -> NDArray[np.uint8]:
+    def _cut(self, channel: int, first: int, count: int) -> UInt8:
         """Return the arrival marks of `count` sequence numbers from `first` on; 0: not arrived."""
         exact = np.zeros(count, np.uint8)
         seen = self._seen.get(channel)
@@ -153,9 +147,9 @@ class SequenceSet:
         return np.packbits(bits, bitorder="little").tobytes()
 
 
-def _new(places: Int64, seen: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def _new(places: Int64, seen: UInt8) -> Bool:
     """Return [m] bool: True for `places` that are not marked in `seen` and not repeated."""
-    new: NDArray[np.bool_] = seen[places] == 0
+    new: Bool = seen[places] == 0
     if len(places) > 1 and not (np.diff(places) > 0).all():
         _, firsts = np.unique(places, return_index=True)
         is_first = np.zeros(len(places), bool)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.sharding.split import shard_positions
-from thinwire.ops.types import Block, CodedValues, ModelSpec, ShardLayout, Update
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Int64
+from thinwire.ops.types import Block, CodedValues, Int64, ModelSpec, ShardLayout, Update
 
 _NO_ENTRIES = np.empty(0, np.int64)
 #: Largest number of entries of a joined block. For larger blocks, the fixed cost per block does not

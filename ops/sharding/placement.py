@@ -11,16 +11,12 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from thinwire.ops.options import ARE_NUMBERS_OR_NONE, comma_list
 from thinwire.ops.policy import Policy, setting
 from thinwire.ops.sharding.split import MAX_SLICE_ENTRIES, place_tensors
-from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout, Slice
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from thinwire.ops.types import ConfigurationError, Float64, ModelSpec, ShardLayout, Slice
 
 #: Number of positions per MAX_SLICE_ENTRIES entries at which a placement may cut a large tensor.
 _CUTS_PER_SLICE = 16
@@ -168,8 +164,8 @@ def best_cuts(points: Sequence[int], speeds: Sequence[float]) -> list[int]:
 def _cheapest(
     points: Sequence[int],
     speeds: Sequence[float],
-    cost: Callable[[NDArray[np.float64], float], NDArray[np.float64]],
-    join: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
+    cost: Callable[[Float64, float], Float64],
+    join: Callable[[Float64, Float64], Float64],
 ) -> tuple[float, list[int]]:
     """Return the minimal cost of a division into blocks (costs joined by `join`), and its cuts.
 
@@ -180,7 +176,7 @@ def _cheapest(
     import numpy as np
 
     at = np.asarray(points, np.float64)
-    before: NDArray[np.float64] = np.full(len(at), np.inf)
+    before: Float64 = np.full(len(at), np.inf)
     before[0] = 0.0
     choices = []
     for speed in speeds:

@@ -9,25 +9,3 @@ at random, train in each round. The module ``groups`` reads and writes worker gr
 worker groups from measured speeds. A synchronization rule reads tokens of pushes and never the
 values of an update, so every shard, the Simulator and the tests use the same rules.
 """
-
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, Ready, SyncRule
-from thinwire.ops.sync.drawn import DrawnSync
-from thinwire.ops.sync.groups import AutoGroups, Groups
-from thinwire.ops.sync.rounds import Rounds
-from thinwire.ops.sync.rule import SYNC_RULES, GroupSync, make_rule
-
-__all__ = [
-    "SYNC_RULES",
-    "Advance",
-    "ArrivalToken",
-    "AutoGroups",
-    "Draw",
-    "DrawnSync",
-    "GroupSync",
-    "Groups",
-    "Joiners",
-    "Ready",
-    "Rounds",
-    "SyncRule",
-    "make_rule",
-]

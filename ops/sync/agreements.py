@@ -9,8 +9,8 @@ lists the three kinds of agreement, and `agreement_of` creates the agreement obj
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from thinwire.ops.sync.base import (
     Agreement,
@@ -30,6 +30,9 @@ _MOST_ANNOUNCED = 64
 #: restarts, the rounds that shard 0 announced after its last snapshot become void. The next
 #: generation of shard 0 must not use the numbers of void announcements again.
 _NUMBERS_PER_GENERATION = 1 << 32
+
+
+_Item = TypeVar("_Item", Draw, Joiners)
 
 
 class ShardAgreement:
@@ -236,7 +239,7 @@ class JoinersOfShardZero(ShardAgreement):
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Restore the agreement's state that `state_dict` has returned."""
         if soft:
-            self._over, self._entered = dict(state["over"]), _of_plain(state["entered"])
+            self._over, self._entered = dict(state["over"]), _of_plain(Joiners, state["entered"])
 
 
 class JoinersOfFollower(JoinersOfShardZero):
@@ -303,7 +306,7 @@ class JoinersOfFollower(JoinersOfShardZero):
         """Restore the agreement's state that `state_dict` has returned."""
         super().load_state_dict(state, soft)
         if soft:
-            self._expected = _of_plain(state["expected"])
+            self._expected = _of_plain(Joiners, state["expected"])
 
 
 class Announced(ShardAgreement):
@@ -371,7 +374,7 @@ class Announced(ShardAgreement):
         return state | {
             "steps": dict(self._steps),
             "newest": self.newest,
-            "announced": _draws_as_plain(self._announced),
+            "announced": _as_plain(self._announced),
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
@@ -380,7 +383,7 @@ class Announced(ShardAgreement):
         self._num_rounds = state["rounds"]
         if soft:
             self.newest = state["newest"]
-            self._announced = _draws_of_plain(state["announced"])
+            self._announced = _of_plain(Draw, state["announced"])
 
 
 class ReleasesOfShardZero(Announced):
@@ -526,14 +529,14 @@ class NamedRounds(Announced):
         state = super().state_dict(soft)
         if not soft:
             return state
-        drawn = _draws_as_plain([self._drawn] if self._drawn else [])
+        drawn = _as_plain([self._drawn] if self._drawn else [])
         return state | {"drawn": drawn, "open": sorted(self._open)}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Restore the agreement's state that `state_dict` has returned."""
         super().load_state_dict(state, soft)
         if soft:
-            self._drawn = next(iter(_draws_of_plain(state["drawn"])), None)
+            self._drawn = next(iter(_of_plain(Draw, state["drawn"])), None)
             self._open = set(state["open"])
 
 
@@ -693,7 +696,7 @@ class AnnouncedByShardZero(NamedRounds):
         if not soft:
             finished = self.newest if self._drawn is None else self._drawn.number - 1
             return state | {"followed": finished}
-        awaited = _draws_as_plain(self._awaited)
+        awaited = _as_plain(self._awaited)
         return state | {"gave_up": sorted(self._gave_up), "awaited": awaited}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
@@ -703,7 +706,7 @@ class AnnouncedByShardZero(NamedRounds):
             self.newest = max(self.newest, state["followed"])
             return
         self._gave_up = set(state["gave_up"])
-        self._awaited = _draws_of_plain(state["awaited"])
+        self._awaited = _of_plain(Draw, state["awaited"])
 
 
 class DrawsOfFollower(AnnouncedByShardZero):
@@ -747,29 +750,13 @@ def _without(drawn: Draw, worker: int) -> Draw:
     return dataclasses.replace(drawn, workers=workers, after=after)
 
 
-def _as_plain(joiners: Sequence[Joiners]) -> list[list[Any]]:
-    return [
-        [list(group.workers), group.has_entered, list(group.members), list(group.after)]
-        for group in joiners
-    ]
+def _as_plain(items: Sequence[Draw | Joiners]) -> list[list[Any]]:
+    """Return the fields of each item as a list, with lists in place of tuples."""
+    fields = [vars(item).values() for item in items]
+    return [[list(v) if isinstance(v, tuple) else v for v in values] for values in fields]
 
 
-def _of_plain(joiners: Sequence[Sequence[Any]]) -> list[Joiners]:
-    return [
-        Joiners(tuple(workers), has_entered, tuple(members), tuple(after))
-        for workers, has_entered, members, after in joiners
-    ]
-
-
-def _draws_as_plain(draws: Sequence[Draw]) -> list[list[Any]]:
-    return [
-        [item.number, item.of_round, list(item.workers), list(item.steps), list(item.after)]
-        for item in draws
-    ]
-
-
-def _draws_of_plain(draws: Sequence[Sequence[Any]]) -> list[Draw]:
-    return [
-        Draw(number, of_round, tuple(workers), tuple(steps), tuple(after))
-        for number, of_round, workers, steps, after in draws
-    ]
+def _of_plain(kind: type[_Item], rows: Sequence[Sequence[Any]]) -> list[_Item]:
+    """Return the items of class `kind` whose fields `_as_plain` has returned."""
+    make: Callable[..., _Item] = kind
+    return [make(*(tuple(v) if isinstance(v, list) else v for v in row)) for row in rows]

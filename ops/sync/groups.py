@@ -1,7 +1,7 @@
 """Read, write, compare and propose groups of workers that step together.
 
 The functions of `thinwire.ops.sync.groups` are pure (without side effects). `propose_groups` forms
-groups of workers from measured speeds. The module `thinwire.runtime.run.groups_file` writes
+groups of workers from measured speeds. The module `thinwire.runtime.run.sync_files` writes
 proposed groups of workers to files. The parameter server measures the workers' speeds and decides
 when groups change.
 """

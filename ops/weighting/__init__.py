@@ -5,8 +5,3 @@ scale of an update depends on the number of updates that the shard server has ap
 version of the weights at which the update was computed. `WEIGHTINGS` has an entry for each value of
 the flag --weighting.
 """
-
-from thinwire.ops.weighting.base import Arrival, ReleaseContext, Weighting, staleness
-from thinwire.ops.weighting.registry import WEIGHTINGS
-
-__all__ = ["WEIGHTINGS", "Arrival", "ReleaseContext", "Weighting", "staleness"]

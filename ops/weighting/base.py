@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.policy import Policy
 from thinwire.ops.push_head import NO_HEAD, PushHead
-from thinwire.ops.types import Block, State, Update
+from thinwire.ops.types import Block, Float32, State, Update
 
 if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
     from thinwire.ops.wire.blocks import WireBlock
 
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from thinwire.ops.options import choice, number
+from thinwire.ops.options import choice, decay_factor, number
 from thinwire.ops.policy import Policy, setting
-from thinwire.ops.types import ConfigurationError, State, Update, where_of
+from thinwire.ops.types import ConfigurationError, Float32, State, Update, where_of
 from thinwire.ops.weighting.base import Arrival, ReleaseContext
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
 
 #: Value of the flag --dcasgd_variant -> strength lambda of the compensation if --dcasgd_lambda is
 #: not given.
@@ -70,13 +66,9 @@ class DcAsgd(Policy):
         )
     )
     dcasgd_decay: float | None = setting(
-        number(
+        decay_factor(
             "dcasgd_decay",
-            None,
             "Decay of the running mean square of --dcasgd_variant=adaptive.",
-            "factor",
-            low=0.0,
-            high=0.9999,
             unset="0.95",
         )
     )
@@ -178,8 +170,3 @@ class DcAsgd(Policy):
         )
         means[owner][where] = mean
         return strengths
-
-
-def _check_word(flag: str, value: str, legal: tuple[str, ...]) -> None:
-    if value not in legal:
-        raise ConfigurationError(f"--{flag}={value!r}: expected one of {', '.join(legal)}.")

@@ -12,18 +12,11 @@ hit counts or marks (copies of the counts).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.types import State
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.kernels.base import HitSet
-    from thinwire.ops.types import Int64
+from thinwire.ops.kernels.base import HitSet, Kernels
+from thinwire.ops.types import Int32, Int64, State
 
 #: Number of updates between two marks (copies of the hit counts). A window of fewer than two
 #: intervals has no marks.
@@ -78,7 +71,7 @@ def since(
     indices: Int64 | None,
     kernels: Kernels,
     state: State,
-) -> NDArray[np.int32]:
+) -> Int32:
     """Count, for each weight, the updates since version `base` that hit the weight.
 
     Args:
@@ -107,7 +100,5 @@ def since(
         return sigma
     newest, marked = state["counts"], mark["counts"]
     more = newest - marked if indices is None else newest[indices] - marked[indices]
-    total: NDArray[np.int32] = (
-        sigma + more.astype(np.int32) + np.int32(state["num_dense"] - mark["num_dense"])
-    )
+    total: Int32 = sigma + more.astype(np.int32) + np.int32(state["num_dense"] - mark["num_dense"])
     return total

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from thinwire.ops.options import choice, integer
 from thinwire.ops.policy import Policy, setting
-from thinwire.ops.types import State, Update
+from thinwire.ops.types import Int32, State, Update
 from thinwire.ops.weighting.base import Arrival, ReleaseContext
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 #: Largest number of forgotten updates that is counted. The sum of this number and the hits within
 #: the window must fit an int32.
@@ -110,7 +106,7 @@ class PerEntry(Policy):
         state["first"] = keep_from
 
 
-def _touched(arrivals: Sequence[Arrival]) -> NDArray[np.int32] | None:
+def _touched(arrivals: Sequence[Arrival]) -> Int32 | None:
     """Return the union of the updates' positions as int32; None if an update is dense."""
     import numpy as np
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from thinwire.ops.weighting.base import Weighting
-from thinwire.ops.weighting.by_samples import BySamples
-from thinwire.ops.weighting.by_staleness import Inverse, Unweighted
+from thinwire.ops.weighting.by_staleness import BySamples, Inverse, Unweighted
 from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.ops.weighting.per_entry import PerEntry
 

@@ -14,29 +14,28 @@ import dataclasses
 import enum
 import math
 import struct
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from thinwire.ops.types import (
     FEW_BITS,
     VALUE_DTYPES,
+    Array,
     Block,
     ChunkedValues,
     CodedValues,
+    Int64,
     LowRankBlock,
     RangedBlock,
 )
 from thinwire.ops.wire import few_bits_coding, index_codings, value_codings
 from thinwire.ops.wire.index_codings import WireError
-from thinwire.ops.wire.low_rank_coding import FACTORS, decode_factors
+from thinwire.ops.wire.low_rank import expanded
 from thinwire.ops.wire.value_codings import ValueCoding
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Int64
-
+#: Header of a low-rank block: column of the block's first entry, number of columns, scale of the
+#: right factor.
+_FACTORS = struct.Struct("<IIf")
 _HEADER = struct.Struct("<I")  # start of a ranged block's header: the number of entries per range
 
 
@@ -51,11 +50,6 @@ def lengths(size: int, block_entries: int) -> Int64:
     if result.size:
         result[-1] = size - (result.size - 1) * block_entries
     return result
-
-
-def mask(block: RangedBlock) -> NDArray[np.bool_]:
-    """Return [size] bool: True for the entries of a variable slice that a ranged block has."""
-    return np.repeat(block.present, lengths(block.size, block.block_entries))
 
 
 def described(block: RangedBlock) -> bytes:
@@ -217,7 +211,7 @@ class IndexChooser:
         )
 
     def _code_values(
-        self, name: str, coding: IndexCoding, data: NDArray[Any]
+        self, name: str, coding: IndexCoding, data: Array
     ) -> tuple[ValueCoding, bytes | memoryview]:
         """Return the coding of a block's values, and the values coded as bytes.
 
@@ -270,7 +264,7 @@ def _factors_as_bytes(block: LowRankBlock) -> WireBlock:
         count=data.size,
         coding=IndexCoding.LOW_RANK,
         coding_parameter=block.rank,
-        index_bytes=FACTORS.pack(block.first, block.columns, block.right.scale),
+        index_bytes=_FACTORS.pack(block.first, block.columns, block.right.scale),
         value_dtype=block.values.dtype,
         scale=block.values.scale,
         value_bytes=data.data.cast("B"),
@@ -312,6 +306,42 @@ def _encode_as(
     else:
         data = index_codings.encode_uint32(indices)
     return coding, parameter, data
+
+
+def _decode_factors(
+    slot: int, coded: CodedValues, rank: int, described: memoryview, size: int
+) -> Block:
+    """Return the product of a low-rank block's two factors as a dense float32 block.
+
+    The caller checks that the factors have no more values than the slot (tensor or variable slice)
+    has entries. By checking the factors' number of values, the caller of `_decode_factors` limits
+    the number of columns, and so the allocated memory.
+
+    Args:
+        slot: Number of the block's slot (tensor or variable slice).
+        coded: Coded values of the left factor, then of the right factor.
+        rank: Number of columns of each of the two factors.
+        described: Received header of the factors, packed by `_FACTORS`.
+        size: Number of entries in the block's slot (tensor or variable slice).
+
+    Raises:
+        WireError: The header of the factors contradicts the number of values or of entries.
+    """
+    if len(described) != _FACTORS.size:
+        raise WireError(f"low-rank header has {len(described)} bytes; expected {_FACTORS.size}")
+    first, columns, scale = _FACTORS.unpack(described)
+    if rank < 1 or not first < columns:
+        raise WireError(f"low-rank block of rank {rank} begins at column {first} of {columns}")
+    rows, count = -(-(first + size) // columns), coded.data.size
+    if count != rank * (rows + columns):
+        raise WireError(
+            f"low-rank block: {count} values of rank {rank} for {rows} rows and {columns} columns"
+        )
+    if not 0 < scale < math.inf:
+        raise WireError(f"low-rank right factor's scale {scale}; expected a finite number above 0")
+    left = dataclasses.replace(coded, data=coded.data[: rows * rank])
+    right = CodedValues(coded.dtype, coded.data[rows * rank :], scale)
+    return expanded(LowRankBlock(slot, size, None, left, right, rank, first))
 
 
 def decode_block(
@@ -401,7 +431,7 @@ def decode_block(
         values = values.copy()
     coded = CodedValues(value_dtype, values, scale)
     if coding == IndexCoding.LOW_RANK:
-        return decode_factors(slot, coded, coding_parameter, index_bytes, size)
+        return _decode_factors(slot, coded, coding_parameter, index_bytes, size)
     if coding == IndexCoding.RANGES:
         if coding_parameter:
             raise WireError(f"index coding {coding} has no parameter; block has {coding_parameter}")

@@ -9,19 +9,13 @@ packed bytes are deflated with a Huffman code alone, to near their entropy.
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from thinwire.ops.kernels.few_bits import edges_of, num_scales
-from thinwire.ops.types import FEW_BITS, ChunkedValues
-from thinwire.ops.wire.index_codings import WireError
+from thinwire.ops.types import FEW_BITS, ChunkedValues, Float32, Int64, UInt8
+from thinwire.ops.wire.index_codings import WireError, inflated
 from thinwire.ops.wire.value_codings import LEAST_VALUES, ValueCoding
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Float32, Int64
 
 # largest legal scale of few-bit values: the bits of the largest finite bfloat16
 _LARGEST_SCALE_BITS = 0x7F7F
@@ -67,9 +61,7 @@ def checked_edges(
     return edges_of(indices, size, chunk, first)
 
 
-def decode_codes(
-    data: memoryview, dtype: str, edges: Int64, coding: int
-) -> tuple[NDArray[np.uint8], Float32]:
+def decode_codes(data: memoryview, dtype: str, edges: Int64, coding: int) -> tuple[UInt8, Float32]:
     """Check and decode the few-bit values of a block.
 
     Args:
@@ -96,28 +88,14 @@ def decode_codes(
         raise WireError("the scale factor of a block's chunk is negative or not finite")
     packed = data[scale_bytes:]
     if coding == ValueCoding.DEFLATED_CODES:
-        packed = _inflated(packed, packed_bytes)
+        packed = memoryview(inflated(packed, packed_bytes, "codes"))
     if len(packed) != packed_bytes:
         raise WireError(f"{len(packed)} bytes of codes do not match {count} values of {bits} bits")
     scales = (upper.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return _unpack(packed, count, bits), scales.reshape(shape)
 
 
-def _inflated(data: memoryview, num_bytes: int) -> memoryview:
-    inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
-    try:
-        # the limit of num_bytes + 1 detects a stream that is too long
-        plain = inflater.decompress(data, num_bytes + 1)
-    except zlib.error as error:
-        raise WireError(f"the deflated codes of a block do not inflate: {error}") from error
-    if not inflater.eof or inflater.unused_data:
-        raise WireError(
-            f"a block's codes inflate to more than {num_bytes} bytes, or do not end with the data"
-        )
-    return memoryview(plain)
-
-
-def _pack(codes: NDArray[np.uint8], bits: int) -> bytes:
+def _pack(codes: UInt8, bits: int) -> bytes:
     """Pack the lowest `bits` bits of each code into bytes, from the lowest bit of a byte on."""
     if bits == 1:
         return np.packbits(codes, bitorder="little").tobytes()
@@ -131,7 +109,7 @@ def _pack(codes: NDArray[np.uint8], bits: int) -> bytes:
     return packed.tobytes()
 
 
-def _unpack(packed: memoryview, count: int, bits: int) -> NDArray[np.uint8]:
+def _unpack(packed: memoryview, count: int, bits: int) -> UInt8:
     """Return the few-bit codes [count] that `_pack` packed."""
     octets = np.frombuffer(packed, np.uint8)
     if bits == 1:

@@ -12,14 +12,10 @@ Source: Rice (1979) for coded gaps.
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Int64
+from thinwire.ops.types import Array, Bool, Int64, UInt8
 
 # largest parameter of the Rice code: a field shifted by up to 7 bits fits into four bytes
 MAX_LOW_BITS = 24
@@ -60,15 +56,7 @@ def encode_best_rice(indices: Int64) -> tuple[int, bytes]:
     """Code positions in the shortest Rice code; return (number of low bits, coded bytes)."""
     gaps = _gaps(indices)
     low_bits = _best_rice(gaps, int(indices[-1]))[0]
-    return low_bits, _encode_gaps(gaps, low_bits)
-
-
-def _encode_gaps(gaps: Int64, low_bits: int) -> bytes:
-    """Return the Golomb-Rice code of gaps: high parts of all gaps in unary, then low parts of all.
-
-    A number in unary code is that many zeros, then a one.
-    """
-    return _unary(np.cumsum(gaps >> low_bits)) + _pack(gaps, low_bits)
+    return low_bits, _unary(np.cumsum(gaps >> low_bits)) + _pack(gaps, low_bits)
 
 
 def decode_rice(data: memoryview, count: int, size: int, low_bits: int) -> Int64:
@@ -118,17 +106,35 @@ def _deflate_gaps(gaps: Int64, searches: bool) -> bytes:
     return deflater.compress(heads.tobytes() + planes.tobytes()) + deflater.flush()
 
 
-def decode_deflated_gaps(data: memoryview, count: int) -> Int64:
-    """Return the positions [count] that `encode_deflated_gaps` coded."""
+def inflated(data: memoryview, most_bytes: int, what: str) -> bytes:
+    """Return the content of a deflated stream, of at most `most_bytes` bytes.
+
+    Args:
+        data: Received bytes of the stream.
+        most_bytes: Largest legal number of bytes of the content.
+        what: What a block has in the stream, for error messages.
+
+    Raises:
+        WireError: The stream does not inflate, is too long, or does not end with the data.
+    """
     inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
         # The limit accepts one byte more than the largest legal length. The additional byte shows a
         # longer stream, for example a decompression bomb, without unpacking it.
-        plain = inflater.decompress(data, count * (1 + _ESCAPE_BYTES) + 1)
+        plain = inflater.decompress(data, most_bytes + 1)
     except zlib.error as error:
-        raise WireError(f"the deflated index gaps of a block do not inflate: {error}") from error
+        raise WireError(f"the deflated {what} of a block do not inflate: {error}") from error
     if not inflater.eof or inflater.unused_data:
-        raise WireError("the stream of a block's deflated index gaps does not end with its bytes")
+        raise WireError(
+            f"the stream of a block's {what} inflates to more than {most_bytes} bytes, or does not "
+            "end with the data"
+        )
+    return plain
+
+
+def decode_deflated_gaps(data: memoryview, count: int) -> Int64:
+    """Return the positions [count] that `encode_deflated_gaps` coded."""
+    plain = inflated(data, count * (1 + _ESCAPE_BYTES), "index gaps")
     heads = np.frombuffer(plain, np.uint8, min(count, len(plain)))
     escaped = (heads == _ESCAPE).nonzero()[0]
     if len(plain) != count + _ESCAPE_BYTES * escaped.size:
@@ -193,9 +199,7 @@ def _unary(high: Int64) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-def _high_and_low(
-    data: memoryview, count: int, size: int, low_bits: int
-) -> tuple[Int64, NDArray[Any]]:
+def _high_and_low(data: memoryview, count: int, size: int, low_bits: int) -> tuple[Int64, Array]:
     """Decode the high and low parts of Rice-coded gaps; check the unary code of high parts."""
     if not 0 <= low_bits <= MAX_LOW_BITS:
         raise WireError(f"the index coding has {low_bits} low bits; expected 0 to {MAX_LOW_BITS}")
@@ -225,7 +229,7 @@ def _pack(numbers: Int64, low_bits: int) -> bytes:
     return np.packbits(bits[:, :low_bits], bitorder="little").tobytes()
 
 
-def _pack_octets(numbers: NDArray[np.uint8], low_bits: int) -> bytes:
+def _pack_octets(numbers: UInt8, low_bits: int) -> bytes:
     """Pack b = `low_bits` <= 8 bits of each number; eight fields of b bits fill b bytes."""
     rows = np.zeros((-(-numbers.size // 8), 8), np.uint8)
     rows.reshape(-1)[: numbers.size] = numbers
@@ -237,7 +241,7 @@ def _pack_octets(numbers: NDArray[np.uint8], low_bits: int) -> bytes:
     return packed[: -(-numbers.size * low_bits // 8)]
 
 
-def _unpack(data: memoryview, count: int, low_bits: int) -> NDArray[Any]:
+def _unpack(data: memoryview, count: int, low_bits: int) -> Array:
     """Return the numbers that `_pack` packed into consecutive fields of bits."""
     if not low_bits:
         return np.zeros(count, np.int64)
@@ -250,5 +254,5 @@ def _unpack(data: memoryview, count: int, low_bits: int) -> NDArray[Any]:
     return (fields & np.uint32((1 << low_bits) - 1)).astype(np.int64)
 
 
-def _bits_of(data: memoryview) -> NDArray[np.bool_]:
+def _bits_of(data: memoryview) -> Bool:
     return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little").view(bool)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
-from thinwire.ops.types import Block, CodedValues, LowRankBlock, Slice
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+from thinwire.ops.types import Block, CodedValues, Float32, LowRankBlock, Slice
 
 
 def pays(rank: int, rows: int, columns: int, size: int) -> bool:

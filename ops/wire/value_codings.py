@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import enum
 import zlib
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thinwire.ops.wire.index_codings import WireError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from thinwire.ops.types import Array
+from thinwire.ops.wire.index_codings import WireError, inflated
 
 # number of values below which they are not deflated: the code table would take much of the saving
 LEAST_VALUES = 512
@@ -36,7 +33,7 @@ class ValueCoding(enum.IntEnum):
     DEFLATED_CODES = 3  # DEFLATED_CODES sends few-bit values, packed into bytes and deflated
 
 
-def encode_exponents(data: NDArray[Any]) -> bytes:
+def encode_exponents(data: Array) -> bytes:
     """Code floats, each rotated left by one bit: their lower bytes, then deflated upper bytes.
 
     Args:
@@ -51,7 +48,7 @@ def encode_exponents(data: NDArray[Any]) -> bytes:
     return _lower_bytes(turned) + deflated
 
 
-def _lower_bytes(numbers: NDArray[Any]) -> bytes:
+def _lower_bytes(numbers: Array) -> bytes:
     """Return all bytes of each integer in an array except the integer's upper byte.
 
     For many numbers of four bytes, `_lower_bytes` shifts four numbers into three words, because
@@ -69,7 +66,7 @@ def _lower_bytes(numbers: NDArray[Any]) -> bytes:
     return threes.tobytes()[: 3 * numbers.size]
 
 
-def _with_lower_bytes(data: memoryview, count: int, value_bytes: int) -> NDArray[Any]:
+def _with_lower_bytes(data: memoryview, count: int, value_bytes: int) -> Array:
     """Return the numbers that `_lower_bytes` coded, with upper bytes of 0."""
     if value_bytes != 4 or count < _MANY:
         octets = np.zeros((count, value_bytes), np.uint8)
@@ -102,25 +99,18 @@ def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryvi
         raise WireError(
             f"{len(data)} bytes with deflated exponents for {count} values of {value_bytes} bytes"
         )
-    inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
-    try:
-        # The limit of count + 1 bytes detects a stream that is too long.
-        exponents = inflater.decompress(data[plain:], count + 1)
-    except zlib.error as error:
-        raise WireError(f"the deflated exponents of a block do not inflate: {error}") from error
-    if len(exponents) != count or not inflater.eof or inflater.unused_data:
-        raise WireError(
-            f"deflated exponents are not {count} values, or the stream does not end with the data"
-        )
+    exponents = inflated(data[plain:], count, f"exponents of {count} values")
+    if len(exponents) != count:
+        raise WireError(f"{len(exponents)} deflated exponents of a block; expected {count}")
     bits = _with_lower_bytes(data[:plain], count, value_bytes)
     upper = np.frombuffer(exponents, np.uint8).astype(bits.dtype)
     bits |= upper << bits.dtype.type(8 * value_bytes - 8)
     return _turned(bits, 8 * value_bytes - 1).data.cast("B")
 
 
-def _turned(bits: NDArray[Any], places: int) -> NDArray[Any]:
+def _turned(bits: Array, places: int) -> Array:
     """Return unsigned integers rotated left by `places` bits."""
     left, right = (bits.dtype.type(n) for n in (places, 8 * bits.itemsize - places))
-    turned: NDArray[Any] = bits << left
+    turned: Array = bits << left
     turned |= bits >> right
     return turned

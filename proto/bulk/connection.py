@@ -12,7 +12,6 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from thinwire.proto.framing import MAX_MESSAGE_BYTES, Frame, Malformed
 
@@ -28,42 +27,10 @@ _BUFFER_BYTES = 64 << 10
 _MOST_PARTS, _LEAST_PART_BYTES = 64, 16 << 10
 
 
-class Wire(Protocol):
-    """Byte stream of a TCP connection, encrypted or not. One thread sends and one thread receives
-    on the byte stream; any thread may call `shutdown`.
-    """
-
-    def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Send all bytes of `parts` (byte strings) over the TCP connection.
-
-        Raises:
-            OSError: The connection has ended before all bytes were sent.
-        """
-
-    def receive_into(self, space: memoryview) -> int:
-        """Wait for received bytes, write them to `space`, return their number; 0 if the peer has
-        ended.
-
-        Raises:
-            OSError: The bulk connection has failed.
-        """
-
-    def wait(self, milliseconds: float | None) -> bool:
-        """Return True as soon as bytes can be received, False after `seconds`; None sets no time
-        limit.
-        """
-
-    def shutdown(self, how: int) -> None:
-        """Shut down sending, or both directions, of the TCP connection (`socket.SHUT_*`). No
-        errors.
-        """
-
-    def close(self) -> None:
-        """Close the file descriptor of the TCP connection's socket."""
-
-
 class TcpWire:
-    """A TCP connection without encryption, with the methods of the protocol `Wire`.
+    """Byte stream of a TCP connection without encryption.
+
+    One thread sends and one thread receives on the byte stream; any thread may call `shutdown`.
 
     Args:
         connected: The connected TCP socket, which this object owns and closes.
@@ -77,7 +44,11 @@ class TcpWire:
         self._poll.register(connected, select.POLLIN)
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Send all bytes of `parts` (byte strings) over the TCP connection."""
+        """Send all bytes of `parts` (byte strings) over the TCP connection.
+
+        Raises:
+            OSError: The connection has ended before all bytes were sent.
+        """
         missing = sum(map(len, parts)) - self._socket.sendmsg(parts)
         if missing:  # A signal interrupted sendmsg after a part of the bytes was sent.
             self._socket.sendall(b"".join(parts)[-missing:])
@@ -85,15 +56,20 @@ class TcpWire:
     def receive_into(self, space: memoryview) -> int:
         """Wait for received bytes, write them to `space`, return their number; 0 if the peer has
         ended.
+
+        Raises:
+            OSError: The bulk connection has failed.
         """
         return self._socket.recv_into(space)
 
-    def wait(self, milliseconds: float | None) -> bool:
-        """Return True as soon as bytes can be received, False after the time limit in seconds."""
+    def wait(self, milliseconds: float) -> bool:
+        """Return True as soon as bytes can be received, False after the time limit."""
         return bool(self._poll.poll(milliseconds))
 
     def shutdown(self, how: int) -> None:
-        """Shut down sending, or both directions, of the TCP connection."""
+        """Shut down sending, or both directions, of the TCP connection (`socket.SHUT_*`). No
+        errors.
+        """
         with contextlib.suppress(OSError):  # The peer has already closed the TCP connection.
             self._socket.shutdown(how)
 
@@ -124,13 +100,6 @@ class ArrivingPiece:
         return self._num_read
 
 
-def most_buffer_bytes() -> int:
-    """Return the largest size in bytes of a connection's receive buffer, which holds one
-    message.
-    """
-    return max(_BUFFER_BYTES, _HEADER.size + MAX_MESSAGE_BYTES)
-
-
 def wire_bytes(frame: Frame) -> int:
     """Return the number of bytes of a frame on a bulk connection, including its header."""
     return _HEADER.size + (len(frame) if isinstance(frame, bytes) else frame.num_bytes)
@@ -149,7 +118,7 @@ class BulkConnection:
         wire: Byte stream (plain or TLS) that carries the frames.
     """
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: TcpWire) -> None:
         self._wire = wire
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))

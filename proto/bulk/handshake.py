@@ -23,13 +23,12 @@ from __future__ import annotations
 import enum
 import hmac
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from typing import Any
 
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.bulk.connection import BulkConnection, TcpWire, Wire
+from thinwire.proto.bulk.connection import BulkConnection, TcpWire
 from thinwire.proto.bulk.tls import TlsRecords, TlsWire, context_of
 from thinwire.runtime.run.credentials import Credentials
 
@@ -98,6 +97,8 @@ class Handshake:
 
     Attributes:
         state: Current state of the handshake at this end (client or shard).
+        proof: Proof of 32 bytes that this end has the run's token and the offer's key. After the
+            handshake, a shard sends its own proof over the byte stream `wire`.
 
     Args:
         number: Secret number of 16 bytes that identifies this connection attempt.
@@ -113,7 +114,7 @@ class Handshake:
     ) -> None:
         secret = hmac.digest(key, b"thinwire.v1.bulk" + token, "sha256")
         ends = (b"server", b"client") if serves else (b"client", b"server")
-        self._mine, self._expected = (hmac.digest(secret, e + number, "sha256") for e in ends)
+        self.proof, self._expected = (hmac.digest(secret, e + number, "sha256") for e in ends)
         self._records, self._serves = records, serves
         self.state = HandshakeState.PROVING if records is None else HandshakeState.SECURING
         self._arrived = bytearray()  # Received bytes of the peer's proof.
@@ -135,7 +136,7 @@ class Handshake:
         """
         if self._records is not None:
             return self._secure(self._records)
-        return b"" if self._serves else self._mine
+        return b"" if self._serves else self.proof
 
     def receive(self, data: bytes) -> bytes:
         """Process handshake bytes received from the peer; return the bytes to send to the peer.
@@ -164,15 +165,7 @@ class Handshake:
             self._check()
         return answer
 
-    @property
-    def proof(self) -> bytes:
-        """Proof of 32 bytes that this end of the connection has the run's token and the offer's
-        key. After the handshake, a shard sends its own proof of identity over the byte stream
-        `wire`.
-        """
-        return self._mine
-
-    def wire(self, connected: socket.socket) -> Wire:
+    def wire(self, connected: socket.socket) -> TcpWire:
         """Return the byte stream that carries the connection's frames after the handshake.
 
         Args:
@@ -188,7 +181,7 @@ class Handshake:
             if self.state is HandshakeState.SECURING and records.handshake():
                 self._enter(HandshakeState.PROVING)
                 if not self._serves:
-                    answer = records.take() + records.encrypt(self._mine)
+                    answer = records.take() + records.encrypt(self.proof)
             space = memoryview(bytearray(PROOF_BYTES))
             while self.state is HandshakeState.PROVING and len(self._arrived) < PROOF_BYTES:
                 count = records.decrypt_into(space[: PROOF_BYTES - len(self._arrived)])
@@ -295,15 +288,26 @@ def connect(
     except (OSError, OverflowError) as error:  # A port above 65535 raises OverflowError.
         raise NoBulkConnection(BulkFailure.UNREACHABLE, str(error)) from error
     try:
-        return _prove(connected, host, offered, credentials, server_name, dscp, attempt, left)
+        set_class(connected, dscp)
+        # The client sends the attempt's number first and without delay: an overloaded shard closes
+        # the connections that have not sent a number before all other connections.
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        number = number_of(offered.number, offered.key, attempt)
+        connected.settimeout(left())
+        connected.sendall(number)
+        records = None
+        if credentials.authority:
+            records = TlsRecords(context_of(credentials, serves=False), server_name or host)
+        handshake = Handshake(number, offered.key, credentials.token, records, serves=False)
+        return _prove(connected, handshake, left)
     except BaseException as error:
         connected.close()
-        if isinstance(error, ssl.SSLCertVerificationError | ConnectionRefusedError):
+        # ValueError: TLS cannot use the node's credentials, or rejects the shard's certificate
+        # (SSLCertVerificationError).
+        if isinstance(error, ConnectionRefusedError | ValueError):
             raise NoBulkConnection(BulkFailure.DISTRUSTED, str(error)) from error
         if isinstance(error, OSError):
             raise NoBulkConnection(BulkFailure.TURNED_AWAY, str(error)) from error
-        if isinstance(error, ValueError):  # TLS cannot use the node's credentials.
-            raise NoBulkConnection(BulkFailure.DISTRUSTED, str(error)) from error
         raise
 
 
@@ -318,36 +322,18 @@ def _dial(addresses: list[Any], left: Callable[[], float]) -> socket.socket:
             connected.settimeout(left() / (len(addresses) - index))
             connected.connect(address)
             return connected
-        except OSError as failure:
+        except BaseException as failure:
             connected.close()
+            if not isinstance(failure, OSError):
+                raise
             error = failure
-        except BaseException:
-            connected.close()
-            raise
     raise error
 
 
 def _prove(
-    connected: socket.socket,
-    host: str,
-    offered: pb.BulkSession,
-    credentials: Credentials,
-    server_name: str | None,
-    dscp: int | None,
-    attempt: int,
-    left: Callable[[], float],
+    connected: socket.socket, handshake: Handshake, left: Callable[[], float]
 ) -> BulkConnection:
-    set_class(connected, dscp)
-    # The client sends the attempt's number first and without delay: an overloaded shard closes the
-    # connections that have not sent a number before all other connections.
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    number = number_of(offered.number, offered.key, attempt)
-    connected.settimeout(left())
-    connected.sendall(number)
-    records = None
-    if credentials.authority:
-        records = TlsRecords(context_of(credentials, serves=False), server_name or host)
-    handshake = Handshake(number, offered.key, credentials.token, records, serves=False)
+    """Run the client's handshake over a socket."""
     sending = handshake.begin()
     while True:
         if sending:

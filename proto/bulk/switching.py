@@ -95,7 +95,10 @@ class SwitchState(enum.Enum):
 
 
 class SwitchEvent(enum.Enum):
-    """Event that changes the `SwitchState` of a client's gRPC stream."""
+    """Event that changes the `SwitchState` of a client's gRPC stream.
+
+    A failed attempt is the event with the name of its `BulkFailure`.
+    """
 
     CONNECTED = "connected"
     TURNED_AWAY = "turned away"
@@ -121,14 +124,6 @@ SWITCH_TRANSITIONS: dict[tuple[SwitchState, SwitchEvent], SwitchState] = {
     (_State.MOVED, _Event.ENDED): _State.ENDED,
     (_State.STAYING, _Event.ENDED): _State.ENDED,
 }
-_EVENT_OF = {
-    BulkFailure.SILENT: _Event.SILENT,
-    BulkFailure.UNREACHABLE: _Event.UNREACHABLE,
-    BulkFailure.DISTRUSTED: _Event.DISTRUSTED,
-    BulkFailure.TURNED_AWAY: _Event.TURNED_AWAY,
-}
-
-
 #: Failures of a connection attempt after which another attempt may succeed.
 _MAY_PASS = (BulkFailure.TURNED_AWAY, BulkFailure.SILENT)
 
@@ -167,7 +162,7 @@ class ClientSwitch:
         """
         self.attempt += 1
         is_spent = self.attempt == MOST_ATTEMPTS and failure in _MAY_PASS
-        self.on(SwitchEvent.SPENT if is_spent else _EVENT_OF[failure])
+        self.on(SwitchEvent.SPENT if is_spent else SwitchEvent[failure.name])
         if self.state is not SwitchState.WAITING:
             return None
         pause = self._pauses.next_seconds(draw)

@@ -112,8 +112,8 @@ class TlsRecords:
                 return 0
 
 
-class TlsWire:
-    """An encrypted TCP connection with the methods of the protocol `Wire`.
+class TlsWire(TcpWire):
+    """Byte stream of an encrypted TCP connection.
 
     Args:
         connected: The connected TCP socket, which this object owns and closes.
@@ -121,34 +121,26 @@ class TlsWire:
     """
 
     def __init__(self, connected: socket.socket, records: TlsRecords) -> None:
+        super().__init__(connected)
         self._records = records
         self._space = memoryview(bytearray(PIECE_BYTES))
-        self._wire = TcpWire(connected)
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Encrypt all bytes of `parts` and send them over the TCP connection."""
         for data in parts:
             view = memoryview(data)
             for first in range(0, len(view), PIECE_BYTES):
-                self._wire.send((self._records.encrypt(view[first : first + PIECE_BYTES]),))
+                super().send((self._records.encrypt(view[first : first + PIECE_BYTES]),))
 
     def receive_into(self, space: memoryview) -> int:
         """Wait for bytes from the peer, decrypt them into `space`, return their number; 0: end."""
         while (count := self._records.decrypt_into(space)) is None:
-            arrived = self._wire.receive_into(self._space)
+            arrived = super().receive_into(self._space)
             if not arrived:
                 return 0
             self._records.put(self._space[:arrived])
         return count
 
-    def wait(self, milliseconds: float | None) -> bool:
-        """Return True as soon as bytes can be received, False after the time limit in seconds."""
-        return self._records.pending or self._wire.wait(milliseconds)
-
-    def shutdown(self, how: int) -> None:
-        """Shut down sending, or both directions, of the TCP connection."""
-        self._wire.shutdown(how)
-
-    def close(self) -> None:
-        """Close the socket of the TCP connection."""
-        self._wire.close()
+    def wait(self, milliseconds: float) -> bool:
+        """Return True as soon as bytes can be received, False after the time limit."""
+        return self._records.pending or super().wait(milliseconds)

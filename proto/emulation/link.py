@@ -110,16 +110,12 @@ class EmulatedSender:
         self,
         model: LinkModel,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._model = model
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-
-    def now(self) -> float:
-        """Return the time on the emulated sender's clock, in seconds."""
-        return self._clock()
 
     def carry(self, num_bytes: int, ready_at: float) -> int:
         """Wait until a message of ``num_bytes`` has passed the emulated link.

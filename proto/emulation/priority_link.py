@@ -14,7 +14,6 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -51,21 +50,6 @@ class PacketArrival:
     indices: NDArray[np.int64] | None = None
 
 
-@dataclasses.dataclass
-class ClassCounts:
-    """Counters of the traffic of one class of service on an emulated link."""
-
-    #: Number of bytes sent, including headers, retransmissions and lost datagrams.
-    bytes_on_wire: int = 0
-    datagrams: int = 0  # Number of datagrams that senders have put on the link.
-    overflowed: int = 0  # Number of datagrams that did not fit into the link's queue.
-    #: Number of datagrams that their sender withdrew before they passed the link.
-    withdrawn: int = 0
-    lost: int = 0  # Number of datagrams that were lost on the link.
-    reordered: int = 0  # Number of datagrams that arrive after datagrams that were sent later.
-    duplicated: int = 0  # Number of datagrams that arrive twice.
-
-
 @dataclasses.dataclass(slots=True)
 class Transmission:
     """Bytes that pass the link in sequence: a message, consecutive datagrams, or background
@@ -84,11 +68,6 @@ class Transmission:
     #: True for a message or datagrams, False for background traffic of other programs.
     own: bool = True
 
-    @property
-    def has_begun(self) -> bool:
-        """True if some bytes of the message or datagrams have passed the link."""
-        return self.left < self.total
-
 
 class ClassQueue:
     """Queue of one class of service on an emulated link, in first-come, first-served order.
@@ -104,7 +83,6 @@ class ClassQueue:
         bounded_bytes: Bytes of datagrams and background traffic that wait for or pass the link now.
         datagram_bytes: Bytes of datagrams that wait for or pass the link now.
         last_arrival: Arrival time of the newest message of this class, in seconds.
-        counts: Traffic counters of this class of service.
     """
 
     def __init__(self) -> None:
@@ -114,7 +92,6 @@ class ClassQueue:
         self.num_own = 0
         self.bounded_bytes = self.datagram_bytes = 0
         self.last_arrival = -math.inf
-        self.counts = ClassCounts()
 
     def add(self, job: Transmission) -> None:
         """Add a message or datagrams to the end of the queue of their class of service."""
@@ -141,8 +118,6 @@ class ClassQueue:
         if not job.reliable:
             self.bounded_bytes -= num_bytes
             self.datagram_bytes -= num_bytes * job.own
-        if job.own:
-            self.counts.bytes_on_wire += num_bytes
 
     def finished(self, job: Transmission) -> None:
         """Remove a message or datagrams that have passed the link; queue the next reliable
@@ -154,22 +129,12 @@ class ClassQueue:
             if self.stream:
                 self.queue.append(self.stream.popleft())
 
-    def remove(self, jobs: list[Transmission]) -> None:
-        """Remove waiting datagrams of which no byte has passed the link yet."""
-        numbers = {id(job) for job in jobs}
-        self.queue = collections.deque(job for job in self.queue if id(job) not in numbers)
-        self.num_own -= len(jobs)
-        num_bytes = sum(job.left for job in jobs)
-        self.bounded_bytes -= num_bytes
-        self.datagram_bytes -= num_bytes
-
 
 class Background:
     """Emulated traffic of other programs on a link: packets at a constant rate.
 
     Attributes:
         next_at: Time of the next burst of background packets, in seconds.
-        passed_bytes: Number of background bytes that have passed the link.
         turn_bytes: Size of one burst of background packets, in bytes.
 
     Args:
@@ -193,7 +158,6 @@ class Background:
         self._begun_at: float | None = None
         self._number = 0  # Index of the next background burst.
         self.next_at = math.inf
-        self.passed_bytes = 0
 
     def begin(self, now: float) -> None:
         """Start the background traffic at time `now`, unless it has already started."""
@@ -207,9 +171,7 @@ class Background:
         if self._begun_at is None:
             return
         number = int((until - self._begun_at) * self._bytes_per_second / self.turn_bytes) - 1
-        if number > self._number:
-            self.passed_bytes += (number - self._number) * self.turn_bytes
-            self._go_to(number)
+        self._go_to(max(number, self._number))
 
     def take(self) -> int:
         """Return the size of the next burst of background traffic in bytes, and advance
@@ -225,7 +187,7 @@ class Background:
 
 
 def draw_fates(
-    random: np.random.Generator, link: Link, count: int, counts: ClassCounts
+    random: np.random.Generator, link: Link, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw at random which datagrams of a train (consecutive datagrams of one size) are lost,
     duplicated or late.
@@ -234,7 +196,6 @@ def draw_fates(
         random: NumPy generator of the random draws.
         link: Link with the probabilities of loss, duplication and delay.
         count: Number of datagrams in the train.
-        counts: Counters to which losses, duplicates and late datagrams are added.
 
     Returns:
         (indices of datagrams that arrive in order, indices of late datagrams). The indices in both
@@ -243,15 +204,11 @@ def draw_fates(
     indices = np.arange(count)
     if link.loss > 0:
         indices = indices[random.random(count) >= link.loss]
-        counts.lost += count - len(indices)
     if link.duplicate > 0:
-        num_before = len(indices)
-        indices = np.repeat(indices, 1 + (random.random(num_before) < link.duplicate))
-        counts.duplicated += len(indices) - num_before
+        indices = np.repeat(indices, 1 + (random.random(len(indices)) < link.duplicate))
     if link.reorder <= 0:
         return indices, indices[:0]
     late = random.random(len(indices)) < link.reorder
-    counts.reordered += int(late.sum())
     return indices[~late], indices[late]
 
 
@@ -264,13 +221,6 @@ SEND_BUFFER_BYTES = 212_992
 #: Longest transmission time of one train (consecutive datagrams of one size), in seconds.
 _TRAIN_SECONDS = 5e-3
 _LEAST_LATENESS_SECONDS = 10e-3  # Shortest extra delay of a reordered datagram, in seconds.
-
-
-def class_of(dscp: int) -> int:
-    """Return the class of service that a DSCP value stands for: 0 for CS7, 7 for unmarked
-    packets.
-    """
-    return BEST_EFFORT - (dscp >> 3)
 
 
 class PriorityLink:
@@ -325,12 +275,6 @@ class PriorityLink:
         self._arrivals: list[tuple[float, int, PacketArrival]] = []
         self._numbers = itertools.count()
         self._background = Background(link, self._queue_bytes)
-        self.num_trains = 0
-
-    @property
-    def counts(self) -> tuple[ClassCounts, ...]:
-        """Copies of the traffic counters of all classes of service, class 0 first."""
-        return tuple(dataclasses.replace(queue.counts) for queue in self._classes)
 
     def has_space(self, priority: int) -> bool:
         """Return True if a sender may put datagrams of a class on the link now, False if it must
@@ -378,11 +322,8 @@ class PriorityLink:
         self._background.begin(now)
         now = self._come_to(now)
         unit = size + HEADER_BYTES
-        counts = self._classes[priority].counts
         fitting = self._fitting(priority, unit, count, now)
-        counts.datagrams += count
-        counts.overflowed += count - fitting
-        fates = draw_fates(self._fates, self._link, fitting, counts)
+        fates = draw_fates(self._fates, self._link, fitting)
         together = fitting
         if math.isfinite(self._rate):
             together = max(1, int(_TRAIN_SECONDS * self._rate / unit))
@@ -392,30 +333,8 @@ class PriorityLink:
             late = zip((0.0, self._lateness), cuts, strict=True)
             parts = tuple((extra, indices) for extra, indices in late if len(indices))
             num_bytes = unit * (stop - first)
-            self.num_trains += 1
             self._add(Transmission(priority, unit, num_bytes, item, parts, num_bytes), now)
         return fitting
-
-    def withdraw(self, now: float, unwanted: Callable[[Any], bool]) -> int:
-        """Remove datagrams that still wait for the link; return the number of removed datagrams.
-
-        Args:
-            now: Current time on the caller's clock, in seconds.
-            unwanted: Function called with the item of each waiting group of datagrams; True
-                withdraws the group.
-        """
-        self._come_to(now)
-        num_datagrams = 0
-        for queue in self._classes:
-            waiting = (job for job in queue.queue if job.own and not job.reliable)
-            withdrawn = [job for job in waiting if not job.has_begun and unwanted(job.item)]
-            if withdrawn:
-                queue.remove(withdrawn)
-                number = sum(job.left // job.unit for job in withdrawn)
-                queue.counts.withdrawn += number
-                num_datagrams += number
-                self.num_trains -= len(withdrawn)
-        return num_datagrams
 
     # -- output -----------------------------------------------------------------------------
 
@@ -443,9 +362,7 @@ class PriorityLink:
         now = self._come_to(now)
         arrivals = []
         while self._arrivals and self._arrivals[0][0] <= now:
-            arrival = heapq.heappop(self._arrivals)[2]
-            self.num_trains -= arrival.indices is not None
-            arrivals.append(arrival)
+            arrivals.append(heapq.heappop(self._arrivals)[2])
         return arrivals
 
     # -- the passage of time --------------------------------------------------------------------
@@ -508,8 +425,9 @@ class PriorityLink:
         """
         num_bytes = self._begun_bytes(job, now)
         if num_bytes < self._turn_bytes:
-            self._pass(job, num_bytes)
-            self._classes[job.priority].queue.appendleft(job)
+            queue = self._classes[job.priority]
+            queue.passed(job, num_bytes)
+            queue.queue.appendleft(job)
             self._current, self._free_at = None, self._started + num_bytes / self._rate
 
     def _serve(self, until: float) -> None:
@@ -531,18 +449,13 @@ class PriorityLink:
             self._started = self._free_at
             self._ends = self._started + self._turn_bytes / self._rate
 
-    def _pass(self, job: Transmission, num_bytes: int) -> None:
-        self._classes[job.priority].passed(job, num_bytes)
-        if not job.own:
-            self._background.passed_bytes += num_bytes
-
     def _end_turn(self, job: Transmission) -> None:
         """Queue the current message for its next turn, or schedule its arrival if it is
         complete.
         """
         queue = self._classes[job.priority]
         self._current, self._free_at = None, self._ends
-        self._pass(job, self._turn_bytes)
+        queue.passed(job, self._turn_bytes)
         if job.left:
             queue.queue.append(job)
             return
@@ -557,5 +470,3 @@ class PriorityLink:
                 size = len(indices) * job.unit
             arrival = PacketArrival(at, job.item, size, indices)
             heapq.heappush(self._arrivals, (at, next(self._numbers), arrival))
-        self.num_trains += sum(indices is not None for _, indices in job.parts)
-        self.num_trains -= job.own and not job.reliable

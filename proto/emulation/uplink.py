@@ -12,18 +12,14 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from absl import logging
 
 from thinwire.ops.types import BEST_EFFORT, Link
 from thinwire.proto.emulation.link import EmulatedSender
-from thinwire.proto.emulation.priority_link import (
-    ClassCounts,
-    PacketArrival,
-    PriorityLink,
-    class_of,
-)
+from thinwire.proto.emulation.priority_link import PacketArrival, PriorityLink
 from thinwire.proto.udp import sockets as udp_sockets
 
 _JOIN_SECONDS = 5.0
@@ -39,39 +35,35 @@ def class_of_channel(scheme: str, channel: int, channels: int) -> int:
         scheme: Scheme that marks packets with classes of service, one of
             `thinwire.proto.udp.sockets.SCHEMES`.
         channel: Index of the datagram channel, from 1; 0 for the reliable stream.
-        channels: Number of UDP datagram channels, which have different importance.
+        channels: Number of UDP datagram channels, which have different importance; 0 if the
+            packets of the stream are not marked.
     """
     tos = udp_sockets.tos(scheme, channel, channels)
-    return BEST_EFFORT if tos is None else class_of(tos >> 2)
+    return BEST_EFFORT - (tos >> 5) if tos is not None and channels else BEST_EFFORT
 
 
 class RunningLink:
-    """A thread that runs the model of an emulated link on the real clock. Thread-safe.
+    """A thread that runs the model of a worker's emulated uplink on the real clock. Thread-safe.
 
     Args:
-        model: Model of the emulated link (rate, delay, loss and queues).
-        clock: Function that returns seconds of a monotonic clock.
+        emulated: Rate, delay, loss and queue size of the link.
+        seed: Seed of the link's random draws.
     """
 
-    def __init__(self, model: PriorityLink, clock: Callable[[], float] = time.monotonic) -> None:
-        self._model, self._clock = model, clock
+    def __init__(self, emulated: Link, seed: int) -> None:
+        self._model = PriorityLink(emulated, seed)
         self._changed = threading.Condition()
-        self._tickets: set[_Ticket] = set()
+        # Result of each message on the link: its bytes on the wire, after its arrival.
+        self._passing: set[Future[int]] = set()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="emulated link", daemon=True)
         self._thread.start()
 
     def now(self) -> float:
         """Return the time on the emulated link's clock, in seconds."""
-        return self._clock()
+        return time.monotonic()
 
-    @property
-    def counts(self) -> tuple[ClassCounts, ...]:
-        """Traffic counters of all classes of service on the emulated link, class 0 first."""
-        with self._changed:
-            return self._model.counts
-
-    def offer(self, priority: int, sizes: Sequence[int], ready_at: float) -> list[_Ticket]:
+    def offer(self, priority: int, sizes: Sequence[int], ready_at: float) -> list[Future[int]]:
         """Put messages of the reliable gRPC stream on the emulated link.
 
         Args:
@@ -80,18 +72,19 @@ class RunningLink:
             ready_at: Earliest time at which the messages could have been sent, in seconds.
 
         Returns:
-            One ticket for each message, which is set on the message's arrival.
+            For each message, the future of its number of bytes on the wire, which is known on the
+            message's arrival; 0 if the link is closed before.
         """
-        tickets = [_Ticket() for _ in sizes]
+        futures: list[Future[int]] = [Future() for _ in sizes]
         with self._changed:
-            for size, ticket in zip(sizes, tickets, strict=True):
+            for size, future in zip(sizes, futures, strict=True):
                 if self._closed:
-                    ticket.arrived.set()
+                    future.set_result(0)
                     continue
-                self._tickets.add(ticket)
-                self._model.offer(ready_at, priority, size, functools.partial(self._stamp, ticket))
+                self._passing.add(future)
+                self._model.offer(ready_at, priority, size, functools.partial(self._arrive, future))
             self._changed.notify_all()
-        return tickets
+        return futures
 
     def offer_datagrams(
         self, priority: int, size: int, count: int, deliver: Callable[[PacketArrival], None]
@@ -106,7 +99,7 @@ class RunningLink:
         """
         with self._changed:
             if not self._closed:
-                self._model.offer_datagrams(self._clock(), priority, size, count, deliver)
+                self._model.offer_datagrams(self.now(), priority, size, count, deliver)
                 self._changed.notify_all()
 
     def has_space(self, priority: int) -> bool:
@@ -122,18 +115,33 @@ class RunningLink:
         """
         with self._changed:
             self._closed = True
-            for ticket in self._tickets:
-                ticket.arrived.set()
-            self._tickets.clear()
+            for future in self._passing:
+                future.set_result(0)
+            self._passing.clear()
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_SECONDS)
 
-    def _stamp(self, ticket: _Ticket, arrival: PacketArrival) -> None:
-        ticket.bytes_on_wire = arrival.bytes_on_wire
-        ticket.arrived.set()
+    def over(self, scheme: str, channels: int) -> Callable[[socket.socket, int], EmulatedSocket]:
+        """Return a function that puts the emulated link before the socket of a datagram channel.
+
+        `thinwire.proto.udp.sender.connect` calls the returned function with a socket and the index
+        of its channel.
+
+        Args:
+            scheme: Scheme that marks packets with classes of service, one of
+                `thinwire.proto.udp.sockets.SCHEMES`.
+            channels: Number of UDP datagram channels, which have different importance.
+        """
+        return lambda below, channel: EmulatedSocket(
+            below, self, class_of_channel(scheme, channel, channels)
+        )
+
+    def _arrive(self, future: Future[int], arrival: PacketArrival) -> None:
         with self._changed:
-            self._tickets.discard(ticket)
+            if future in self._passing:
+                self._passing.remove(future)
+                future.set_result(arrival.bytes_on_wire)
 
     def _work(self) -> None:
         try:
@@ -150,21 +158,11 @@ class RunningLink:
         """
         with self._changed:
             while not self._closed:
-                if arrivals := self._model.advance(self._clock()):
+                if arrivals := self._model.advance(self.now()):
                     return arrivals
                 at = self._model.next_event()
-                self._changed.wait(None if at is None else max(0.0, at - self._clock()))
+                self._changed.wait(None if at is None else max(0.0, at - self.now()))
             return None
-
-
-class _Ticket:
-    """Event that is set when a message has passed the emulated link, and its number of wire
-    bytes.
-    """
-
-    def __init__(self) -> None:
-        self.arrived = threading.Event()
-        self.bytes_on_wire = 0
 
 
 class PrioritySender(EmulatedSender):
@@ -182,10 +180,6 @@ class PrioritySender(EmulatedSender):
     def __init__(self, link: RunningLink, priority: int) -> None:
         self._link, self._priority = link, priority
 
-    def now(self) -> float:
-        """Return the time on the emulated link's clock, in seconds."""
-        return self._link.now()
-
     def carry(self, num_bytes: int, ready_at: float) -> int:
         """Wait until a message has passed the emulated link; return its size on the wire in
         bytes.
@@ -196,9 +190,8 @@ class PrioritySender(EmulatedSender):
         """Wait until messages have passed the link in sequence; yield the wire bytes of each
         message.
         """
-        for ticket in self._link.offer(self._priority, sizes, ready_at):
-            ticket.arrived.wait()
-            yield ticket.bytes_on_wire
+        for future in self._link.offer(self._priority, sizes, ready_at):
+            yield future.result()
 
 
 class EmulatedSocket:
@@ -269,41 +262,3 @@ class EmulatedSocket:
                 if not self._warned:
                     logging.warning("an emulated link's real socket drops datagrams: %s", error)
                     self._warned = True
-
-
-class EmulatedUplink:
-    """One worker's emulated uplink, for its streams and its datagrams to all shards.
-
-    Attributes:
-        link: Running emulated link, with its traffic counters.
-        sender: Sender that paces the worker's streams over the link.
-
-    Args:
-        emulated: Rate, delay, loss and queue size of the link.
-        seed: Seed of the link's random draws.
-        dscp: DSCP of the streams' packets, 0..63; None if the packets are not marked.
-    """
-
-    def __init__(self, emulated: Link, seed: int, dscp: int | None) -> None:
-        self.link = RunningLink(PriorityLink(emulated, seed))
-        priority = BEST_EFFORT if dscp is None else class_of(dscp)
-        self.sender = PrioritySender(self.link, priority)
-
-    def over(self, scheme: str, channels: int) -> Callable[[socket.socket, int], EmulatedSocket]:
-        """Return a function that puts the emulated link before the socket of a datagram channel.
-
-        `thinwire.proto.udp.connect` calls the returned function with a socket and the index of its
-        channel.
-
-        Args:
-            scheme: Scheme that marks packets with classes of service, one of
-                `thinwire.proto.udp.sockets.SCHEMES`.
-            channels: Number of UDP datagram channels, which have different importance.
-        """
-        return lambda below, channel: EmulatedSocket(
-            below, self.link, class_of_channel(scheme, channel, channels)
-        )
-
-    def close(self) -> None:
-        """Close the emulated link and wake all threads that wait for it."""
-        self.link.close()

@@ -31,6 +31,18 @@ from thinwire.proto.moved import present_address
 from thinwire.proto.security import credentials as trust
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
+#: gRPC keepalive time, in seconds. A shard that is silent for twice this time counts as lost.
+_KEEPALIVE_SECONDS = 20.0
+_OWN_OPTIONS = (
+    # Each stream opens its own connection, so a stream inherits no reconnect backoff from an
+    # earlier failure. Shards are on the local network: an HTTP proxy is not used.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # Minimum time of one connection attempt, which may wait in the server's accept queue.
+    ("grpc.min_reconnect_backoff_ms", 3000),
+    ("grpc.max_reconnect_backoff_ms", 300),
+)
 _CLOSE_GRACE_SECONDS = 1.0
 _NO_SUCH_SERVICE = "UNIMPLEMENTED"
 _LOOK_SECONDS = 0.2  # seconds between two calls of `given_up` while `open` waits
@@ -58,6 +70,70 @@ class NoProgress(Exception):
     """Error: no frame arrived from the shard within the time limit; the stream is still open."""
 
 
+class _Peer:
+    """The shard at the other end of a stream: connects to it, and proves both identities.
+
+    Attributes:
+        answer: Initial metadata of the gRPC call from the server; empty before the server answers.
+
+    Args:
+        address: ``host:port`` of the shard.
+        credentials: This node's certificate, key and token.
+        server_name: Name that the server's certificate must contain. None: the host of `address`.
+        method: Full name of the gRPC method.
+    """
+
+    def __init__(
+        self, address: str, credentials: Credentials, server_name: str | None, method: str
+    ) -> None:
+        self._address, self._credentials, self._server_name = address, credentials, server_name
+        self._method, self._nonce = method, trust.new_nonce()
+        self.answer: dict[str, Any] = {}
+
+    def prove(self, claims: Sequence[str]) -> bytes:
+        """Return the proof that this node has the token; empty if no token is in use."""
+        answer, token = self.answer.get(trust.NONCE, b""), self._credentials.token
+        return trust.client_proof(token, self._nonce, answer, claims) if token and answer else b""
+
+    def metadata(self) -> tuple[tuple[str, bytes], ...]:
+        """Return the metadata with which this node opens the gRPC call."""
+        nonce, token = (trust.NONCE, self._nonce), self._credentials.token
+        return (nonce, (trust.PASS, trust.client_pass(token, self._nonce))) if token else (nonce,)
+
+    def check(self) -> None:
+        """Raise UntrustedPeer if the server does not prove that it has the token."""
+        trust.check_server(self._address, self._credentials, self._nonce, self.answer)
+
+    def connect(
+        self, dscp: int | None, deadline: float, given_up: Callable[[], bool]
+    ) -> grpc.Channel:
+        """Return a connected gRPC channel, or raise an exception of `ClientStream.open`."""
+        address = self._address
+        options = [*channel_options(_KEEPALIVE_SECONDS, dscp), *_OWN_OPTIONS]
+        channel = trust.open_channel(address, self._credentials, options, self._server_name)
+        ready = grpc.channel_ready_future(channel)
+        while True:
+            try:
+                ready.result(timeout=_within(deadline))
+                return channel
+            except grpc.FutureTimeoutError:
+                if given_up() or time.monotonic() >= deadline:
+                    break
+        ready.cancel()
+        reason = trust.why_unreachable(channel, self._method)
+        channel.close()
+        if trust.is_distrust(reason):
+            raise trust.UntrustedPeer(f"{address} is not trusted: {trust.explain_distrust(reason)}")
+        hint = ""
+        if trust.is_hung_up(reason):
+            hint = " (a server listens there and closes the connection: does it require TLS, or "
+            hint += "reject this node's certificate? Check --tls_cert, --tls_key, --tls_ca)"
+        raise Unreachable(
+            f"nothing answers at {address}{hint}; is the parameter "
+            "server running, and are --ip_PS and --port right?"
+        )
+
+
 class ClientStream:
     """The client's end of one gRPC stream to one shard, from `open` to `close`.
 
@@ -71,14 +147,18 @@ class ClientStream:
         chunks: Adaptive size of the pieces in which the client sends a large payload.
         arrived_at: Monotonic time in seconds at which the last frame that `receive` returned had
             arrived.
+        bytes_sent: Number of training bytes sent, including framing and an emulated link's
+            retransmissions.
+        peer: Shard at the other end of the stream.
+        moved: Event that is set once the stream sends over its bulk (TCP) connection.
+        send_seconds: Sum of the seconds from each call of `send` until gRPC has all its bytes,
+            including pacing.
 
     Args:
         address: ``host:port`` of the shard. The old address of a shard that has moved is replaced
             by its present address.
         link: The worker's emulated uplink, shared by its streams to all shards; None: no emulated
             link.
-        keepalive_seconds: gRPC keepalive time, in seconds. A shard that is silent for twice this
-            time counts as lost.
         service: Name of the gRPC service with the Session method.
         dscp: DSCP class of service of outgoing packets, 0..63. None: the system's default.
         credentials: This node's certificate, key and token.
@@ -89,7 +169,6 @@ class ClientStream:
         self,
         address: str,
         link: EmulatedSender | None = None,
-        keepalive_seconds: float = 20.0,
         service: str = SERVICE,
         dscp: int | None = None,
         credentials: Credentials = NO_CREDENTIALS,
@@ -97,26 +176,13 @@ class ClientStream:
     ) -> None:
         self.address = present_address(address)
         self._credentials, self._server_name = credentials, server_name
-        self._nonce = trust.new_nonce()
-        self._answer: dict[str, Any] = {}  # initial metadata of the gRPC call from the server
-        self._service = service
-        self._link = link
-        self._options = [
-            *channel_options(keepalive_seconds, dscp),
-            # Each stream opens its own connection, so a stream inherits no reconnect backoff from
-            # an earlier failure. Shards are on the local network: an HTTP proxy is not used.
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.enable_http_proxy", 0),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            # Minimum time of one connection attempt, which may wait in the server's accept queue.
-            ("grpc.min_reconnect_backoff_ms", 3000),
-            ("grpc.max_reconnect_backoff_ms", 300),
-        ]
+        self._service, self._method = service, f"/{service}/{METHOD}"
+        self._link, self._dscp = link, dscp
+        self.peer = _Peer(self.address, credentials, server_name, self._method)
         self.chunks = ChunkPace()
         self._outgoing: queue.SimpleQueue[QueuedFrames | None] = queue.SimpleQueue()
         self._incoming: queue.SimpleQueue[tuple[bytes | StreamLost, float]] = queue.SimpleQueue()
         self.arrived_at = self._newest_at = time.monotonic()
-        self._dscp = dscp
         self._bulk: bulk.BulkConnection | None = None
         self._receives_bulk = False  # True if the server sends over the bulk connection now
         # The lock `_moving` makes the check of `_over` and the assignment of `_bulk` one atomic
@@ -125,22 +191,13 @@ class ClientStream:
         self._moving = threading.Lock()
         # Event set at the stream's end, after which no bulk connection is accepted.
         self._over = threading.Event()
-        self._moved = threading.Event()
+        self.moved = threading.Event()
         self._channel: grpc.Channel | None = None
         self._reader: threading.Thread | None = None
-        self._settled = threading.Event()
-        self._accepted = False
+        self._settled, self._accepted = threading.Event(), False
         self._send_error: Exception | None = None
-        self._bytes_sent = 0
-        self._bytes_received = 0
-        self._send_seconds = 0.0
-
-    @property
-    def bytes_sent(self) -> int:
-        """Number of training bytes sent, including framing and an emulated link's
-        retransmissions.
-        """
-        return self._bytes_sent
+        self.bytes_sent = self._bytes_received = 0
+        self.send_seconds = 0.0
 
     @property
     def bytes_received(self) -> int:
@@ -149,19 +206,10 @@ class ClientStream:
 
     @property
     def newest_frame_at(self) -> float:
-        """Monotonic time in seconds at which the newest frame from the shard arrived, read or
-        unread.
-        """
-        if self._receives_bulk and self._bulk is not None and self._bulk.readable:
+        """Monotonic time in seconds at which the newest frame arrived, read or unread."""
+        if self._receives_bulk and self._bulk and self._bulk.readable:
             self._newest_at = time.monotonic()
         return self._newest_at
-
-    @property
-    def send_seconds(self) -> float:
-        """Sum of the seconds from each call of `send` until gRPC has all its bytes, including
-        pacing.
-        """
-        return self._send_seconds
 
     @property
     def ended(self) -> bool:
@@ -182,10 +230,10 @@ class ClientStream:
                 does not prove that it has the token.
         """
         deadline = time.monotonic() + timeout_seconds
-        channel = self._connect(deadline, given_up)
+        channel = self.peer.connect(self._dscp, deadline, given_up)
         call = channel.stream_stream(
             self._method, request_serializer=None, response_deserializer=None
-        )(self._requests(), metadata=self._metadata())
+        )(self._requests(), metadata=self.peer.metadata())
         self._channel = channel
         name = f"reader {self.address}"
         self._reader = threading.Thread(target=self._read, args=(call,), name=name, daemon=True)
@@ -194,7 +242,11 @@ class ClientStream:
             if given_up() or time.monotonic() >= deadline or not call.is_active():
                 break
         if settled and self._accepted:
-            self._check_server()
+            try:
+                self.peer.check()
+            except trust.UntrustedPeer:
+                self.close(0.0)
+                raise
             return
         is_over = not call.is_active()
         call.cancel()  # type: ignore[no-untyped-call]  # without annotations in grpc's stubs
@@ -213,59 +265,6 @@ class ClientStream:
         raise Unreachable(
             f"a process at {self.address} accepts connections but not this stream: {reason}"
         )
-
-    def prove(self, claims: Sequence[str]) -> bytes:
-        """Return the proof that this node has the token; empty if no token is in use.
-
-        Args:
-            claims: Claims of the Hello that the proof covers.
-        """
-        answer, token = self._answer.get(trust.NONCE, b""), self._credentials.token
-        return trust.client_proof(token, self._nonce, answer, claims) if token and answer else b""
-
-    def _metadata(self) -> tuple[tuple[str, bytes], ...]:
-        nonce, token = (trust.NONCE, self._nonce), self._credentials.token
-        return (nonce, (trust.PASS, trust.client_pass(token, self._nonce))) if token else (nonce,)
-
-    @property
-    def _method(self) -> str:
-        return f"/{self._service}/{METHOD}"
-
-    def _connect(self, deadline: float, given_up: Callable[[], bool]) -> grpc.Channel:
-        """Return a connected gRPC channel, or raise one of the exceptions of `open`."""
-        channel = trust.open_channel(
-            self.address, self._credentials, self._options, self._server_name
-        )
-        ready = grpc.channel_ready_future(channel)
-        while True:
-            try:
-                ready.result(timeout=_within(deadline))
-                return channel
-            except grpc.FutureTimeoutError:
-                if given_up() or time.monotonic() >= deadline:
-                    break
-        ready.cancel()
-        reason = trust.why_unreachable(channel, self._method)
-        channel.close()
-        if trust.is_distrust(reason):
-            raise trust.UntrustedPeer(
-                f"{self.address} is not trusted: {trust.explain_distrust(reason)}"
-            )
-        hint = ""
-        if trust.is_hung_up(reason):
-            hint = " (a server listens there and closes the connection: does it require TLS, or "
-            hint += "reject this node's certificate? Check --tls_cert, --tls_key, --tls_ca)"
-        raise Unreachable(
-            f"nothing answers at {self.address}{hint}; is the parameter "
-            "server running, and are --ip_PS and --port right?"
-        )
-
-    def _check_server(self) -> None:
-        try:
-            trust.check_server(self.address, self._credentials, self._nonce, self._answer)
-        except trust.UntrustedPeer:
-            self.close(0.0)
-            raise
 
     def send(self, frames: Frames, counted: bool = True) -> None:
         """Queue frames for the shard, which are sent without other frames in between; never block.
@@ -305,12 +304,6 @@ class ClientStream:
             name=f"switch {self.address}",
             daemon=True,
         ).start()
-
-    def wait_until_moved(self, seconds: float) -> bool:
-        """Wait until the stream sends over its bulk (TCP) connection; return False after a
-        timeout.
-        """
-        return self._moved.wait(seconds)
 
     def _take_over(self, connection: bulk.BulkConnection) -> None:
         with self._moving:
@@ -368,7 +361,7 @@ class ClientStream:
     def close(self, grace_seconds: float = _CLOSE_GRACE_SECONDS) -> None:
         """Send the queued frames, then end the stream; cancel the stream after the grace time.
 
-        A second call of `close` on a gRPC stream has no effect.
+        A second call of `close` has no effect.
         """
         self._end_moving()
         self._outgoing.put(None)
@@ -388,7 +381,7 @@ class ClientStream:
     def _read(self, call: Any) -> None:  # a grpc.Call that is also an iterator of responses
         reason = "the shard ended the stream"
         try:
-            self._answer = {name: value for name, value in call.initial_metadata() or ()}
+            self.peer.answer = {name: value for name, value in call.initial_metadata() or ()}
             self._accepted = call.is_active()
             self._settled.set()
             for data in call:
@@ -420,20 +413,20 @@ class ClientStream:
                     sizes = link.carry_all([wire_bytes(len(data)) for data in frames], ready_at)
                 for data in frames:
                     if connection is not None:
-                        self._bytes_sent += bulk.wire_bytes(data) if counted else 0
+                        self.bytes_sent += bulk.wire_bytes(data) if counted else 0
                         connection.send(data)
                         continue
                     size = wire_bytes(len(data)) if link is None else next(sizes)
                     if counted:
-                        self._bytes_sent += size
+                        self.bytes_sent += size
                     began = time.monotonic()
                     yield bytes(data)
                     self.chunks.record(len(data), time.monotonic() - began)
                     if data is CLIENT_SWITCHES:
                         connection = self._bulk
                         self.chunks.finish()
-                        self._moved.set()
-                self._send_seconds += time.monotonic() - sent_at
+                        self.moved.set()
+                self.send_seconds += time.monotonic() - sent_at
             if connection is not None:
                 connection.finish()
         except OSError:  # the bulk connection has ended, so the gRPC call ends too

@@ -98,9 +98,7 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def check_bind(
-    address: str, insecure: bool, protection: Protection = NOT_PROTECTED, flag: str = "ip_PS"
-) -> None:
+def check_bind(address: str, insecure: bool, protection: Protection = NOT_PROTECTED) -> None:
     """Raise an error if a node would listen for other machines without authentication, unless the
     user allows it.
 
@@ -108,7 +106,6 @@ def check_bind(
         address: Address at which the node will listen.
         insecure: True if the user passed --insecure.
         protection: Encryption and authentication of the listening node.
-        flag: Name of the command-line flag that sets the address, for the error message.
 
     Raises:
         ConfigurationError: Other machines reach the address, and the node does not authenticate
@@ -132,7 +129,7 @@ def check_bind(
     )
     if not insecure:
         raise ConfigurationError(
-            f"--{flag}={address} is reachable from other machines, but the connection is {state}; "
+            f"--ip_PS={address} is reachable from other machines, but the connection is {state}; "
             "listen on 127.0.0.1, give certificates (--tls_cert, --tls_key, --tls_ca) or a token "
             "(--token_file), or add --insecure if every machine that can reach this address is "
             "trusted"

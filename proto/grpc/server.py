@@ -1,8 +1,8 @@
 """The shard's gRPC server, which passes each client's stream to a handler as a `ServerStream`.
 
-`serve` starts the server, which admits streams through a `ConnectionGuard` and also serves
-grpc.health.v1. The server has one reader thread and one sending thread for each stream. The threads
-that read and send on a stream are daemon threads, which end with the process (`DaemonThreads`).
+`GrpcServer` admits streams through a `ConnectionGuard` and also serves grpc.health.v1. The server
+has one reader thread and one sending thread for each stream. The threads that read and send on a
+stream are daemon threads, which end with the process (`DaemonThreads`).
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class ServerStream:
     `responses`; all other methods are thread-safe.
 
     Attributes:
+        bytes_sent: Number of training bytes sent, including framing and an emulated link's
+            retransmissions.
         chunks: Adaptive size of the pieces in which a large payload is sent.
         evidence: Certificate names and random numbers of the client, known before its Hello.
         peer: The client's address in gRPC's form, for example ipv4:10.0.0.3:4711.
@@ -73,18 +75,11 @@ class ServerStream:
         self._outgoing = SendQueue()
         self._sender: EmulatedSender | None = None
         self._lost = threading.Event()
-        self._bytes_sent = 0
+        self.bytes_sent = 0
         self._bytes_received = 0
         self.peer: str = context.peer()
         if not context.add_callback(self._on_end):
             self._on_end()
-
-    @property
-    def bytes_sent(self) -> int:
-        """Number of training bytes sent, including framing and an emulated link's
-        retransmissions.
-        """
-        return self._bytes_sent
 
     @property
     def bytes_received(self) -> int:
@@ -106,11 +101,6 @@ class ServerStream:
     def num_waiting(self) -> int:
         """Number of queued replies to the client that the sending thread has not built yet."""
         return self._outgoing.num_waiting
-
-    @property
-    def num_waiting_bytes(self) -> int:
-        """Bytes of queued control messages and reports that the client has not read."""
-        return self._outgoing.num_bytes
 
     def incoming(self) -> Iterator[bytes | Arriving]:
         """Yield the client's frames until the client stops sending, or the stream ends.
@@ -166,7 +156,7 @@ class ServerStream:
         if self._lost.is_set() or self._outgoing.put(frames, counted):
             return
         self._lost.set()
-        text = f"the client left {self.num_waiting_bytes} bytes of messages unread"
+        text = f"the client left {self._outgoing.num_bytes} bytes of messages unread"
         self._on_unread("unread", self.peer, text)
         self._context.cancel()  # type: ignore[no-untyped-call]  # without annotations in grpc's stubs
 
@@ -193,14 +183,11 @@ class ServerStream:
         shared = Link(link.mbps * share, link.delay_ms, link.loss)
         # The emulated link sleeps by waiting for the event `_lost`, so a send ends when the client
         # disconnects.
-        self._sender = EmulatedSender(LinkModel(shared, seed), sleep=self._wait)
+        self._sender = EmulatedSender(LinkModel(shared, seed), sleep=self._lost.wait)
 
     def close(self) -> None:
         """End the client's stream without an error, after the queued frames."""
         self._outgoing.end()
-
-    def _wait(self, seconds: float) -> None:
-        self._lost.wait(seconds)
 
     def _on_end(self) -> None:
         self._lost.set()
@@ -236,7 +223,7 @@ class ServerStream:
                 frames, ready_at = frames(), time.monotonic()
             for data in frames:
                 if bulk is not None:
-                    self._bytes_sent += bulk_bytes(data) if counted else 0
+                    self.bytes_sent += bulk_bytes(data) if counted else 0
                     bulk.send(data)
                     continue
                 size = wire_bytes(len(data))
@@ -245,7 +232,7 @@ class ServerStream:
                 if self._lost.is_set():
                     return
                 if counted:
-                    self._bytes_sent += size
+                    self.bytes_sent += size
                 began = time.monotonic()
                 yield bytes(data)
                 self.chunks.record(len(data), time.monotonic() - began)
@@ -290,30 +277,69 @@ class PortInUse(ConfigurationError):
     """Error: the gRPC server cannot listen at its address."""
 
 
-class GrpcServer:
-    """A listening gRPC server, which the function `serve` has started.
+class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at runtime
+    """A listening gRPC server that runs a handler in a new thread for each client's stream.
+
+    A client's stream ends without an error when the server's handler returns. The server's health
+    service reports NOT_SERVING until `set_serving` is called.
 
     Attributes:
+        handler: Function called with each new client stream, which reads the stream to its end.
+            After an assignment, open streams keep their present handler.
         port: TCP port at which the server listens.
+
+    Args:
+        address: IP address or host name to listen on, which `check_bind` should have accepted.
+        port: TCP port to listen on; 0 for any free port.
+        handler: Function called with each new client stream, which reads the stream to its end.
+        keepalive_seconds: gRPC keepalive time, in seconds. A client that is silent for twice this
+            time counts as lost.
+        service: Name of the gRPC service with the Session method.
+        dscp: DSCP class of service of outgoing packets, 0..63. None: the system's default.
+        guard: Object that admits and authenticates clients; None to admit every client. A stream
+            that the guard does not admit is rejected with RESOURCE_EXHAUSTED.
+
+    Raises:
+        PortInUse: Another process uses the port, or this machine does not have the address.
     """
 
     def __init__(
         self,
-        server: grpc.Server,
-        health: HealthService,
-        sessions: _SessionHandler,
-        sweeper: ConnectionSweeper,
-        listener: BulkListener,
+        address: str,
+        port: int,
+        handler: Callable[[ServerStream], None],
+        keepalive_seconds: float = 20.0,
+        service: str = SERVICE,
+        dscp: int | None = None,
+        guard: ConnectionGuard | None = None,
     ) -> None:
-        self._server, self._health, self._sessions = server, health, sessions
-        self._listener = listener
-        self._sweeper, self.port = sweeper, sweeper.port
-
-    def hand_over(self, handler: Callable[[ServerStream], None]) -> None:
-        """Replace the function that handles new streams; open streams keep their present
-        handler.
-        """
-        self._sessions.handler = handler
+        self.handler, self._guard = handler, guard or ConnectionGuard()
+        self._path = f"/{service}/{METHOD}"
+        self._method = grpc.stream_stream_rpc_method_handler(self._run)
+        credentials, most = self._guard.credentials, self._guard.most_streams
+        options = [
+            *channel_options(keepalive_seconds, dscp),
+            ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+            ("grpc.max_connection_idle_ms", _IDLE_MS),
+            ("grpc.max_allowed_incoming_connections", most_connections(most)),
+        ]
+        executor: Any = DaemonThreads()
+        self._server = grpc.server(
+            executor,
+            handlers=[self],
+            options=options,
+            maximum_concurrent_rpcs=None if most is None else most + _SPARE_CALLS,
+        )
+        self._listener = BulkListener(address, credentials, dscp)
+        self._health = HealthService(("", service))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        try:
+            bound = trust.add_port(self._server, host_and_port(address, port), credentials)
+        except RuntimeError as error:
+            raise PortInUse(_why_not_bound(address, port)) from error
+        self._server.start()
+        self.port, self._sweeper = bound, ConnectionSweeper(bound, self._guard)
 
     def set_serving(self, serving: bool) -> None:
         """Set this server's health: SERVING if `serving` is True, else NOT_SERVING."""
@@ -328,36 +354,18 @@ class GrpcServer:
         self._server.stop(grace_seconds).wait()
         self._sweeper.stop()
 
-
-class _CallFinder(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at runtime
-    """Finds the handler of a gRPC call. gRPC uses one thread for all calls, so the search must be
-    fast.
-    """
-
-    def __init__(self, service: str, handler: _SessionHandler, guard: ConnectionGuard) -> None:
-        self._path, self._guard = f"/{service}/{METHOD}", guard
-        self._method = grpc.stream_stream_rpc_method_handler(handler)
-
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:  # type: ignore[type-arg]  # not at runtime
-        """Return the handler of a gRPC call; None to reject the call without a new thread."""
+        """Return the handler of a gRPC call; None to reject the call without a new thread.
+
+        gRPC uses one thread for the search of all calls' handlers, so the search must be fast.
+        """
         if call.method != self._path:
             return None
         metadata = cast("Iterable[tuple[str, bytes]]", call.invocation_metadata)
         return self._method if self._guard.is_heeded(metadata) else None
 
-
-class _SessionHandler:
-    """Runs the server's handler for each client stream that the connection guard admits."""
-
-    def __init__(
-        self,
-        handler: Callable[[ServerStream], None],
-        guard: ConnectionGuard,
-        listener: BulkListener,
-    ) -> None:
-        self.handler, self._guard, self._listener = handler, guard, listener
-
-    def __call__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _run(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Run the handler for a client's stream if the connection guard admits the stream."""
         evidence, answer = trust.begin_handshake(context, self._guard.credentials)
         stream = ServerStream(
             requests, context, evidence, self._guard.record_refusal, self._listener
@@ -381,62 +389,6 @@ class _SessionHandler:
             logging.exception("%s: closing the stream after an error", stream.peer)
         finally:
             stream.close()
-
-
-def serve(
-    address: str,
-    port: int,
-    handler: Callable[[ServerStream], None],
-    keepalive_seconds: float = 20.0,
-    service: str = SERVICE,
-    dscp: int | None = None,
-    guard: ConnectionGuard | None = None,
-) -> GrpcServer:
-    """Start a gRPC server that runs ``handler`` in a new thread for each client's stream.
-
-    A client's stream ends without an error when the server's handler returns. The server's health
-    service reports NOT_SERVING until `GrpcServer.set_serving` is called.
-
-    Args:
-        address: IP address or host name to listen on, which `check_bind` should have accepted.
-        port: TCP port to listen on; 0 for any free port.
-        handler: Function called with each new client stream, which reads the stream to its end.
-        keepalive_seconds: gRPC keepalive time, in seconds. A client that is silent for twice this
-            time counts as lost.
-        service: Name of the gRPC service with the Session method.
-        dscp: DSCP class of service of outgoing packets, 0..63. None: the system's default.
-        guard: Object that admits and authenticates clients; None to admit every client. A stream
-            that the guard does not admit is rejected with RESOURCE_EXHAUSTED.
-
-    Raises:
-        PortInUse: Another process uses the port, or this machine does not have the address.
-    """
-    guard = guard or ConnectionGuard()
-    most = guard.most_streams
-    options = [
-        *channel_options(keepalive_seconds, dscp),
-        ("grpc.so_reuseport", 0),
-        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-        ("grpc.max_connection_idle_ms", _IDLE_MS),
-        ("grpc.max_allowed_incoming_connections", most_connections(most)),
-    ]
-    executor: Any = DaemonThreads()
-    server = grpc.server(
-        executor,
-        options=options,
-        maximum_concurrent_rpcs=None if most is None else most + _SPARE_CALLS,
-    )
-    listener = BulkListener(address, guard.credentials, dscp)
-    sessions = _SessionHandler(handler, guard, listener)
-    server.add_generic_rpc_handlers((_CallFinder(service, sessions, guard),))
-    health = HealthService(("", service))
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    try:
-        bound = trust.add_port(server, host_and_port(address, port), guard.credentials)
-    except RuntimeError as error:
-        raise PortInUse(_why_not_bound(address, port)) from error
-    server.start()
-    return GrpcServer(server, health, sessions, ConnectionSweeper(bound, guard), listener)
 
 
 def _why_not_bound(address: str, port: int) -> str:

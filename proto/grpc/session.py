@@ -135,6 +135,8 @@ class ClientSession:
     Attributes:
         address: Network address ``host:port`` of the shard.
         arrivals: Estimator of the timeout in seconds after which a silent shard counts as lost.
+        chunk_bytes: Size of the pieces of a payload: a number of bytes, or a function that returns
+            the number.
 
     Args:
         address: Network address ``host:port`` of the shard.
@@ -170,7 +172,7 @@ class ClientSession:
         emulated = Link(link_message.mbps, link_message.delay_ms, link_message.loss)
         reachable = self._stream.address not in switching.UNREACHABLE
         hello.bulk = hello.role in _TAKES_BULK and not emulated.active and reachable
-        self._chunk_bytes = chunk_bytes(emulated, self._stream.chunks)
+        self.chunk_bytes = chunk_bytes(emulated, self._stream.chunks)
         self._assembler = MessageAssembler(pb.ToClient, lambda message: max_payload_bytes)
 
     @property
@@ -218,7 +220,7 @@ class ClientSession:
         except UntrustedPeer as error:
             refusal = pb.Refusal(reason=pb.REASON_IDENTITY, message=str(error))
             raise RequestRejected(refusal) from error
-        self._hello.proof = self._stream.prove(claims_of(self._hello))
+        self._hello.proof = self._stream.peer.prove(claims_of(self._hello))
         self.send_control(pb.ToServer(hello=self._hello))
         has_offered = False
         while True:
@@ -304,7 +306,7 @@ class ClientSession:
         document, pieces = make_offer()
         message = pb.ToServer(offer=pb.Offer(document=document))
         try:
-            parts = frames(message, pieces, self._chunk_bytes)
+            parts = frames(message, pieces, self.chunk_bytes)
         except ValueError as error:
             self.close()
             raise ConfigurationError(
@@ -318,12 +320,6 @@ class ClientSession:
         traffic.
         """
         self._stream.send((frame(message),), counted)
-
-    def send(self, message: pb.ToServer, pieces: Sequence[BytesLike]) -> None:
-        """Queue a push with its payload; the payload's `pieces` must not change before the shard
-        replies.
-        """
-        self._stream.send(frames(message, pieces, self._chunk_bytes))
 
     def receive(self, progress_seconds: float) -> tuple[pb.ToClient, memoryview]:
         """Return the shard's next whole message and the message's payload.

@@ -53,7 +53,7 @@ class IssuedCertificate:
 
     def pem(self) -> tuple[bytes, bytes]:
         """Return the certificate and its private key in PEM form."""
-        _, forms = _library()
+        _, forms, *_ = _library()
         key = self.key.private_bytes(
             forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption()
         )
@@ -97,8 +97,7 @@ def holders(hosts: Sequence[str], num_shards: int, num_workers: int) -> list[Cer
 
 def authority(days: float) -> IssuedCertificate:
     """Return a new certificate authority, self-signed and valid for a number of ``days``."""
-    x509, _ = _library()
-    key, name = _new_key(), _name("Thinwire run authority")
+    x509, *_ = _library()
     usage = x509.KeyUsage(
         key_cert_sign=True,
         crl_sign=True,
@@ -110,29 +109,23 @@ def authority(days: float) -> IssuedCertificate:
         encipher_only=False,
         decipher_only=False,
     )
-    builder = (
-        _builder(name, name, key, days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-    )
-    return IssuedCertificate(_signed(builder, key), key)
+    extensions = [(x509.BasicConstraints(ca=True, path_length=0), True), (usage, True)]
+    return _signed("Thinwire run authority", None, days, extensions)
 
 
 def issue(by: IssuedCertificate, holder: CertificateHolder, days: float) -> IssuedCertificate:
     """Return a new certificate for a node, signed by the run's certificate authority."""
-    x509, _ = _library()
-    key, names = _new_key(), [x509.UniformResourceIdentifier(holder.part)]
-    names += [_host(host) for host in holder.hosts]
+    x509, *_ = _library()
+    names = [x509.UniformResourceIdentifier(holder.part), *map(_host, holder.hosts)]
     purposes = [x509.ExtendedKeyUsageOID.CLIENT_AUTH]
     if holder.serves:
         purposes.append(x509.ExtendedKeyUsageOID.SERVER_AUTH)
-    builder = (
-        _builder(_name(holder.name), by.certificate.subject, key, days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
-    )
-    return IssuedCertificate(_signed(builder, by.key), key)
+    extensions = [
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (x509.SubjectAlternativeName(names), False),
+        (x509.ExtendedKeyUsage(purposes), False),
+    ]
+    return _signed(holder.name, by, days, extensions)
 
 
 def make(folder: pathlib.Path, wanted: Sequence[CertificateHolder], days: float) -> list[str]:
@@ -164,7 +157,7 @@ def make(folder: pathlib.Path, wanted: Sequence[CertificateHolder], days: float)
 
 
 def _authority_in(folder: pathlib.Path, days: float) -> tuple[IssuedCertificate, list[str]]:
-    x509, forms = _library()
+    x509, forms, *_ = _library()
     certificate, key = folder / "ca.crt", folder / "ca.key"
     if not certificate.exists() and not key.exists():
         issuer = authority(days)
@@ -201,16 +194,18 @@ def _write(folder: pathlib.Path, name: str, issued: IssuedCertificate) -> list[s
 # -- X.509 -------------------------------------------------------------------------------------
 
 
-def _library() -> tuple[Any, Any]:
-    """Return the package cryptography's modules for certificates and for key formats.
+def _library() -> tuple[Any, ...]:
+    """Return the package cryptography's modules x509, serialization, hashes and ec.
 
     Raises:
         ConfigurationError: The package cryptography is not installed.
     """
+    primitives = "cryptography.hazmat.primitives"
+    names = "serialization", "hashes", "asymmetric.ec"
     try:
         return (
             importlib.import_module("cryptography.x509"),
-            importlib.import_module("cryptography.hazmat.primitives.serialization"),
+            *(importlib.import_module(f"{primitives}.{name}") for name in names),
         )
     except ImportError as error:
         raise ConfigurationError(
@@ -218,18 +213,6 @@ def _library() -> tuple[Any, Any]:
             "install it (thinwire's extra `tls`), or create certificates with openssl, with the "
             "content that docs/reference/security.md lists. Nodes do not need the package."
         ) from error
-
-
-def _new_key() -> ec.EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def _name(text: str) -> x509.Name:
-    from cryptography import x509
-
-    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
 
 
 def _host(host: str) -> x509.GeneralName:
@@ -241,28 +224,35 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: float
-) -> x509.CertificateBuilder:
-    from cryptography import x509
+def _signed(
+    holder: str, issuer: IssuedCertificate | None, days: float, extensions: list[tuple[Any, bool]]
+) -> IssuedCertificate:
+    """Return a new certificate with a new key.
 
+    Args:
+        holder: Name of the holder.
+        issuer: Authority that signs the certificate; None for a self-signed certificate.
+        days: Validity of the certificate, in days.
+        extensions: Pairs of an extension of the certificate and True if it is critical.
+    """
+    x509, _, hashes, ec = _library()
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, holder)])
     now = datetime.datetime.now(datetime.UTC)
     until = now + datetime.timedelta(days=days)
-    return (
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
+        .subject_name(name)
+        .issuer_name(name if issuer is None else issuer.certificate.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(now, until) - _EARLIER)
         .not_valid_after(until)
     )
-
-
-def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    from cryptography.hazmat.primitives import hashes
-
-    return builder.sign(key, hashes.SHA256())
+    for extension, is_critical in extensions:
+        builder = builder.add_extension(extension, critical=is_critical)
+    signing_key = key if issuer is None else issuer.key
+    return IssuedCertificate(builder.sign(signing_key, hashes.SHA256()), key)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -70,11 +70,6 @@ def part_of_shard(shard: int) -> str:
 PART_OF_SUPERVISOR = f"{_PREFIX}supervisor"
 
 
-def is_part(name: str) -> bool:
-    """Return True if a URI in a certificate identifies a node (role and id) of a run."""
-    return name.startswith(_PREFIX)
-
-
 def part_of(hello: pb.Hello) -> str:
     """Return the URI of the role and id that a client claims in its Hello message."""
     if hello.role in (pb.ROLE_WORKER, pb.ROLE_SCRIPT):
@@ -262,9 +257,8 @@ def begin_handshake(
     if not credentials.token:
         return PeerEvidence(parts), ()
     metadata = cast("Iterable[tuple[str, bytes]]", context.invocation_metadata())
-    client_metadata = {name: value for name, value in metadata if name == NONCE}
-    shown = shows_token(metadata, credentials)
-    evidence = PeerEvidence(parts, client_metadata.get(NONCE, b""), new_nonce(), shown)
+    client_nonce, shown = dict(metadata).get(NONCE, b""), shows_token(metadata, credentials)
+    evidence = PeerEvidence(parts, client_nonce, new_nonce(), shown)
     answer: tuple[tuple[str, bytes], ...] = ((NONCE, evidence.server_nonce),)
     if len(evidence.client_nonce) == _NONCE_BYTES:
         proof = server_proof(credentials.token, evidence.client_nonce, evidence.server_nonce)
@@ -278,7 +272,7 @@ def shows_token(metadata: Iterable[tuple[str, bytes]], credentials: Credentials)
     """
     if not credentials.token:
         return True
-    client_metadata = {name: value for name, value in metadata if name in (NONCE, PASS)}
+    client_metadata = dict(metadata)
     if PASS not in client_metadata:
         return False
     expected = client_pass(credentials.token, client_metadata.get(NONCE, b""))
@@ -394,7 +388,13 @@ def read(
         token=_token(files.token, token_in_environment),
     )
     if files.authority:
-        _check_authority(files.authority, credentials.authority)
+        try:
+            authority = _text(credentials.authority)
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=authority)
+        except ssl.SSLError as error:
+            raise ConfigurationError(
+                f"--tls_ca={files.authority}: {_reason(error)}; expected certificates in PEM form."
+            ) from error
     if files.certificate:
         _check_certificate(files, credentials, part, serves)
     return credentials
@@ -440,31 +440,28 @@ def _warn_if_others_read(path: str, flag: str) -> None:
 
 
 def _pem(path: str | None, flag: str, kind: str, secret: bool = False) -> bytes:
-    if path is None:
-        return b""
-    content = _content(path, flag)
-    _check_pem(content, f"--{flag}={path}", kind)
-    if secret:
-        _warn_if_others_read(path, flag)
-    return content
-
-
-def _check_pem(content: bytes, where: str, kind: str) -> None:
-    """Check that a credential file holds a certificate or a private key in PEM form.
+    """Return a credential file with a certificate or a private key in PEM form; empty for None.
 
     Args:
-        content: Content of the credential file.
-        where: Flag and path of the file, for the error message.
+        path: Path of the file; None if its flag is not given.
+        flag: Name of the flag.
         kind: Name of the expected PEM object, CERTIFICATE or PRIVATE KEY.
+        secret: True to warn if other users can read the file.
 
     Raises:
         ConfigurationError: The credential file does not hold the expected certificate or key.
     """
+    if path is None:
+        return b""
+    content = _content(path, flag)
     if b"-----BEGIN" not in content or f"{kind}-----".encode() not in content:
         raise ConfigurationError(
-            f"{where} contains no {kind.lower()} in PEM form; expected a text with -----BEGIN "
-            f"{kind}-----."
+            f"--{flag}={path} contains no {kind.lower()} in PEM form; expected a text with "
+            f"-----BEGIN {kind}-----."
         )
+    if secret:
+        _warn_if_others_read(path, flag)
+    return content
 
 
 def _token(path: str | None, in_environment: str) -> bytes:
@@ -491,20 +488,22 @@ def _check_certificate(
 ) -> None:
     """Run a TLS handshake within this process, to detect an unusable certificate before the run.
 
+    A certificate that the node's authority did not sign is only logged: peers would reject it.
+
     Raises:
         ConfigurationError: The key does not belong to the certificate, or the certificate is
             invalid or for another role or id.
     """
     where = f"--tls_cert={files.certificate}"
     try:
-        ours = _context(files, ssl.PROTOCOL_TLS_SERVER), _context(files, ssl.PROTOCOL_TLS_CLIENT)
+        _context(files, ssl.PROTOCOL_TLS_SERVER)
     except ssl.SSLError as error:
         raise ConfigurationError(
             f"{where} and --tls_key={files.key}: {_reason(error)}; expected a certificate and the "
             "unencrypted private key that belongs to it."
         ) from error
     try:
-        seen = _show(ours, found.certificate, serves)
+        seen = _show(files, found.certificate, serves)
     except (ssl.SSLError, ValueError) as error:
         raise ConfigurationError(
             f"{where} is not usable: {_reason(error)}; create a new certificate (thinwire "
@@ -514,20 +513,15 @@ def _check_certificate(
     # Clients of a PS check the host name in the PS's certificate, so a certificate that another
     # tool created need not contain the URI of the PS's role and id.
     is_other = part is not None and part not in named
-    if is_other and (not serves or any(is_part(name) for name in named)):
+    if is_other and (not serves or any(name.startswith(_PREFIX) for name in named)):
         raise ConfigurationError(
             f"{where} names {', '.join(named) or 'no part in a run'}, but this node is {part}; "
             "give the node its own certificate ({node} in the path is replaced by its name)."
         )
-    if found.authority:
-        _check_chain(files, found, serves)
-
-
-def _check_chain(files: CredentialFiles, found: Credentials, serves: bool) -> None:
-    """Warn if the node's authority did not sign the node's certificate: peers would reject it."""
-    contexts = _context(files, ssl.PROTOCOL_TLS_SERVER), _context(files, ssl.PROTOCOL_TLS_CLIENT)
+    if not found.authority:
+        return
     try:
-        _show(contexts, found.authority, serves, whole_chain=True)
+        _show(files, found.authority, serves, whole_chain=True)
     except ssl.SSLCertVerificationError as error:
         logging.warning(
             "--tls_cert=%s is not valid under the authority in --tls_ca=%s (%s); nodes that trust "
@@ -536,15 +530,6 @@ def _check_chain(files: CredentialFiles, found: Credentials, serves: bool) -> No
             files.authority,
             error.verify_message,
         )
-
-
-def _check_authority(path: str, authority: bytes) -> None:
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=_text(authority))
-    except ssl.SSLError as error:
-        raise ConfigurationError(
-            f"--tls_ca={path}: {_reason(error)}; expected certificates in PEM form."
-        ) from error
 
 
 def _context(files: CredentialFiles, side: int) -> ssl.SSLContext:
@@ -558,15 +543,12 @@ def _context(files: CredentialFiles, side: int) -> ssl.SSLContext:
 
 
 def _show(
-    ours: tuple[ssl.SSLContext, ssl.SSLContext],
-    trusted: bytes,
-    serves: bool,
-    whole_chain: bool = False,
+    files: CredentialFiles, trusted: bytes, serves: bool, whole_chain: bool = False
 ) -> dict[str, Any]:
     """Run a TLS handshake in which one side presents a certificate; return its content as a dict.
 
     Args:
-        ours: TLS contexts for a server and a client, both with the certificate.
+        files: Paths of the certificate and its key.
         trusted: Certificates in PEM form that the verifying side of the handshake trusts.
         serves: True if the server presents the certificate, False if the client does.
         whole_chain: True if the trusted certificate must be the root of the certificate chain;
@@ -575,14 +557,16 @@ def _show(
     Raises:
         ssl.SSLError: The verifying side of the handshake rejected the certificate.
     """
-    verifier = ours[1] if serves else ours[0]
+    accepting = _context(files, ssl.PROTOCOL_TLS_SERVER)
+    connecting = _context(files, ssl.PROTOCOL_TLS_CLIENT)
+    verifier = connecting if serves else accepting
     if not whole_chain:
         verifier.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     verifier.load_verify_locations(cadata=_text(trusted))
     verifier.verify_mode = ssl.CERT_REQUIRED
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = ours[1].wrap_bio(down, up)
-    server = ours[0].wrap_bio(up, down, server_side=True)
+    client = connecting.wrap_bio(down, up)
+    server = accepting.wrap_bio(up, down, server_side=True)
     waiting = [client, server]
     for _ in range(_MAX_TURNS):
         for end in list(waiting):

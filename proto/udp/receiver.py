@@ -147,15 +147,15 @@ class ReceiverCounts:
     kernel_drops: int | None = None
 
 
+@dataclasses.dataclass
 class _Channel:
     """One UDP socket, its counters, and its budget of processor time for rejected datagrams."""
 
-    def __init__(self, number: int, receiver: socket.socket, rejected: TokenBucket) -> None:
-        self.number = number
-        self.socket = receiver
-        self.counts = ReceiverCounts()
-        self.rejected = rejected
-        self.rests_until: float | None = None
+    number: int
+    socket: socket.socket
+    rejected: TokenBucket
+    counts: ReceiverCounts = dataclasses.field(default_factory=ReceiverCounts)
+    rests_until: float | None = None
 
 
 class UdpReceiver:
@@ -298,7 +298,8 @@ class UdpReceiver:
         ready = self._selector.select(self._timeout())
         channels = [key.data for key, _ in ready if key.data is not None]
         if len(channels) < len(ready):
-            self._drain_wakes()
+            with contextlib.suppress(BlockingIOError):
+                self._wake_receiver.recv(4096)
         channels.sort(key=lambda channel: channel.number)
         num_datagrams = sum([self._read(channel) for channel in channels])
         now = self._clock()
@@ -320,10 +321,6 @@ class UdpReceiver:
         if deadline is not None:
             times.append(deadline)
         return max(0.0, min(times) - self._clock()) if times else None
-
-    def _drain_wakes(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wake_receiver.recv(4096)
 
     def _read(self, channel: _Channel) -> int:
         """Deliver a channel's waiting datagrams, charge the time for rejected datagrams; return the

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import errno
+import socket
 import struct
 import threading
 import time
@@ -18,15 +19,64 @@ from typing import Any, Protocol
 
 from absl import logging
 
+from thinwire.ops.routing.counters import SummableCounts
+from thinwire.ops.routing.packetizer import SealedBatch
+from thinwire.ops.types import ConfigurationError
 from thinwire.proto.token_bucket import TokenBucket
+from thinwire.proto.udp import sockets as udp_sockets
 from thinwire.proto.udp.sockets import SOL_UDP, UDP_SEGMENT
-from thinwire.proto.udp.types import ChannelCounts, DatagramBatch
 
 #: Linux splits one buffer into at most 64 datagrams (newer versions: 128).
 MAX_SEGMENTS = 64
 #: A buffer that the kernel splits into datagrams has at most 65,535 bytes, with IPv6 and UDP
 #: headers.
 MAX_SEND_BYTES = 65_535 - 48
+
+
+@dataclasses.dataclass
+class ChannelCounts(SummableCounts):
+    """Counters of one channel of a datagram sender, since the sender was created."""
+
+    datagrams: int = 0  # number of datagrams passed to the kernel or to the emulated link
+    bytes_on_wire: int = 0  # number of bytes of the sent datagrams, with IP and UDP headers
+    outdated: int = 0  # number of datagrams dropped because newer steps were queued
+    # Number of datagrams dropped because the kernel failed, or accepted none for too long.
+    refused: int = 0
+    # Number of datagrams dropped because they are too large for the network path.
+    too_large: int = 0
+    # Number of reports from the receiver's machine that the port has no open socket.
+    unreachable: int = 0
+
+
+class DatagramSender(Protocol):
+    """Sends a worker's datagrams to one shard, over sockets or over an emulated link.
+
+    All methods of a datagram sender are thread-safe. No method of a datagram sender raises an
+    exception for a lost datagram.
+    """
+
+    @property
+    def mtu(self) -> int:
+        """Size in bytes of the largest datagram that the network path carries; the size may
+        fall.
+        """
+
+    @property
+    def failure(self) -> Exception | None:
+        """Exception that ended the sending thread for good; None while the thread works."""
+
+    def send(self, batches: Sequence[SealedBatch], step: int) -> None:
+        """Queue batches of datagrams of one step after earlier batches of their channels; never
+        block.
+
+        The sender drops and counts queued batches of steps that are too far behind ``step``.
+        """
+
+    def counts(self) -> tuple[ChannelCounts, ...]:
+        """Return a copy of the channels' datagram counters, channel 1 first."""
+
+    def close(self) -> None:
+        """Drop queued datagrams, end the sending thread and close its sockets."""
 
 
 @dataclasses.dataclass
@@ -41,7 +91,7 @@ class QueuedBatch:
         signed: True if the batch's datagrams are signed.
     """
 
-    batch: DatagramBatch
+    batch: SealedBatch
     step: int
     num_taken: int = 0
     signed: bool = False
@@ -91,7 +141,7 @@ class Outbox:
     def __bool__(self) -> bool:
         return any(self._queues)
 
-    def put(self, batches: Sequence[DatagramBatch], step: int) -> None:
+    def put(self, batches: Sequence[SealedBatch], step: int) -> None:
         """Queue batches of datagrams of one step; drop queued batches of steps that are too old."""
         for queue, counts in zip(self._queues, self.counts, strict=True):
             while queue and step - queue[0].step > self._max_late:
@@ -188,6 +238,8 @@ class UdpSender:
     dropped.
 
     Attributes:
+        mtu: Size of the largest datagram in bytes, which is halved once if the network path rejects
+            it.
         failure: Exception that ended the sending thread. None while the thread works.
 
     Args:
@@ -212,11 +264,10 @@ class UdpSender:
         self._bucket = bucket
         self._clock = clock
         self._sleep = sleep
-        self._mtu = sending.mtu
+        self.mtu = sending.mtu
         self._segmentation = sending.segmentation
         self._outbox = Outbox(len(self._sockets), sending.max_late)
         self._changed = threading.Condition()
-        self._in_flight = False
         self._closed = False
         # Datagram channel -> time since which the channel's send buffer is full.
         self._full_since: dict[int, float] = {}
@@ -225,14 +276,7 @@ class UdpSender:
         self._thread = threading.Thread(target=self._work, name="datagrams out", daemon=True)
         self._thread.start()
 
-    @property
-    def mtu(self) -> int:
-        """Size of the largest datagram in bytes, which is halved once if the network path rejects
-        it.
-        """
-        return self._mtu
-
-    def send(self, batches: Sequence[DatagramBatch], step: int) -> None:
+    def send(self, batches: Sequence[SealedBatch], step: int) -> None:
         """Queue batches of datagrams of one step; drop queued batches that are too old; never
         block.
         """
@@ -240,13 +284,6 @@ class UdpSender:
             if not self._closed:
                 self._outbox.put(batches, step)
                 self._changed.notify_all()
-
-    def flush(self, timeout_seconds: float) -> bool:
-        """Wait until all datagrams are passed to the kernel; return False after a timeout."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: not (self._outbox or self._in_flight), timeout_seconds
-            )
 
     def counts(self) -> tuple[ChannelCounts, ...]:
         """Return a copy of the channels' datagram counters, channel 1 first."""
@@ -274,27 +311,24 @@ class UdpSender:
                 self._outbox.clear()
 
     def _run(self) -> None:
+        bucket, most = self._bucket, MAX_SEND_BYTES
+        if bucket is not None:
+            most = int(bucket.rate * _PIECE_SECONDS)
         while self._wait_for_work():
-            wait = self._bucket.wait_seconds(self._clock()) if self._bucket else 0.0
+            wait = bucket.wait_seconds(self._clock()) if bucket else 0.0
             if wait > 0:
                 self._sleep(max(wait, _SHORTEST_SLEEP_SECONDS))
                 continue
             with self._changed:
-                piece = self._outbox.take(self._piece_bytes())
-                self._in_flight = piece is not None
+                piece = self._outbox.take(most)
             if piece is not None:
                 self._carry(piece)
 
     def _wait_for_work(self) -> bool:
         """Wait until a datagram is queued; return False if the sender is closed."""
         with self._changed:
-            if not self._outbox:
-                self._changed.notify_all()  # wake `flush`
             self._changed.wait_for(lambda: self._outbox or self._closed)
             return not self._closed
-
-    def _piece_bytes(self) -> int:
-        return MAX_SEND_BYTES if self._bucket is None else int(self._bucket.rate * _PIECE_SECONDS)
 
     def _carry(self, piece: SendBurst) -> None:
         """Send a burst of datagrams and count them; queue unsent datagrams again, or drop them."""
@@ -313,7 +347,6 @@ class UdpSender:
             needs_pause = error is not None and self._settle(piece, num_sent, error, counts)
             if error is None:
                 self._full_since.pop(waiting.batch.channel, None)
-            self._in_flight = False
         if needs_pause:
             self._sleep(_RETRY_SECONDS)
 
@@ -369,7 +402,12 @@ class UdpSender:
             self._halve(piece.waiting.batch.size)
             return False
         counts.refused += piece.count - num_sent
-        self._warn(error)
+        if not self._warned:
+            self._warned = True
+            logging.warning(
+                "dropping unsent datagrams: %s; further drops are counted but not logged",
+                error.strerror or error,
+            )
         return False
 
     def _keep(self, piece: SendBurst, num_sent: int) -> None:
@@ -377,21 +415,80 @@ class UdpSender:
             self._outbox.put_back(piece, num_sent)
 
     def _halve(self, size: int) -> None:
-        if self._mtu < self._sending.mtu or size > self._mtu:
+        if self.mtu < self._sending.mtu or size > self.mtu:
             # The datagram size `mtu` is halved already, but queued datagrams may still have the old
             # size.
             return
-        self._mtu = self._sending.mtu // 2
+        self.mtu = self._sending.mtu // 2
         logging.warning(
             "the network path does not carry datagrams of %d bytes; the next steps use %d bytes",
             size,
-            self._mtu,
+            self.mtu,
         )
 
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            logging.warning(
-                "dropping unsent datagrams: %s; further drops are counted but not logged",
-                error.strerror or error,
-            )
+
+#: Largest burst of a rate-limited datagram sender, in seconds at its rate. After a late wake-up,
+#: the sender sends at most this burst faster than its rate.
+_BURST_SECONDS = 4e-3
+
+#: Function that wraps a channel's socket into a `SendingSocket`, which closes the socket.
+Over = Callable[[socket.socket, int], SendingSocket]
+
+
+def pacing(mbps: float) -> TokenBucket | None:
+    """Return a token bucket (rate limiter) of a worker's senders for a rate in Mbit/s; None for
+    0.
+    """
+    rate = mbps * 1e6 / 8
+    return TokenBucket(rate, rate * _BURST_SECONDS) if mbps > 0 else None
+
+
+def connect(
+    host: str,
+    ports: Sequence[int],
+    sending: UdpSettings,
+    bucket: TokenBucket | None = None,
+    over: Over | None = None,
+) -> UdpSender:
+    """Return a sender of datagrams from a worker to a shard.
+
+    If the route to the shard is known to carry only datagrams smaller than ``sending.mtu``, the
+    datagram size is the route's limit, but at least half of ``sending.mtu``.
+
+    Args:
+        host: Host name or address of the shard.
+        ports: UDP port of each channel, channel 1 first.
+        sending: Signing key, datagram size and options of the sender.
+        bucket: Token bucket that limits the rate of the datagrams; None for no limit.
+        over: Function that puts an emulated link before each socket; None for no emulated link.
+
+    Raises:
+        ConfigurationError: The host cannot be reached, or half of ``sending.mtu`` is still too
+            large for the route.
+    """
+    sockets = udp_sockets.connect(host, ports, sending.scheme)
+    limit = udp_sockets.path_limit(sockets[0]) if sockets else None
+    mtu = sending.mtu if limit is None else min(sending.mtu, limit)
+    if mtu < sending.mtu // 2:
+        for udp_socket in sockets:
+            udp_socket.close()
+        raise ConfigurationError(
+            f"the route to {host} carries datagrams of {mtu} bytes, less than half of "
+            f"--dgt_mtu={sending.mtu}; set --dgt_mtu={mtu} or less"
+        )
+    if mtu < sending.mtu:
+        logging.info(
+            "--dgt_mtu=%d is too large for the route to %s: sending datagrams of %d bytes",
+            sending.mtu,
+            host,
+            mtu,
+        )
+    family = sockets[0].family if sockets else socket.AF_INET
+    sending = dataclasses.replace(
+        sending,
+        mtu=mtu,
+        segmentation=sending.segmentation and all(map(udp_sockets.splits_sent, sockets)),
+        overhead_bytes=udp_sockets.overhead_bytes(family),
+    )
+    senders = sockets if over is None else [over(sock, i) for i, sock in enumerate(sockets, 1)]
+    return UdpSender(senders, sending, bucket)

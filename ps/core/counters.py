@@ -8,7 +8,7 @@ from typing import Any
 
 from thinwire.ops.types import State
 from thinwire.ops.weighting.base import staleness
-from thinwire.ps.core import events
+from thinwire.ps.core import attributes, events
 from thinwire.runtime.telemetry.run_status import Histogram
 
 #: Staleness Y (versions) above which the weight 1/Y of a push is below a tenth.
@@ -16,6 +16,8 @@ _STALE = 10
 #: Largest number of worker groups whose staleness histograms a shard reports. With more groups the
 #: report omits all histograms, which bounds the report's size.
 _MOST_HISTOGRAMS = 64
+#: Attributes of the `Counters` that only a journal keeps.
+_SOFT = ("_restored_version", "_lost_before")
 
 
 @dataclasses.dataclass
@@ -111,16 +113,6 @@ class WorkerTotals:
     loss: float | None = None
     refused: int = 0
 
-    def to_plain(self) -> State:
-        """Return the sums over one worker's pushes as a dict of numbers, for a checkpoint."""
-        return {
-            "pushes": self.pushes,
-            "samples": self.samples,
-            "local_steps": self.local_steps,
-            "loss": self.loss,
-            "refused": self.refused,
-        }
-
 
 class Counters:
     """All counters of a PS shard; only the shard's state machine changes them."""
@@ -186,11 +178,13 @@ class Counters:
         continued.
         """
         if soft:
-            return {"restored_version": self._restored_version, "lost_before": self._lost_before}
+            return attributes.saved(self, _SOFT)
         return {
             "staleness": {str(delay): count for delay, count in self.staleness.items()},
             "rejected": dict(self.rejected),
-            "workers": {str(worker): totals.to_plain() for worker, totals in self.workers.items()},
+            "workers": {
+                str(worker): vars(totals).copy() for worker, totals in self.workers.items()
+            },
             "groups": self.groups.to_plain(),
             "lost_updates": self.lost_updates,
             "replies": self.num_replies,
@@ -199,8 +193,7 @@ class Counters:
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Restore the shard's counters that `state_dict` returned."""
         if soft:
-            self._restored_version = state["restored_version"]
-            self._lost_before = state["lost_before"]
+            attributes.restore(self, _SOFT, state)
             return
         self.staleness = collections.Counter({int(d): n for d, n in state["staleness"].items()})
         self.rejected = collections.Counter(state["rejected"])

@@ -6,8 +6,16 @@ import enum
 from collections.abc import Collection
 
 from thinwire.ops.types import State
+from thinwire.ps.core import attributes
 from thinwire.ps.core.members import CoreConfig
 from thinwire.runtime.run.settings import DRAIN_SECONDS
+
+#: Attributes of a `RunLifecycle` that only a journal keeps, in addition to the phase.
+_SOFT = (
+    *("has_started", "stop_reason", "ended_at", "is_spent", "_drain_reason", "_start_at"),
+    *("_drain_until", "_snapshot_at", "_snapshot_version", "_first_exchange_at"),
+    *("_last_update_at", "_seconds_before"),
+)
 
 
 class RunPhase(enum.Enum):
@@ -219,21 +227,7 @@ class RunLifecycle:
         """
         if not soft:
             return {"stop_reason": self.stop_reason, "seconds": self.seconds()}
-        return {
-            "phase": self.phase.value,
-            "has_started": self.has_started,
-            "stop_reason": self.stop_reason,
-            "ended_at": self.ended_at,
-            "is_spent": self.is_spent,
-            "drain_reason": self._drain_reason,
-            "start_at": self._start_at,
-            "drain_until": self._drain_until,
-            "snapshot_at": self._snapshot_at,
-            "snapshot_version": self._snapshot_version,
-            "first_exchange_at": self._first_exchange_at,
-            "last_update_at": self._last_update_at,
-            "seconds_before": self._seconds_before,
-        }
+        return {"phase": self.phase.value, **attributes.saved(self, _SOFT)}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Restore the run's RunPhase, deadlines and duration that `state_dict` returned."""
@@ -242,12 +236,5 @@ class RunLifecycle:
         if not soft:
             self._seconds_before = state["seconds"]
             return
-        self.phase, self.has_started = RunPhase(state["phase"]), state["has_started"]
-        self.stop_reason, self.ended_at = state["stop_reason"], state["ended_at"]
-        self.is_spent, self._drain_reason = state["is_spent"], state["drain_reason"]
-        self._start_at, self._drain_until = state["start_at"], state["drain_until"]
-        self._snapshot_at = state["snapshot_at"]
-        self._snapshot_version = state["snapshot_version"]
-        self._first_exchange_at = state["first_exchange_at"]
-        self._last_update_at = state["last_update_at"]
-        self._seconds_before = state["seconds_before"]
+        self.phase = RunPhase(state["phase"])
+        attributes.restore(self, _SOFT, state)

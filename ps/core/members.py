@@ -5,7 +5,6 @@ versions.
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Collection, Iterable, Iterator
 
 from thinwire.ops.aggregation.outliers import Guards
@@ -13,7 +12,10 @@ from thinwire.ops.offer import LossScale
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.sync.base import ArrivalToken
 from thinwire.ops.types import ModelSpec, State
-from thinwire.ps.core import events
+from thinwire.ps.core import attributes, events
+
+#: Attributes of a `MemberTable` that only a journal keeps.
+_SOFT = ("_members", "_buffered", "_oldest_base", "_oldest_base_at")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +42,6 @@ class CoreConfig:
     # For each optimizer of a script: number of batches that its learning rate schedule had counted
     # before this phase (model) of the script.
     first_batches: tuple[int, ...] = ()
-
-
-class MemberPhase(enum.Enum):
-    """State of a worker's newest push on a shard: absent, buffered, or submitted to its round."""
-
-    COMPUTING = "computing"  # no push of the worker waits on the shard
-    # The worker's push waits until the worker is live, or until the push's epoch arrives.
-    BUFFERED = "buffered"
-    SUBMITTED = "submitted"  # the worker's push waits until its round is complete
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,15 +73,6 @@ class Member:
     # Time of the shard's clock at which the worker's newest request arrived.
     requested_at: float = 0.0
     staleness: int = 0  # staleness of the worker's newest applied push, in versions
-
-    @property
-    def phase(self) -> MemberPhase:
-        """State of the worker's newest push on this shard: absent, buffered, or submitted to a
-        round.
-        """
-        if self.submitted:
-            return MemberPhase.SUBMITTED
-        return MemberPhase.COMPUTING if self.buffered is None else MemberPhase.BUFFERED
 
     @property
     def waiting(self) -> events.Push | None:
@@ -128,39 +112,11 @@ class Member:
         # step. The worker would discard the reply and then wait for ever.
         return push.head.step <= self.last_step and push.head.step != self.request.step
 
-    def buffer(self, push: events.Push) -> None:
-        """COMPUTING -> BUFFERED: accept a worker's push; the shard replies after the push's
-        round.
-        """
-        self.buffered, self.may_proceed, self.last_step = push, False, push.head.step
-
-    def promote(self) -> None:
-        """BUFFERED -> SUBMITTED: submit a worker's buffered push; drop its earlier submitted
-        pushes.
-        """
-        if self.buffered is not None:
-            self.submitted, self.buffered = [self.buffered], None
-
     def take_submitted(self, step: int) -> events.Push | None:
-        """SUBMITTED -> COMPUTING: remove and return a worker's push whose round is complete."""
+        """Remove and return a worker's push whose round is complete."""
         released = next((push for push in self.submitted if push.head.step == step), None)
         self.submitted = [push for push in self.submitted if push is not released]
         return released
-
-    def cancel_push(self) -> None:
-        """Any MemberPhase -> COMPUTING: remove a worker's waiting push, but accept a retry of
-        it.
-        """
-        # Read applied_step before drop_push() is called, because its value depends on the push that
-        # waits.
-        self.last_step = self.applied_step
-        self.drop_push()
-
-    def drop_push(self) -> None:
-        """Any MemberPhase -> COMPUTING: remove a worker's waiting push, and never merge a retry of
-        it.
-        """
-        self.buffered, self.submitted = None, []
 
     def replied(self, version: int, overlaps: bool) -> None:
         """Record the version of the model in a reply to the worker.
@@ -221,7 +177,8 @@ class MemberTable:
         """Accept a worker's push; it waits until the worker is live and its membership epoch is
         known.
         """
-        self._members[push.worker].buffer(push)
+        member = self._members[push.worker]
+        member.buffered, member.may_proceed, member.last_step = push, False, push.head.step
         self._buffered.add(push.worker)
 
     def buffered(self) -> list[tuple[int, events.Push]]:
@@ -230,18 +187,25 @@ class MemberTable:
         return [(worker, push) for worker, push in pushes if push is not None]
 
     def promote(self, worker: int) -> None:
-        """Submit a worker's buffered push, which now waits until its round is complete."""
-        self._members[worker].promote()
+        """Submit a worker's buffered push, which now waits until its round is complete; drop the
+        worker's earlier submitted pushes.
+        """
+        member = self._members[worker]
+        if member.buffered is not None:
+            member.submitted, member.buffered = [member.buffered], None
         self._buffered.discard(worker)
 
     def cancel_push(self, worker: int) -> None:
         """Remove a worker's push that waits; the shard accepts a retry of the push's step."""
-        self._members[worker].cancel_push()
-        self._buffered.discard(worker)
+        member = self._members[worker]
+        # Read applied_step before the push is dropped: the value depends on the push that waits.
+        member.last_step = member.applied_step
+        self.drop_push(worker)
 
     def drop_push(self, worker: int) -> None:
         """Remove a worker's push that waits; the shard accepts no retry of the push's step."""
-        self._members[worker].drop_push()
+        member = self._members[worker]
+        member.buffered, member.submitted = None, []
         self._buffered.discard(worker)
 
     def take_submitted(self, arrivals: Iterable[ArrivalToken]) -> list[events.Push]:
@@ -281,12 +245,7 @@ class MemberTable:
         records.
         """
         if soft:
-            return {
-                "members": dict(self._members),
-                "buffered": set(self._buffered),
-                "oldest_base": self._oldest_base,
-                "oldest_base_at": self._oldest_base_at,
-            }
+            return attributes.saved(self, _SOFT)
         return {
             "steps": {str(worker): m.applied_step for worker, m in self._members.items()},
             "bases": {str(worker): m.base_version for worker, m in self._members.items()},
@@ -295,9 +254,7 @@ class MemberTable:
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Restore the workers' records (pushes, requests, versions) that `state_dict` returned."""
         if soft:
-            self._members, self._buffered = dict(state["members"]), set(state["buffered"])
-            self._oldest_base = state["oldest_base"]
-            self._oldest_base_at = state["oldest_base_at"]
+            attributes.restore(self, _SOFT, state)
             return
         for worker, step in state["steps"].items():
             member = self.add(int(worker))

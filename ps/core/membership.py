@@ -1,8 +1,7 @@
 """Membership of a run's workers: leases on shard 0, and numbered epochs on all other shards.
 
 The state machine of shard 0 uses a `Coordinator`, and the state machine of each other shard a
-`FollowerMembership`. The protocol `Membership` is the common interface of `Coordinator` and
-`FollowerMembership`.
+`FollowerMembership`, which has the same methods.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Protocol
 
 from thinwire.ops.types import State
+from thinwire.ps.core import attributes
 from thinwire.ps.core.events import (
     Join,
     MembershipEpoch,
@@ -36,6 +35,10 @@ EPOCHS_PER_GENERATION = 1 << 16
 _LEAST_SILENCE = 1 / 3
 
 
+#: Attributes of a `FollowerMembership` that only a journal keeps.
+_SOFT = ("epoch", "_live", "_named", "_claims", "_last_seen")
+
+
 @dataclasses.dataclass(frozen=True)
 class IdHolder:
     """A live worker whose id a second process also uses in its Hello message."""
@@ -45,92 +48,6 @@ class IdHolder:
     # Time in seconds until the lease of a silent worker with the id ends; 0 if the other process
     # must not retry.
     retry_after_seconds: float = 0.0
-
-
-class Membership(Protocol):
-    """The workers that are members of a training run, as one parameter server shard knows them.
-
-    Attributes:
-        leads: True on shard 0, which decides which workers are members of the run.
-        epoch: Number of the newest membership epoch on this shard.
-        num_left: Number of workers' leases that have expired.
-        num_returned: Number of times that a worker joined the run again after it had left.
-        lease_seconds: Time in seconds without a message of a worker, after which the worker is
-            expelled.
-    """
-
-    leads: bool
-    epoch: int
-    num_left: int
-    num_returned: int
-    lease_seconds: float
-
-    def holder(self, join: Join, now: float) -> IdHolder | None:
-        """Return the live worker that holds a joining worker's id; None if the id is free."""
-
-    def join(self, join: Join, now: float) -> Iterator[Change]:
-        """Admit a joining worker to the run; `holder` must have returned None for the worker's
-        Hello.
-        """
-
-    def seen(self, worker: int, now: float) -> None:
-        """Record that a message of a worker arrived on this shard at the time `now`."""
-
-    def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
-        """Record a worker's heartbeat, a worker's broken stream, or a pause of this shard's
-        process.
-
-        During a pause of the shard's process no message can arrive, so the pause excuses silent
-        workers.
-        """
-
-    def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
-        """End a worker's membership in the run, as the worker leaves or the shard removes it."""
-
-    def expire(self, now: float) -> Iterator[Change]:
-        """End the membership of every worker whose lease has expired."""
-
-    def expel(self, member: WorkerIncarnation) -> Iterator[Change]:
-        """End the membership of a worker that another shard reports as silent for a whole lease."""
-
-    def unreachable(self, now: float) -> list[WorkerIncarnation]:
-        """Return the live workers without a message to this shard for a lease, to report them."""
-
-    def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
-        """Adopt the members that shard 0 announces in a membership epoch (numbered list of live
-        workers).
-        """
-
-    def admits(self, worker: int, incarnation: int) -> bool:
-        """Return whether the shard accepts messages of this incarnation (process) of a worker."""
-
-    def next_deadline(self) -> float | None:
-        """Return when `expire` or `unreachable` must next check for silent workers; None if
-        never.
-        """
-
-    def state_of(self, worker: int) -> str:
-        """Return the state of a worker's membership: "live", "suspect" or "left"."""
-
-    def incarnation_of(self, worker: int) -> int:
-        """Return the incarnation (process number) of a live worker; 0 if the worker is not live or
-        unknown.
-        """
-
-    def begin_epoch(self) -> int:
-        """Begin a new membership epoch with unchanged live workers; return the number of the new
-        epoch.
-        """
-
-    def state_dict(self, soft: bool) -> State:
-        """Return the members' durable (checkpointed) state, or if `soft`, the state that a restart
-        loses.
-        """
-
-    def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the workers' membership in the run; load the durable state before the soft
-        state.
-        """
 
 
 @dataclasses.dataclass
@@ -318,11 +235,7 @@ class Coordinator:
         leases.
         """
         if soft:
-            return {
-                "epoch": self.epoch,
-                "leases": dict(self.leases),
-                "first_end": self._first_end,
-            }
+            return attributes.saved(self, ("epoch", "leases", "_first_end"))
         return {
             "epoch": self.epoch,
             "left": self.num_left,
@@ -335,8 +248,7 @@ class Coordinator:
         again.
         """
         if soft:
-            self.epoch, self.leases = state["epoch"], dict(state["leases"])
-            self._first_end = state["first_end"]
+            attributes.restore(self, ("epoch", "leases", "_first_end"), state)
             return
         # The other shards may know later membership epochs than the snapshot, and they ignore an
         # epoch that is not newer than their own. The numbers must therefore continue above all
@@ -509,13 +421,7 @@ class FollowerMembership:
         """
         if not soft:
             return {"epoch": self.epoch}
-        return {
-            "epoch": self.epoch,
-            "live": self._live,
-            "named": dict(self._named),
-            "claims": dict(self._claims),
-            "last_seen": dict(self._last_seen),
-        }
+        return attributes.saved(self, _SOFT)
 
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Restore the live workers; if none are saved, no worker is live until shard 0's next
@@ -524,9 +430,7 @@ class FollowerMembership:
         # The saved epoch number is not restored, because shard 0 announces its present epoch again,
         # and `follow` must accept this epoch although its number may equal the saved number.
         if soft:
-            self.epoch, self._live = state["epoch"], state["live"]
-            self._named, self._claims = dict(state["named"]), dict(state["claims"])
-            self._last_seen = dict(state["last_seen"])
+            attributes.restore(self, _SOFT, state)
 
     def _is_another(self, worker: int, incarnation: int) -> bool:
         """Return whether this shard knows a process of the worker with a different incarnation."""
@@ -536,3 +440,7 @@ class FollowerMembership:
         if worker in self._live:
             return self._named.get(worker, incarnation) != incarnation
         return claim is not None and claim.incarnation != incarnation
+
+
+#: The workers that are members of a training run, as one parameter server shard knows them.
+Membership = Coordinator | FollowerMembership

@@ -20,6 +20,7 @@ from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import own_entries, replicas
 from thinwire.ops.downlink.replicas import BackupWeights
 from thinwire.ops.downlink.types import (
+    ModelChange,
     ModelReply,
     ModelRequest,
     Operation,
@@ -274,9 +275,8 @@ class ShardModel:
         if self._scaler.skips(arrivals):
             self.version += 1
             changed = self._take_changes(arrivals, share)
-            self._down = self.method.down_codec.record_update(
-                changed, self.version, self._down, before_change=self.freezer.before_change
-            )
+            skipped = ModelChange(changed, self.version, before_change=self.freezer.before_change)
+            self._down = self.method.down_codec.record_update(skipped, self._down)
             return list(arrivals)
         copies, held = self._backups.copies, self._copies_of(arrivals)
         context = ReleaseContext(self.version, oldest_base, self.kernels, self._seen, copies, held)
@@ -316,10 +316,8 @@ class ShardModel:
             relayed = None
         if changed is None or len(changed):
             touched = None if touched is None or changed is None else union([touched, changed])
-        self._down = self.method.down_codec.record_update(
-            *(touched, self.version, self._down, known, relayed),
-            before_change=self.freezer.before_change,
-        )
+        change = ModelChange(touched, self.version, known, relayed, self.freezer.before_change)
+        self._down = self.method.down_codec.record_update(change, self._down)
         return weighed
 
     def _before_step(self, merged: Update) -> None:
@@ -650,23 +648,7 @@ class CollectiveShardModel(ShardModel):
     weights pulls the shard's copy, and requests newer weights from the other workers.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        theta: Float32,
-        kernels: Kernels,
-        budget: Budget,
-        schedule: Schedule,
-        spec: ModelSpec | None = None,
-        loss_scale: LossScale | None = None,
-        clock: BatchClock | None = None,
-    ) -> None:
-        """Start the collective model at version 0, with the arguments of ShardModel."""
-        # The optimizers on the workers step, and the default server optimizer needs no state on the
-        # shard.
-        idle = dataclasses.replace(method, server=OptimizerUpdate())
-        super().__init__(idle, theta, kernels, budget, schedule, spec, loss_scale, clock)
-        self._copied_version = 0  # version of the copied weights in the array theta
+    _copied_version = 0  # version of the copied weights in the array theta
 
     def go_on_from(self, version: int, samples: int) -> None:
         """Begin a further model of a training script, with weights of the given model version."""
@@ -742,14 +724,15 @@ def model_for(method: Method, theta: Float32, kernels: Kernels, config: CoreConf
     """Return the shard's model: a CollectiveShardModel if optimizers step only on the workers, else
     a ShardModel.
     """
-    model_type = ShardModel if method.collective == THROUGH_PS else CollectiveShardModel
+    num_optimizers = method.server.traits.num_optimizers
+    clock = BatchClock(config.nb_workers, num_optimizers, config.first_batches)
+    model_type = ShardModel
+    if method.collective != THROUGH_PS:
+        model_type = CollectiveShardModel
+        # The optimizers on the workers step, and the default server optimizer needs no state on the
+        # shard.
+        method = dataclasses.replace(method, server=OptimizerUpdate())
     return model_type(
-        method,
-        theta,
-        kernels,
-        config.budget,
-        config.schedule,
-        config.spec,
-        config.loss_scale,
-        BatchClock(config.nb_workers, method.server.traits.num_optimizers, config.first_batches),
+        *(method, theta, kernels, config.budget, config.schedule),
+        *(config.spec, config.loss_scale, clock),
     )

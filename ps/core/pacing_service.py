@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from thinwire.ops.pacing import Pacer, PaceReport, QueryingPacer
+from thinwire.ops.pacing.base import Pacer, PaceReport, QueryingPacer
 from thinwire.ops.types import State
 from thinwire.ps.core import events
 

@@ -26,7 +26,7 @@ from thinwire.ops.sync.groups import (
     propose_groups,
 )
 from thinwire.ops.types import State
-from thinwire.ps.core import events
+from thinwire.ps.core import attributes, events
 
 #: Largest number of a worker's newest cycles (from a reply to the next push) that determine its
 #: speed. The speed is the median over these cycles.
@@ -38,6 +38,12 @@ _LOOKS_PER_INTERVAL = 10
 #: Number of consecutive comparisons of speeds that must propose the same groups before shard 0
 #: changes the groups.
 _LEAST_LOOKS = 3
+#: Attributes of the planner and of the follower that only a journal keeps.
+_SOFT_OF_PLANNER = (
+    *("_replied_at", "_paces", "_look_at", "_proposed", "_target"),
+    *("formed", "num_formed", "speeds_found"),
+)
+_SOFT_OF_FOLLOWER = ("formed", "num_formed", "_awaited", "_waits_for")
 
 
 class RegroupPlanner:
@@ -188,16 +194,7 @@ class RegroupPlanner:
         """
         if not soft:
             return {"formed_groups": format_groups(self.formed.groups) if self.formed else ""}
-        return {
-            "replied_at": dict(self._replied_at),
-            "paces": {worker: paces.copy() for worker, paces in self._paces.items()},
-            "look_at": self._look_at,
-            "proposed": self._proposed,
-            "target": self._target,
-            "formed": self.formed,
-            "num_formed": self.num_formed,
-            "speeds_found": dict(self.speeds_found),
-        }
+        return attributes.saved(self, _SOFT_OF_PLANNER)
 
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Restore the saved worker groups and speeds; if no speeds are saved, measure speeds
@@ -207,10 +204,7 @@ class RegroupPlanner:
             text = state["formed_groups"]
             self.formed = events.GroupAssignment(0, parse_groups(text), {}) if text else None
             return
-        self._replied_at, self._paces = dict(state["replied_at"]), dict(state["paces"])
-        self._look_at, self._proposed = state["look_at"], state["proposed"]
-        self._target, self.formed = state["target"], state["formed"]
-        self.num_formed, self.speeds_found = state["num_formed"], state["speeds_found"]
+        attributes.restore(self, _SOFT_OF_PLANNER, state)
 
 
 class RegroupFollower:
@@ -310,12 +304,7 @@ class RegroupFollower:
         """
         if not soft:
             return {"formed_groups": format_groups(self._in_force) if self._in_force else ""}
-        return {
-            "formed": self.formed,
-            "num_formed": self.num_formed,
-            "awaited": self._awaited.copy(),
-            "waits_for": dict(self._waits_for),
-        }
+        return attributes.saved(self, _SOFT_OF_FOLLOWER)
 
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Restore the worker groups or their announced changes that `state_dict` returned."""
@@ -323,5 +312,4 @@ class RegroupFollower:
             text = state["formed_groups"]
             self._in_force = parse_groups(text) if text else None
             return
-        self.formed, self.num_formed = state["formed"], state["num_formed"]
-        self._awaited, self._waits_for = state["awaited"], dict(state["waits_for"])
+        attributes.restore(self, _SOFT_OF_FOLLOWER, state)

@@ -16,7 +16,7 @@ from absl import logging
 from thinwire.ops.routing.base import Transport
 from thinwire.ops.routing.datagram_format import HEADER, MAGIC
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.udp import UdpReceiver
+from thinwire.proto.udp.receiver import UdpReceiver
 from thinwire.ps.core import events
 from thinwire.ps.datagrams.counters import BY_THE_KERNEL, EMPTY, DatagramCounts
 from thinwire.ps.datagrams.receiver import DatagramReceiver

@@ -24,7 +24,7 @@ import numpy as np
 
 from thinwire.ops.routing.base import Manifest, Router, Transport
 from thinwire.ops.routing.counters import ReassemblyCounters
-from thinwire.ops.routing.datagram_format import HEADER, MAGIC, VERSION, DatagramSession
+from thinwire.ops.routing.datagram_format import HEADER, MAGIC, VERSION
 from thinwire.ops.routing.reassembler import ReassembledStep, Reassembler
 from thinwire.ops.types import Update
 from thinwire.proto import messages
@@ -47,10 +47,6 @@ _NO_INCARNATION = 0
 
 class DatagramReceiver:
     """Joins the datagrams and stream messages of one shard's workers into pushes; thread-safe.
-
-    Attributes:
-        on_closed: Function called with (worker id, assembled step, counters) when the push of a
-            training step is complete or given up; None to call no function.
 
     Args:
         decoder: Decoder of the pushes that the shard receives.
@@ -90,14 +86,14 @@ class DatagramReceiver:
         self._lock = threading.RLock()
         self._sessions = Sessions(lambda session: Reassembler(session, sizes, rules), entropy)
         self._dropped: collections.Counter[str] = collections.Counter()
-        self.on_closed: Callable[[int, ReassembledStep, ReassemblyCounters], None] | None = None
+        self._logs_steps = False
 
     def configure(self, transport: Transport) -> None:
         """Turn on injected datagram losses and the log of completed steps if the flags request
         them.
         """
         self.inject_loss(transport.dgt_drop_rate, transport.dgt_drop_seed)
-        self.on_closed = log_step if transport.dgt_info else None
+        self._logs_steps = transport.dgt_info
 
     def inject_loss(self, rate: float, seed: int) -> None:
         """Drop the fraction `rate` (0 to 1) of the datagrams that are passed to `receive`."""
@@ -105,20 +101,17 @@ class DatagramReceiver:
 
     # -- datagram sessions ------------------------------------------------------------------
 
-    def open_session(self, worker: int, incarnation: int) -> DatagramSession:
-        """Return the datagram session of a worker's incarnation (process).
+    def fill_welcome(
+        self, worker: int, incarnation: int, ports: Iterable[int], welcome: pb.Welcome
+    ) -> None:
+        """Add the UDP ports, session id and signing key to a worker's Welcome message.
 
         When a new process of a worker opens a datagram session, the session of its earlier process
         ends.
         """
         with self._lock:
-            return self._sessions.open(worker, incarnation)
-
-    def fill_welcome(
-        self, worker: int, incarnation: int, ports: Iterable[int], welcome: pb.Welcome
-    ) -> None:
-        """Add the UDP ports, session id and signing key to a worker's Welcome message."""
-        session, fields = self.open_session(worker, incarnation), welcome.datagrams
+            session = self._sessions.open(worker, incarnation)
+        fields = welcome.datagrams
         fields.session, fields.key = session.id, session.key
         fields.ports.extend(ports)
 
@@ -196,19 +189,9 @@ class DatagramReceiver:
                     self._dropped["unknown session"] += ours
                     self._dropped["not Thinwire's"] += stop - start - ours
                 else:
-                    num_useful += self._feed(session, data[start * size : stop * size], size)
-        return num_useful
-
-    def _feed(self, session: WorkerReassembly, data: memoryview, size: int) -> int:
-        """Pass datagrams to the reassembler of their session; return how many were genuine and
-        new.
-        """
-        counters, now = session.reassembler.counters, self._clock()
-        before = counters.num_new
-        session.reassembler.feed(data, size, now)
-        # the difference of the counts is negative if a step was discarded
-        num_useful = max(0, counters.num_new - before)
-        self._deliver_closed(session, now)
+                    now = self._clock()
+                    num_useful += session.feed(data[start * size : stop * size], size, now)
+                    self._deliver_closed(session, now)
         return num_useful
 
     def on_push(self, worker: int, push: pb.Push, payload: memoryview) -> None:
@@ -301,8 +284,8 @@ class DatagramReceiver:
     def _deliver_closed(self, session: WorkerReassembly, now: float) -> None:
         assembled = session.reassembler.close(now)
         if assembled is not None:
-            if self.on_closed is not None:
-                self.on_closed(session.worker, assembled, session.reassembler.counters)
+            if self._logs_steps:
+                log_step(session.worker, assembled, session.reassembler.counters)
             self._deliver_push(session, assembled)
 
     def _deliver_push(self, session: WorkerReassembly, assembled: ReassembledStep) -> None:

@@ -55,6 +55,13 @@ class WorkerReassembly:
     late_before: int = 0
     was_member: bool = False  # True if the worker has ever been a member of the run
 
+    def feed(self, data: memoryview, size: int, now: float) -> int:
+        """Pass datagrams to the session's reassembler; return how many were genuine and new."""
+        before = self.reassembler.counters.num_new
+        self.reassembler.feed(data, size, now)
+        # the difference of the counts is negative if a step was discarded
+        return max(0, self.reassembler.counters.num_new - before)
+
     def add_message(self, push: pb.Push, contents: DecodedPush) -> None:
         """Record one gRPC stream message of a push; a push may consist of several messages."""
         before = self.pending

@@ -2,7 +2,6 @@
 
 The module `offering` receives the model of a worker's script, and the module `initial_model` builds
 the shard's state from that model. The module `barriers` makes the scripts of all workers wait for
-each other. The module `phases` replaces the shard's model when a script compiles another model.
-The modules `evaluations` and `run_control` serve the evaluator's script, and end the run when its
-scripts end.
+each other. The modules `evaluations` and `run_control` serve the evaluator's script, and end the
+run when its scripts end.
 """

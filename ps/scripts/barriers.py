@@ -2,7 +2,7 @@
 
 A worker's script waits at a barrier before its first training step, at the beginning and the end of
 each call of fit, and when it saves files after a fit. At its first barrier, a worker's script waits
-for the start of the run's first evaluator, too (`first_evaluator`). If one worker's script has
+for the start of the run's first evaluator, too (`evaluators`). If one worker's script has
 another model at the beginning or end of a fit, all scripts begin to train that model (a new phase).
 A worker's script reports to shard 0 when the script ends.
 
@@ -24,81 +24,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.barriers import LAST, Point, parse, position_of
-from thinwire.ps.scripts.first_evaluator import FirstEvaluator
+from thinwire.ps.scripts.evaluators import Evaluators
+from thinwire.ps.scripts.notices import Outcome, ScriptsEnd, notice
 from thinwire.runtime.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
-
-
-@dataclasses.dataclass(frozen=True)
-class BarrierArrival:
-    """Report of a worker's script that it has reached a barrier or has reconnected.
-
-    Attributes:
-        name: Name of the barrier that the script has reached; empty if the script only reports
-            which barriers it has passed.
-        passed: Names of the barriers that the script has passed before this report.
-        changes: True if the script's model has changed since the script's previous barrier.
-        changed: Names of the barriers in `passed` at which a phase (another model) has begun.
-    """
-
-    name: str
-    passed: Sequence[str] = ()
-    changes: bool = False
-    changed: Sequence[str] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class BarrierOpening:
-    """Message to a script that it may pass a barrier.
-
-    Attributes:
-        worker: Worker id of the script that may pass the barrier.
-        name: Name of the barrier that the script may pass.
-        changes: True if all scripts begin to train another model at this barrier, because the model
-            of one script has changed.
-        offers: True if this worker's script must send its model to the shards, so that all workers
-            train this model.
-    """
-
-    worker: int
-    name: str
-    changes: bool = False
-    offers: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class ScriptsEnd:
-    """Message to the scripts of all workers that the run has ended.
-
-    The `message` explains the end of the run to users; it is empty after a normal end.
-    """
-
-    cause: str
-    message: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class FitStop:
-    """Request to a worker's script to end a call of fit early."""
-
-    worker: int
-    fit: int
-    epochs: int  # number of epochs after which the call of fit ends; 0 ends it immediately
-
-
-@dataclasses.dataclass(frozen=True)
-class ChiefNamed:
-    """Notice to a worker's script that names the chief, the worker whose script writes files. Only
-    the script of the chief (a worker) writes files.
-    """
-
-    worker: int
-    chief: int
-
-
-Outcome = BarrierOpening | ScriptsEnd | FitStop | ChiefNamed
 
 
 @dataclasses.dataclass
@@ -125,21 +57,26 @@ class Barriers:
 
     Attributes:
         ended: Cause of the end of the run; None while the run continues.
-        first_evaluator: Start of the run's first evaluator, for which the scripts wait before their
-            first training step.
         phase: Number of the newest phase (model) of the run that shard 0 knows of; the first is 0.
 
     Args:
         nb_workers: Number of workers of the run; worker ids are 1 to `nb_workers`.
+        evaluators: State of the run's evaluator; the scripts wait for the start of the first one
+            before their first training step.
         lease_seconds: Time without a message after which a script counts as lost, in seconds.
         patience_seconds: Time in seconds, from the connection of the first script, after which a
             script that has never connected counts as absent.
     """
 
-    def __init__(self, nb_workers: int, lease_seconds: float, patience_seconds: float) -> None:
-        self._nb_workers, self._lease_seconds = nb_workers, lease_seconds
-        self._patience_seconds = patience_seconds
-        self.first_evaluator = FirstEvaluator(lease_seconds)
+    def __init__(
+        self,
+        nb_workers: int,
+        evaluators: Evaluators,
+        lease_seconds: float,
+        patience_seconds: float,
+    ) -> None:
+        self._nb_workers, self._evaluators = nb_workers, evaluators
+        self._lease_seconds, self._patience_seconds = lease_seconds, patience_seconds
         self._scripts: dict[int, _Script] = {}
         self._opened: set[str] = set()
         # names of the barriers at which a script's model has changed
@@ -162,26 +99,27 @@ class Barriers:
         A new process of a worker's script has reached no barrier yet.
         """
         self._absent_at = min(self._absent_at, now + self._patience_seconds)
-        self.first_evaluator.script_came(now)
+        self._evaluators.script_came(now)
         known = self._scripts.get(worker)
         is_new = known is None or known.incarnation != incarnation
         if is_new:
             self._scripts[worker] = _Script(incarnation, now)
-        outcomes = self._seen(worker, now)
+        outcomes = self.alive(worker, now)
         # a restarted script is behind the other scripts and must end a stopped fit immediately
         stops = [
-            FitStop(worker, fit, 0 if is_new else epochs)
+            _stop(worker, fit, 0 if is_new else epochs)
             for fit, epochs in sorted(self._stopped.items())
         ]
-        return [ChiefNamed(worker, self._chief), *stops, *outcomes]
+        return [_chief(worker, self._chief), *stops, *outcomes]
 
-    def arrive(self, worker: int, arrival: BarrierArrival, now: float) -> list[Outcome]:
+    def arrive(self, worker: int, arrival: pb.Barrier, now: float) -> list[Outcome]:
         """Record that a worker's script has reached a barrier. If a script reports the same barrier
         twice, the second report changes nothing.
 
         Args:
             worker: Worker id of the script that has reached the barrier.
-            arrival: Report about the reached barrier that the script has sent.
+            arrival: Message of the script; its name is empty if the script has reconnected and only
+                reports which barriers it has passed.
             now: Current time in seconds of the shard's clock.
         """
         script, name, passed = self._scripts[worker], arrival.name, arrival.passed
@@ -198,7 +136,7 @@ class Barriers:
         fits = [position_of(barrier)[0] for barrier in (*passed, name)]
         script.fit = max([script.fit, *(fit for fit in fits if fit < math.inf)])
         script.waits_at = name or None
-        return self._seen(worker, now)
+        return self.alive(worker, now)
 
     def stop_fit(self, worker: int, fit: int, epochs: int, now: float) -> list[Outcome]:
         """Record that a script ends its current call of fit early; end this fit in all other
@@ -214,8 +152,8 @@ class Barriers:
         if fit == self._scripts[worker].fit and fit not in self._stopped:
             self._stopped[fit] = epochs
             receivers = [receiver for receiver in sorted(self._scripts) if receiver != worker]
-            stops += [FitStop(receiver, fit, epochs) for receiver in receivers]
-        return [*stops, *self._seen(worker, now)]
+            stops += [_stop(receiver, fit, epochs) for receiver in receivers]
+        return [*stops, *self.alive(worker, now)]
 
     def finish(self, worker: int, failed: bool, message: str, now: float) -> list[Outcome]:
         """Record that a worker's script has ended. A worker's script that has failed ends the run
@@ -225,11 +163,12 @@ class Barriers:
         script.has_finished, script.waits_at = True, None
         if failed:
             return self._end(SCRIPT_FAILED, f"worker {worker} failed: {message}")
-        return self._seen(worker, now)
+        return self.alive(worker, now)
 
     def alive(self, worker: int, now: float) -> list[Outcome]:
         """Record the time of a heartbeat message of a worker's script."""
-        return self._seen(worker, now)
+        self._scripts[worker].seen_at = now
+        return self.tick(now)
 
     def lost(self, worker: int, incarnation: int, now: float) -> None:
         """Record that the control stream of a worker's script has ended. A worker's script whose
@@ -238,15 +177,6 @@ class Barriers:
         script = self._scripts.get(worker)
         if script is not None and script.incarnation == incarnation:
             script.seen_at = now
-
-    def excuse(self, seconds: float) -> None:
-        """Extend all deadlines of scripts by `seconds`, for which the shard's process was
-        stalled.
-        """
-        for script in self._scripts.values():
-            script.seen_at += seconds
-        self._absent_at += seconds
-        self.first_evaluator.excuse(seconds)
 
     def present(self, now: float) -> list[int]:
         """Return the ids of the workers whose scripts are not finished, lost or absent,
@@ -260,25 +190,6 @@ class Barriers:
 
     def tick(self, now: float) -> list[Outcome]:
         """Return the messages to workers' scripts that result from deadlines that have passed."""
-        return self._settle(now)
-
-    def next_deadline(self, now: float) -> float | None:
-        """Return the time of the scripts' next deadline, at which `tick` must be called; None if
-        none is set.
-        """
-        if self.ended is not None or not self._scripts:
-            return None
-        moments = [self._gone_at(worker) for worker in range(1, self._nb_workers + 1)]
-        moments += [self._held_until(name) for _, name in self._waiting()]
-        return min((when for when in moments if now < when < math.inf), default=None)
-
-    # -- internal methods --------------------------------------------------------------------
-
-    def _seen(self, worker: int, now: float) -> list[Outcome]:
-        self._scripts[worker].seen_at = now
-        return self._settle(now)
-
-    def _settle(self, now: float) -> list[Outcome]:
         if self.ended is not None:
             return []
         if (early := self._returned_early()) is not None:
@@ -297,8 +208,11 @@ class Barriers:
             if changes := name in self._changes:
                 self._begin_phase(name)
             offers = changes and present[:1] == [worker]
-            openings.append(BarrierOpening(worker, name, changes, offers))
+            barrier = pb.Barrier(name=name, changes=changes, offers=offers)
+            openings.append(notice(worker, barrier=barrier))
         return openings
+
+    # -- internal methods --------------------------------------------------------------------
 
     def _held_until(self, name: str) -> float:
         """Return the time before which a barrier stays closed even if all scripts have arrived."""
@@ -306,8 +220,7 @@ class Barriers:
         if barrier is None or barrier.point.is_of_fit:
             return -math.inf
         with_supervisor = barrier.point is Point.START_WITH_SUPERVISOR
-        waits_until = self.first_evaluator.waits_until(with_supervisor)
-        return min(waits_until, self._absent_at)
+        return min(self._evaluators.first_is_awaited_until(with_supervisor), self._absent_at)
 
     def _begin_phase(self, name: str) -> None:
         self._changes.add(name)
@@ -326,7 +239,7 @@ class Barriers:
         if chief == self._chief:
             return []
         self._chief = chief
-        return [ChiefNamed(worker, chief) for worker in sorted(scripts)]
+        return [_chief(worker, chief) for worker in sorted(scripts)]
 
     def _waiting(self) -> Iterator[tuple[int, str]]:
         for worker, script in sorted(self._scripts.items()):
@@ -377,3 +290,14 @@ class Barriers:
             self.ended = ScriptsEnd(cause, message)
             return [self.ended]
         return []
+
+
+def _stop(worker: int, fit: int, epochs: int) -> Outcome:
+    return notice(worker, stop_fit=pb.StopFit(fit=fit, epochs=epochs))
+
+
+def _chief(worker: int, chief: int) -> Outcome:
+    """Return the notice to a worker's script which worker is the chief, whose script writes
+    files.
+    """
+    return notice(worker, chief=pb.Chief(worker=chief))

@@ -81,22 +81,15 @@ class EndedModels:
 
     Args:
         checkpoints: Storage of the ended models for a restart of the shard; None to save nothing.
+        since: Number of the first phase (period with one model) that trained the current model's
+            variables. The saved models of earlier phases are loaded.
     """
 
-    def __init__(self, checkpoints: Checkpoints | None = None) -> None:
+    def __init__(self, checkpoints: Checkpoints | None = None, since: int = 0) -> None:
         self._checkpoints = checkpoints
-        self._kept: collections.deque[EndedModel] = collections.deque()
-
-    def restore(self, since: int) -> None:
-        """Load the saved final models that the run trained before the current model.
-
-        Args:
-            since: Number of the first phase (period with one model) that trained the current
-                model's variables, from the shard's checkpoint.
-        """
-        states = [] if self._checkpoints is None else self._checkpoints.load_all()
+        states = [] if checkpoints is None else checkpoints.load_all()
         models = [EndedModel.from_plain(state) for state in states]
-        self._kept.extend(model for model in models if model.last < since)
+        self._kept = collections.deque(model for model in models if model.last < since)
 
     def add(self, ended: EndedModel) -> None:
         """Store and save a model, because the run trains another model from now on.

@@ -31,9 +31,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from absl import logging
 
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.barriers import Point, position_of
+from thinwire.ps.scripts.notices import Outcome, notice
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,28 +53,6 @@ HELD_SECONDS = 0.5
 #: MiB.
 _MOST_ANSWERS = 4
 _NOWHERE: Place = (0, -1, 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class MeetingAnswer:
-    """Answer to one script at a meeting of all scripts at an epoch's end."""
-
-    worker: int
-    meeting: pb.EpochMeeting
-
-
-@dataclasses.dataclass(frozen=True)
-class FitEndsEarly:
-    """End of a call of fit for all scripts after `epochs` epochs, requested by one worker's
-    script.
-    """
-
-    worker: int
-    fit: int
-    epochs: int
-
-
-MeetingOutcome = MeetingAnswer | FitEndsEarly
 
 
 @dataclasses.dataclass
@@ -104,21 +84,23 @@ class EpochMeetings:
             given time of the shard's clock.
         held: Function that returns the ids of the workers that wait in a round for other workers'
             pushes.
+        stop_fit: Function that ends a call of fit in the other scripts, as `Barriers.stop_fit`.
     """
 
     def __init__(
         self,
         present: Callable[[float], Sequence[int]],
-        held: Callable[[], Collection[int]] = frozenset,
+        held: Callable[[], Collection[int]],
+        stop_fit: Callable[[int, int, int, float], list[Outcome]],
     ) -> None:
-        self._present, self._held = present, held
+        self._present, self._held, self._stop_fit = present, held, stop_fit
         self._scripts: dict[int, _MeetingScript] = {}
         self._answers: dict[Place, pb.EpochMeeting] = {}
         # number of a call of fit -> number of epochs after which it ends early; 0: immediately
         self._ends: dict[int, int] = {}
         self._version, self._moved_at = -1, -math.inf
 
-    def begin(self, worker: int, incarnation: int, now: float) -> list[MeetingOutcome]:
+    def begin(self, worker: int, incarnation: int, now: float) -> list[Outcome]:
         """Register the control stream of a worker's script, which may wait at meetings after
         epochs.
 
@@ -131,7 +113,7 @@ class EpochMeetings:
             self._scripts[worker] = _MeetingScript(incarnation, _NOWHERE)
         return self._settle(now)
 
-    def arrive(self, worker: int, barrier: str, now: float) -> list[MeetingOutcome]:
+    def arrive(self, worker: int, barrier: str, now: float) -> list[Outcome]:
         """Record that a worker's script has reached a barrier, for example the barrier after a
         fit.
         """
@@ -146,7 +128,7 @@ class EpochMeetings:
         """
         self._ends.setdefault(fit, epochs)
 
-    def meet(self, worker: int, meeting: pb.EpochMeeting, now: float) -> list[MeetingOutcome]:
+    def meet(self, worker: int, meeting: pb.EpochMeeting, now: float) -> list[Outcome]:
         """Record that a script has reached a meeting at an epoch's end; a script may report this
         twice.
 
@@ -167,26 +149,19 @@ class EpochMeetings:
                 script.since = now
             script.waits_with = meeting
             return self._settle(now)
-        outcomes: list[MeetingOutcome] = []
+        outcomes: list[Outcome] = []
         if meeting.stops and meeting.fit not in self._ends:
-            outcomes.append(self._end(worker, meeting.fit, self._fastest(meeting.fit, worker, now)))
+            epochs = self._fastest(meeting.fit, worker, now)
+            outcomes += self._end(worker, meeting.fit, epochs, now)
         # None unless the epoch meeting was answered before this script arrived
         answer = self._answers.get(place)
         if answer is None or meeting.after_callbacks:
             answer = self._answer(meeting, list(self._newest(meeting.fit, now)))
-        return [*outcomes, MeetingAnswer(worker, answer), *self._settle(now)]
+        return [*outcomes, notice(worker, epoch_meeting=answer), *self._settle(now)]
 
     # -- deadlines ----------------------------------------------------------------------------
 
-    def excuse(self, seconds: float) -> None:
-        """Extend all deadlines of scripts by `seconds`, for which the shard's process was
-        stalled.
-        """
-        for script in self._scripts.values():
-            script.since += seconds
-        self._moved_at += seconds
-
-    def tick(self, now: float, version: int) -> list[MeetingOutcome]:
+    def tick(self, now: float, version: int) -> list[Outcome]:
         """Return the messages to workers' scripts that result from deadlines that have passed.
 
         Args:
@@ -197,14 +172,6 @@ class EpochMeetings:
             self._version, self._moved_at = version, now
         return self._settle(now)
 
-    def next_deadline(self, now: float) -> float | None:
-        """Return the time at which `tick` must next check the meetings; None if no script waits."""
-        if not self._waiting():
-            return None
-        # A worker may begin to wait in a round without a message to this object, so check
-        # regularly.
-        return now + HELD_SECONDS
-
     # -- internal methods ---------------------------------------------------------------------
 
     def _advance(self, worker: int, place: Place) -> _MeetingScript:
@@ -214,36 +181,29 @@ class EpochMeetings:
             script.waits_with = None
         return script
 
-    def _waiting(self) -> list[tuple[int, _MeetingScript]]:
-        """Return (worker id, script) of the scripts that wait at meetings, the earliest epoch
-        first.
+    def _waiting(self) -> list[tuple[Place, int, pb.EpochMeeting]]:
+        """Return (place, worker id, report) of the scripts that wait at meetings, the earliest
+        place first.
         """
-        waiting = [(w, script) for w, script in sorted(self._scripts.items()) if script.waits_with]
-        return sorted(waiting, key=lambda pair: place_of(pair[1].waits_with))
+        waiting = ((worker, script.waits_with) for worker, script in self._scripts.items())
+        placed = [(place_of(report), worker, report) for worker, report in waiting if report]
+        return sorted(placed, key=lambda each: each[:2])
 
-    def _settle(self, now: float) -> list[MeetingOutcome]:
-        outcomes: list[MeetingOutcome] = []
-        for worker, script in self._waiting():
-            meeting = script.waits_with
-            if meeting is None:
-                continue
-            place = place_of(meeting)
+    def _settle(self, now: float) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for place, worker, meeting in self._waiting():
             answer = self._answers.get(place)
             if answer is None:
-                if not self._have_come(place, script, now):
+                if not self._have_come(place, self._scripts[worker], now):
                     continue
-                reports = [
-                    (w, waiting.waits_with)
-                    for w, waiting in sorted(self._scripts.items())
-                    if waiting.waits_with is not None and place_of(waiting.waits_with) == place
-                ]
+                reports = [(w, report) for at, w, report in self._waiting() if at == place]
                 stopping = next((w for w, report in reports if report.stops), None)
                 if stopping is not None and meeting.fit not in self._ends:
-                    outcomes.append(self._end(stopping, meeting.fit, meeting.epoch + 1))
+                    outcomes += self._end(stopping, meeting.fit, meeting.epoch + 1, now)
                 answer = self._answer(meeting, [report for _, report in reports])
                 self._keep(place, answer)
-            outcomes.append(MeetingAnswer(worker, answer))
-            script.waits_with = None
+            outcomes.append(notice(worker, epoch_meeting=answer))
+            self._scripts[worker].waits_with = None
         return outcomes
 
     def _have_come(self, place: Place, script: _MeetingScript, now: float) -> bool:
@@ -299,9 +259,11 @@ class EpochMeetings:
                 most = max(most, script.newest.epoch + 1)
         return most
 
-    def _end(self, worker: int, fit: int, epochs: int) -> FitEndsEarly:
+    def _end(self, worker: int, fit: int, epochs: int, now: float) -> list[Outcome]:
         self._ends[fit] = epochs
-        return FitEndsEarly(worker, fit, epochs)
+        text = "the script of worker %d ends its call %d of fit after %d epochs"
+        logging.info(text, worker, fit, epochs)
+        return self._stop_fit(worker, fit, epochs, now)
 
     def _keep(self, place: Place, answer: pb.EpochMeeting) -> None:
         self._answers.setdefault(place, answer)
@@ -309,12 +271,8 @@ class EpochMeetings:
             del self._answers[min(self._answers)]
 
 
-def place_of(meeting: pb.EpochMeeting | None) -> Place:
-    """Return the point (fit, epoch, stage) of a script's report; for None a point before all
-    fits.
-    """
-    if meeting is None:
-        return _NOWHERE
+def place_of(meeting: pb.EpochMeeting) -> Place:
+    """Return the point (fit, epoch, stage) of a script's report."""
     return (meeting.fit, meeting.epoch, int(meeting.after_callbacks))
 
 

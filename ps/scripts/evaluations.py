@@ -4,9 +4,8 @@ At the end of a training epoch, a worker's script waits for the evaluation of th
 epoch. Shard 0 requests the evaluation of an epoch from the run's evaluator once, when the leading
 script reaches the epoch's end. The leading script is the script with the lowest worker id among the
 scripts that are not behind by a whole evaluation. All scripts get the same evaluation result for an
-epoch, even if they request it at different times. If no Supervisor starts an evaluator, or the
-Supervisor has been disconnected for a lease, the shard answers the scripts that the epoch is not
-evaluated.
+epoch, even if they request it at different times. If there is no evaluator (`evaluators`), the
+shard answers the scripts that the epoch is not evaluated.
 
 The evaluator process runs no callbacks of the script and trains nothing. If an evaluation depends
 on a script's callbacks, or on state other than the weights, a worker's script must make the
@@ -22,20 +21,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.barriers import Point, position_of
+from thinwire.ps.scripts.evaluators import ANSWER_SECONDS, Evaluators
+from thinwire.ps.scripts.notices import EVALUATOR, SUPERVISORS, Notice, Outcome, notice
 
 #: Place of a script in its training: number of the call of fit (from 1) and number of the epoch.
 #: The epoch number is -1 before the fit and infinite after the fit.
 Position = tuple[float, float]
 
-#: Seconds for which a requested evaluation waits until an evaluator connects.
-START_SECONDS = 600.0
-#: Seconds for which a requested evaluation waits for the answer of a connected evaluator or an
-#: appointed script.
-ANSWER_SECONDS = 3600.0
 #: Seconds without an update after which an evaluation is requested although the leading script has
 #: not reached the end of the epoch. The leading script's worker may wait in a round for a worker
 #: whose script waits for this evaluation.
@@ -44,31 +40,6 @@ STALL_SECONDS = 5.0
 #: Supervisors that connect late.
 _MOST_ANSWERS, _MOST_FITS = 10_000, 1000
 _NOWHERE: Position = (0, -1)
-
-
-@dataclasses.dataclass(frozen=True)
-class ForScript:
-    """A message about evaluations that shard 0 sends to the script of one worker."""
-
-    worker: int
-    message: pb.ToClient
-
-
-@dataclasses.dataclass(frozen=True)
-class ForEvaluator:
-    """A message about evaluations that shard 0 sends to the run's evaluator."""
-
-    message: pb.ToClient
-
-
-@dataclasses.dataclass(frozen=True)
-class ForSupervisors:
-    """A message about evaluations that shard 0 sends to all Supervisors that start evaluators."""
-
-    message: pb.ToClient
-
-
-Notice = ForScript | ForEvaluator | ForSupervisors
 
 
 @dataclasses.dataclass
@@ -97,13 +68,13 @@ class Evaluations:
     """State of the evaluations that the scripts of a run request, which shard 0 stores.
 
     Args:
-        lease_seconds: Time without a Supervisor after which epochs are not evaluated, in seconds.
+        evaluators: State of the run's evaluator and of its Supervisors.
         present: Function that returns the ids of the workers whose scripts are in the run at a
             given time of the shard's clock.
     """
 
-    def __init__(self, lease_seconds: float, present: Callable[[float], Sequence[int]]) -> None:
-        self._lease_seconds, self._present = lease_seconds, present
+    def __init__(self, evaluators: Evaluators, present: Callable[[float], Sequence[int]]) -> None:
+        self._evaluators, self._present = evaluators, present
         self._scripts: dict[int, _EvaluatedScript] = {}
         self._fits: dict[int, pb.FitBegun] = {}
         self._histories: dict[int, pb.FitEnded] = {}
@@ -117,29 +88,21 @@ class Evaluations:
         # Number of a call of fit -> first epoch that a worker's script evaluates, for the calls
         # that scripts evaluate.
         self._of_scripts: dict[int, pb.EpochEnded] = {}
-        # numbers of the streams of Supervisors that start evaluators
-        self._supervisors: set[int] = set()
-        self._has_evaluator = False
-        self._given_up = ""  # reason why the Supervisor starts no evaluator; else empty
-        # time since which no Supervisor is connected; None while a Supervisor is connected
-        self._alone_since: float | None = None
         self._version, self._moved_at = -1, -math.inf
 
     # -- the workers' scripts -----------------------------------------------------------------
 
-    def begin(self, worker: int, incarnation: int, now: float) -> list[Notice]:
+    def begin(self, worker: int, incarnation: int, now: float) -> list[Outcome]:
         """Register the control stream of a worker's script, which may request evaluations.
 
         A new process of a worker's script has requested no evaluation yet.
         """
-        if self._alone_since is None:
-            self._alone_since = now
         known = self._scripts.get(worker)
         if known is None or known.incarnation != incarnation:
             self._scripts[worker] = _EvaluatedScript(incarnation)
-        return self._settle(now)
+        return self.settle(now)
 
-    def begin_fit(self, worker: int, fit: pb.FitBegun, now: float) -> list[Notice]:
+    def begin_fit(self, worker: int, fit: pb.FitBegun, now: float) -> list[Outcome]:
         """Record that a worker's script has begun a call of fit; the script may report this
         twice.
         """
@@ -149,10 +112,10 @@ class Evaluations:
             return []
         self._fits[fit.fit] = fit
         _limit(self._fits, _MOST_FITS)
-        message = pb.ToClient(fit_begun=fit)
-        return [*self._for_evaluator(message), ForSupervisors(message), *self._settle(now)]
+        receivers = EVALUATOR, SUPERVISORS
+        return [*(notice(to, fit_begun=fit) for to in receivers), *self.settle(now)]
 
-    def end_fit(self, fit: pb.FitEnded) -> list[Notice]:
+    def end_fit(self, fit: pb.FitEnded) -> list[Outcome]:
         """Record the history that a call of fit has returned; use only the first report of each
         fit.
         """
@@ -160,20 +123,20 @@ class Evaluations:
             return []
         self._histories[fit.fit] = fit
         _limit(self._histories, _MOST_FITS)
-        return list(self._for_evaluator(pb.ToClient(fit_ended=fit)))
+        return [notice(EVALUATOR, fit_ended=fit)]
 
-    def arrive(self, worker: int, barrier: str, now: float) -> list[Notice]:
+    def arrive(self, worker: int, barrier: str, now: float) -> list[Outcome]:
         """Record that a worker's script has reached a barrier, for example the barrier after a
         fit.
         """
         fit, stage, _ = position_of(barrier)
         if math.isfinite(fit):
             self._advance(worker, (fit, math.inf if stage >= Point.END.place else -1))
-        return self._settle(now)
+        return self.settle(now)
 
     def request(
         self, worker: int, fit: int, epoch: int, now: float, by_script: bool = False
-    ) -> list[Notice]:
+    ) -> list[Outcome]:
         """Record that a script waits for the evaluation of an epoch; the script may report this
         twice.
 
@@ -187,82 +150,54 @@ class Evaluations:
         script = self._advance(worker, (fit, epoch))
         if script.waits_for != (fit, epoch):
             script.waits_for, script.since, script.by_script = (fit, epoch), now, by_script
-        notices: list[Notice] = []
+        notices: list[Outcome] = []
         # A script that was appointed to evaluate reports again only after its stream was lost,
         # perhaps together with the request to evaluate. Without a second request the evaluation
         # would not be made.
         if self._appointed.get((fit, epoch)) == (worker, script.incarnation):
-            notices.append(ForScript(worker, _request((fit, epoch), by_script=True)))
+            notices.append(_request(worker, (fit, epoch), by_script=True))
         if by_script and fit not in self._of_scripts:
             self._of_scripts[fit] = pb.EpochEnded(fit=fit, epoch=epoch, by_script=True)
-            notices += self._for_evaluator(pb.ToClient(epoch_ended=self._of_scripts[fit]))
+            notices.append(notice(EVALUATOR, epoch_ended=self._of_scripts[fit]))
             _limit(self._of_scripts, _MOST_FITS)
-        return [*notices, *self._settle(now)]
+        return [*notices, *self.settle(now)]
 
-    def know(self, worker: int, evaluated: pb.Evaluated, now: float) -> list[Notice]:
+    def know(self, worker: int, evaluated: pb.Evaluated, now: float) -> list[Outcome]:
         """Store an evaluation's result that a script received before this shard was restarted."""
         place = (evaluated.fit, evaluated.epoch)
         self._advance(worker, place)
         self._answers.setdefault(place, evaluated)
         self._forget(place)
-        return self._settle(now)
+        return self.settle(now)
 
     # -- Supervisors and the evaluator ----------------------------------------------------------
 
-    def offer(self, supervisor: int, now: float) -> list[pb.ToClient]:
-        """Record that a connected Supervisor starts an evaluator process when scripts need one.
-
-        Args:
-            supervisor: Number that identifies the Supervisor's stream.
-            now: Current time in seconds of the shard's clock.
-
-        Returns:
-            Messages about earlier fits and evaluations, which the caller sends to this Supervisor.
-        """
-        self._supervisors.add(supervisor)
-        self._given_up, self._alone_since = "", None
+    def known_to_supervisors(self) -> list[pb.ToClient]:
+        """Return the messages about earlier fits and evaluations for a new Supervisor."""
         fits = [pb.ToClient(fit_begun=fit) for fit in self._fits.values()]
         return fits + [pb.ToClient(evaluated=evaluated) for evaluated in self._made]
 
-    def withdraw(self, supervisor: int, why: str, now: float) -> list[Notice]:
-        """Record that a Supervisor cannot start an evaluator.
+    def begin_evaluator(self, now: float) -> list[Outcome]:
+        """Send a new evaluator the earlier fits and the open requests for evaluations."""
+        return [
+            *(notice(EVALUATOR, fit_begun=fit) for fit in self._fits.values()),
+            *(notice(EVALUATOR, fit_ended=fit) for fit in self._histories.values()),
+            *(notice(EVALUATOR, epoch_ended=first) for first in self._of_scripts.values()),
+            *(_request(EVALUATOR, each) for each in self._requested if each not in self._appointed),
+            *self.settle(now),
+        ]
 
-        Args:
-            supervisor: Number that identifies the Supervisor's stream.
-            why: Reason why the Supervisor starts no evaluator; empty if the Supervisor's stream was
-                lost, so that it may reconnect.
-            now: Current time in seconds of the shard's clock.
-        """
-        is_known = supervisor in self._supervisors
-        self._supervisors.discard(supervisor)
-        if not self._supervisors and (why or is_known):
-            self._given_up, self._alone_since = why, now
-        return self._settle(now)
-
-    def begin_evaluator(self, now: float) -> list[Notice]:
-        """Register the control stream of the run's evaluator process.
-
-        The shard sends a new evaluator the earlier fits and the open requests for evaluations.
-        """
-        self._has_evaluator = True
-        messages = [pb.ToClient(fit_begun=fit) for fit in self._fits.values()]
-        messages += [pb.ToClient(fit_ended=fit) for fit in self._histories.values()]
-        messages += [pb.ToClient(epoch_ended=first) for first in self._of_scripts.values()]
-        messages += [_request(place) for place in self._requested if place not in self._appointed]
-        return [*map(ForEvaluator, messages), *self._settle(now)]
-
-    def end_evaluator(self, now: float) -> list[Notice]:
+    def end_evaluator(self, now: float) -> list[Outcome]:
         """Record that the control stream of the run's evaluator has ended. An evaluator whose
         control stream to shard 0 has ended may connect again later.
         """
-        self._has_evaluator = False
         self._requested = {
             place: since if place in self._appointed else now
             for place, since in self._requested.items()
         }
-        return self._settle(now)
+        return self.settle(now)
 
-    def answer(self, evaluated: pb.Evaluated, now: float) -> list[Notice]:
+    def answer(self, evaluated: pb.Evaluated, now: float) -> list[Outcome]:
         """Record an evaluation's result; ignore further results for a request that is already
         answered.
         """
@@ -272,32 +207,21 @@ class Evaluations:
                 return []
             self._answers[place] = evaluated
             self._forget(place)
-        notices: list[Notice] = []
+        notices: list[Outcome] = []
         if not evaluated.nobody:
             self._made.append(evaluated)
             del self._made[:-_MOST_ANSWERS]
-            notices.append(ForSupervisors(pb.ToClient(evaluated=evaluated)))
-        return [*notices, *self._settle(now)]
+            notices.append(notice(SUPERVISORS, evaluated=evaluated))
+        return [*notices, *self.settle(now)]
 
-    def answer_of_script(self, worker: int, evaluated: pb.Evaluated, now: float) -> list[Notice]:
+    def answer_of_script(self, worker: int, evaluated: pb.Evaluated, now: float) -> list[Outcome]:
         """Record a script's evaluation result, unless another script was appointed for it."""
         appointed, _ = self._appointed.get((evaluated.fit, evaluated.epoch), (worker, 0))
         return self.answer(evaluated, now) if appointed == worker else []
 
     # -- deadlines ----------------------------------------------------------------------------
 
-    def excuse(self, seconds: float) -> None:
-        """Extend all deadlines of scripts by `seconds`, for which the shard's process was
-        stalled.
-        """
-        for script in self._scripts.values():
-            script.since += seconds
-        self._requested = {place: since + seconds for place, since in self._requested.items()}
-        self._moved_at += seconds
-        if self._alone_since is not None:
-            self._alone_since += seconds
-
-    def tick(self, now: float, version: int) -> list[Notice]:
+    def tick(self, now: float, version: int) -> list[Outcome]:
         """Return the messages to scripts and evaluators that result from passed deadlines.
 
         Args:
@@ -306,13 +230,33 @@ class Evaluations:
         """
         if version != self._version:
             self._version, self._moved_at = version, now
-        return self._settle(now)
+        return self.settle(now)
 
-    def next_deadline(self, now: float) -> float | None:
-        """Return the time of the next deadline of a waiting script; None if no deadline is set."""
-        moments = [self._given_up_at(place) for place, _ in self._waiting()]
-        moments += [self._stalled_at(script) for _, script in self._waiting()]
-        return min((when for when in moments if now < when < math.inf), default=None)
+    def settle(self, now: float) -> list[Outcome]:
+        """Return the messages that result from everything that is recorded at the time `now`."""
+        notices: list[Outcome] = []
+        for place, script in self._waiting():
+            if place in self._answers:
+                continue
+            if now >= self._given_up_at(place):
+                self._forget(place)
+                (fit, epoch), why = place, self._evaluators.why_none()
+                unmade = pb.Evaluated(fit=fit, epoch=epoch, answers=True, nobody=why)
+                self._answers[place] = unmade
+                continue
+            if self._is_lost(place, now):
+                self._forget(place)
+            if place not in self._requested and (
+                self._leader_position(now) >= place or now >= self._stalled_at(script)
+            ):
+                self._requested[place] = now
+                notices.append(self._request_from(place, now))
+        for worker, script in sorted(self._scripts.items()):
+            if script.waits_for is not None and script.waits_for in self._answers:
+                notices.append(notice(worker, evaluated=self._answers[script.waits_for]))
+                script.waits_for = None
+        _limit(self._answers, _MOST_ANSWERS)
+        return notices
 
     # -- internal methods ---------------------------------------------------------------------
 
@@ -322,10 +266,6 @@ class Evaluations:
         if script.waits_for is not None and script.waits_for < position:
             script.waits_for = None
         return script
-
-    def _for_evaluator(self, message: pb.ToClient) -> Iterator[Notice]:
-        if self._has_evaluator:
-            yield ForEvaluator(message)
 
     def _waiting(self) -> list[tuple[tuple[int, int], _EvaluatedScript]]:
         """Return ((fit, epoch), script) of each script that waits for an evaluation, earliest
@@ -338,39 +278,14 @@ class Evaluations:
         ]
         return sorted(waiting, key=lambda pair: pair[0])
 
-    def _settle(self, now: float) -> list[Notice]:
-        notices: list[Notice] = []
-        for place, script in self._waiting():
-            if place in self._answers:
-                continue
-            if now >= self._given_up_at(place):
-                self._forget(place)
-                self._answers[place] = self._nobody(place)
-                continue
-            if self._is_lost(place, now):
-                self._forget(place)
-            if place not in self._requested and (
-                self._leader_position(now) >= place or now >= self._stalled_at(script)
-            ):
-                self._requested[place] = now
-                notices += self._request_from(place, now)
-        for worker, script in sorted(self._scripts.items()):
-            if script.waits_for is not None and script.waits_for in self._answers:
-                message = pb.ToClient(evaluated=self._answers[script.waits_for])
-                notices.append(ForScript(worker, message))
-                script.waits_for = None
-        _limit(self._answers, _MOST_ANSWERS)
-        return notices
-
-    def _request_from(self, place: tuple[int, int], now: float) -> Iterator[Notice]:
+    def _request_from(self, place: tuple[int, int], now: float) -> Outcome:
         """Request an evaluation from a script if a script must make it, else from the evaluator."""
         present = self._present(now)
         for worker, script in sorted(self._scripts.items()):
             if script.by_script and script.waits_for == place and worker in present:
                 self._appointed[place] = worker, script.incarnation
-                yield ForScript(worker, _request(place, by_script=True))
-                return
-        yield from self._for_evaluator(_request(place))
+                return _request(worker, place, by_script=True)
+        return _request(EVALUATOR, place)
 
     def _is_lost(self, place: tuple[int, int], now: float) -> bool:
         """Return True if the script appointed to make an evaluation is lost or restarted."""
@@ -409,28 +324,12 @@ class Evaluations:
             return self._requested[place] + ANSWER_SECONDS
         if any(script.by_script and script.waits_for == place for script in self._scripts.values()):
             return math.inf
-        if self._has_evaluator or self._supervisors:
-            return self._requested.get(place, math.inf) + self._patience_seconds
-        if self._given_up:
-            return -math.inf
-        return -math.inf if self._alone_since is None else self._alone_since + self._lease_seconds
-
-    @property
-    def _patience_seconds(self) -> float:
-        return ANSWER_SECONDS if self._has_evaluator else START_SECONDS
-
-    def _nobody(self, place: tuple[int, int]) -> pb.Evaluated:
-        why = self._given_up or "there is no Supervisor"
-        if self._has_evaluator or self._supervisors:
-            action = "answered" if self._has_evaluator else "connected"
-            why = f"the evaluator has not {action} within {self._patience_seconds:g} s"
-        fit, epoch = place
-        return pb.Evaluated(fit=fit, epoch=epoch, answers=True, nobody=why)
+        return self._evaluators.given_up_at(self._requested.get(place, math.inf))
 
 
-def _request(place: tuple[int, int], by_script: bool = False) -> pb.ToClient:
-    ended = pb.EpochEnded(fit=place[0], epoch=place[1], by_script=by_script)
-    return pb.ToClient(epoch_ended=ended)
+def _request(to: int, place: tuple[int, int], by_script: bool = False) -> Notice:
+    fit, epoch = place
+    return notice(to, epoch_ended=pb.EpochEnded(fit=fit, epoch=epoch, by_script=by_script))
 
 
 def _limit(kept: dict, most: int) -> None:  # type: ignore[type-arg]

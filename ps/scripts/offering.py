@@ -11,7 +11,6 @@ Source: design, section 10, "The PS runs no user code".
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import queue
@@ -25,7 +24,7 @@ from absl import logging
 from thinwire.ops.offer import Offer
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
-from thinwire.proto.grpc import GrpcServer, ServerStream, serve
+from thinwire.proto.grpc import GrpcServer, ServerStream
 from thinwire.proto.grpc.session import beat_seconds
 from thinwire.ps.flags import PsFlags
 from thinwire.ps.service.admission import AdmissionWatch
@@ -42,7 +41,7 @@ from thinwire.ps.service.dialogues.offer import (
     ReceivedOffer,
     checked_offer,
 )
-from thinwire.ps.service.handshake import check_hello, guard_of, identity
+from thinwire.ps.service.handshake import Identity, check_hello, guard_of
 from thinwire.ps.service.leader_client import LeaderModel, find_model
 from thinwire.ps.service.server import dscp_of
 from thinwire.ps.service.stream_reader import StreamReader
@@ -74,17 +73,30 @@ class OfferStage:
         watch: Object that detects that the shard refuses all workers, so that it can end.
         listening: The open network port of the shard; None before `listen` is called.
         interrupted: True if the shard must end before it has a model.
-        phase: Number of the phase (model of the script) for which this stage accepts a model.
+        on_offer: Function called with each received model offer, in the thread that reads the
+            offering worker's stream.
 
     Args:
         run: Settings of the training run.
         own: Settings of this PS shard from its command-line flags.
         clock: Function that returns monotonic time in seconds; tests replace the function.
+        run_id: Random identifier of the training run; "" if the shard does not know it yet.
+        phase: Number of the phase (model of the script) for which the stage accepts a model. A
+            stage of phase 1 or later accepts it while the shard serves a model.
+        guard: See the attribute; None for a guard of the shard's own.
     """
 
-    def __init__(self, run: Run, own: PsFlags, clock: Callable[[], float] = time.monotonic) -> None:
-        self.run, self.own, self.clock, self.phase = run, own, clock, 0
-        self.guard: ConnectionGuard = guard_of(run)
+    def __init__(
+        self,
+        run: Run,
+        own: PsFlags,
+        clock: Callable[[], float] = time.monotonic,
+        run_id: str = "",
+        phase: int = 0,
+        guard: ConnectionGuard | None = None,
+    ) -> None:
+        self.run, self.own, self.clock, self.phase = run, own, clock, phase
+        self.guard: ConnectionGuard = guard or guard_of(run)
         self.watch = AdmissionWatch(own.start_timeout_seconds, lambda: self.guard.refused, clock)
         self.listening: GrpcServer | None = None
         self.interrupted = False
@@ -99,41 +111,9 @@ class OfferStage:
         self._closing = threading.Event()
         self._came: queue.SimpleQueue[ReceivedOffer | Exception] = queue.SimpleQueue()
         self._beat_at = clock()
-        self._on_offer: Callable[[ReceivedOffer], None] = self._came.put
+        self.on_offer: Callable[[ReceivedOffer], None] = self._came.put
         rows = fingerprint.fingerprint(run)
-        self.identity = identity("", own.id_ps, run.nb_ps, 0, rows, None, [])
-
-    @classmethod
-    def of_phase(
-        cls,
-        run: Run,
-        own: PsFlags,
-        phase: int,
-        run_id: str,
-        guard: ConnectionGuard,
-        on_offer: Callable[[ReceivedOffer], None],
-    ) -> OfferStage:
-        """Return the object that accepts the script's next model while the shard serves a model.
-
-        Args:
-            run: Settings of the training run.
-            own: Settings of this PS shard from its command-line flags.
-            phase: Number of the phase (model of the script) for which the stage accepts a model.
-            run_id: Random identifier of the training run.
-            guard: Object that limits and counts the clients of the shard's network port.
-            on_offer: Function called with each received model offer, in the thread that reads the
-                offering worker's stream.
-        """
-        stage = cls(run, own)
-        stage.phase, stage.guard, stage._on_offer = phase, guard, on_offer
-        stage.identity = dataclasses.replace(stage.identity, run_id=run_id, phase=phase)
-        stage._begin_looking()
-        return stage
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of clients whose streams the shard holds until a model is offered."""
-        return len(self._held)
+        self.identity = Identity(run_id, own.id_ps, run.nb_ps, 0, rows, None, [], phase)
 
     # -- methods of the main thread ---------------------------------------------------------
 
@@ -145,12 +125,13 @@ class OfferStage:
         """
         run, flags = self.run, self.own
         dscp = dscp_of(run.method.router, run.transport.dgt_dscp)
-        self.listening = serve(flags.bind, flags.port, self.read, dscp=dscp, guard=self.guard)
+        self.listening = GrpcServer(flags.bind, flags.port, self.read, dscp=dscp, guard=self.guard)
         logging.info("PS shard %d listens on %s:%d", flags.id_ps, flags.bind, self.listening.port)
         logging.info("waiting for a worker that sends the model of its script")
-        self._begin_looking()
+        self.begin_looking()
 
-    def _begin_looking(self) -> None:
+    def begin_looking(self) -> None:
+        """Start to wait for shard 0's model on a shard with id 1 or higher."""
         if self.own.id_ps:
             threading.Thread(target=self._look_for_leader, name="leader", daemon=True).start()
 
@@ -180,13 +161,6 @@ class OfferStage:
             # Drop an offer whose worker has disconnected, because that worker cannot offer the same
             # weights to the other shards.
             self._is_taken = False
-        return None
-
-    def taken(self) -> ReceivedOffer | None:
-        """Return the received offer of a model without waiting; None if no worker has sent one."""
-        with contextlib.suppress(queue.Empty):
-            item = self._came.get_nowait()
-            return item if isinstance(item, ReceivedOffer) else None
         return None
 
     def refuse(self, received: ReceivedOffer, why: str, reason: int = pb.REASON_OFFER) -> None:
@@ -293,7 +267,7 @@ class OfferStage:
     def receive(self, received: ReceivedOffer) -> None:
         """Pass a worker's offered model to the shard's main thread."""
         self._is_taken = True
-        self._on_offer(received)
+        self.on_offer(received)
 
     def forget(self, stream: ServerStream) -> None:
         """Record that a client's stream has ended.

@@ -6,10 +6,8 @@ import collections
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
-
-from absl import logging
 
 from thinwire.ops.frozen import FrozenArray
 from thinwire.ops.types import Link, ShardLayout, Update
@@ -133,13 +131,6 @@ class ReplySender:
         connection.stream.send(make, counted=counted)
 
 
-@dataclasses.dataclass
-class ClosedTraffic:
-    """Number of training bytes sent to one worker over streams that are closed by now."""
-
-    closed_bytes: int = 0
-
-
 class Connections:
     """All open connections of a shard: workers by id, observers by a running number.
 
@@ -160,7 +151,8 @@ class Connections:
         self.had_supervisor = False
         self.was_evaluated = False
         self.had_onlooker = False
-        self._traffic: dict[int, ClosedTraffic] = {}
+        # worker id -> training bytes sent to the worker over streams that are closed by now
+        self._closed_bytes: collections.Counter[int] = collections.Counter()
         # worker id -> address at which other workers reach the worker's newest process
         self._peer_addresses: dict[int, str] = {}
         self._numbers = 0
@@ -245,152 +237,16 @@ class Connections:
     def bytes_down(self) -> dict[int, int]:
         """Return worker id -> training bytes sent to the worker, over open and closed streams."""
         with self._lock:
-            totals = {worker: traffic.closed_bytes for worker, traffic in self._traffic.items()}
+            totals = dict(self._closed_bytes)
             for worker, connection in self.workers.items():
                 totals[worker] = totals.get(worker, 0) + connection.stream.bytes_sent
             return totals
 
     def restore_bytes_down(self, totals: dict[int, int]) -> None:
         """Set the counts of sent training bytes to the totals before a restart of the shard."""
-        self._traffic = {worker: ClosedTraffic(count) for worker, count in totals.items()}
+        self._closed_bytes = collections.Counter(totals)
 
     def _close(self, connection: Connection) -> None:
         connection.state = ClientStreamState.REPLACED
-        traffic = self._traffic.setdefault(connection.id, ClosedTraffic())
-        traffic.closed_bytes += connection.stream.bytes_sent
+        self._closed_bytes[connection.id] += connection.stream.bytes_sent
         connection.stream.close()
-
-
-#: Limit on the characters of the reports on rounds that are stored for each worker until a
-#: Supervisor connects.
-KEPT_PER_WORKER = 512 << 10
-
-
-class RoundsRelay:
-    """Relays the workers' reports on their rounds to the Supervisor (called on the writer thread).
-
-    A worker sends its reports on training rounds in batches. The shard stores the newest batches of
-    round reports for a Supervisor that connects or reconnects. A Supervisor may receive a batch of
-    round reports twice and ignores the repetition.
-    """
-
-    def __init__(self, kept_per_worker: int = KEPT_PER_WORKER) -> None:
-        self._limit = kept_per_worker
-        self._kept: dict[int, collections.deque[str]] = {}
-
-    def take(self, worker: int, batch: str, listeners: list[Connection]) -> int:
-        """Store a worker's batch of round reports and send the batch to all listening Supervisors.
-
-        `take` returns the number of round reports that were dropped because listeners read too
-        slowly.
-        """
-        batches = self._kept.setdefault(worker, collections.deque())
-        batches.append(batch)
-        size = sum(map(len, batches))
-        while size > self._limit and len(batches) > 1:
-            size -= len(batches.popleft())
-        report = pb.Report(rounds=batch, worker=worker)
-        return sum(listener.send_report(report) for listener in listeners)
-
-    def repeat(self, listener: Connection) -> None:
-        """Send all stored batches of round reports to a new listener.
-
-        The thread that sends on a listener's stream encodes the batches of round reports.
-        """
-        stored = [(worker, batch) for worker, batches in self._kept.items() for batch in batches]
-
-        def make() -> Iterator[bytes]:
-            for worker, batch in stored:
-                yield frame(pb.ToClient(report=pb.Report(rounds=batch, worker=worker)))
-
-        if stored:
-            listener.stream.send(make, counted=False)
-
-
-class Observers:
-    """Sends the run's status, round reports and membership epochs to observers (called on the
-    writer thread).
-
-    A new observer first receives the earlier reports and the membership epoch that it needs.
-
-    Attributes:
-        on_status: Function that returns the status document for supervisors; None to send no
-            status.
-        num_dropped: Number of reports that were dropped because supervisors did not read them in
-            time.
-
-    Args:
-        connections: All open connections of the shard.
-        on_status: See the attribute.
-    """
-
-    def __init__(
-        self, connections: Connections, on_status: Callable[[], str] | None = None
-    ) -> None:
-        self.on_status = on_status
-        self.num_dropped = 0
-        self._connections = connections
-        self._rounds = RoundsRelay()
-        # newest membership epoch that was sent; None before the first epoch
-        self._epoch: pb.Membership | None = None
-
-    def welcome(self, newcomer: Connection, welcome: pb.ToClient, halt: pb.Halt | None) -> None:
-        """Admit an observer that has sent its Hello message.
-
-        Args:
-            newcomer: Network connection of the new observer.
-            welcome: First message to the new observer.
-            halt: Message about the end of the run; None if the run has not ended.
-        """
-        shows = newcomer.role == pb.ROLE_SUPERVISOR and not newcomer.evaluates
-        # Make the status document before the first message to the observer. If making the document
-        # fails, the observer must get a refusal and no Welcome.
-        status = self.on_status() if shows and self.on_status is not None else None
-        if newcomer.evaluates:
-            self._replace_supervisor(newcomer)
-        newcomer.send(welcome)
-        if newcomer.role == pb.ROLE_SHARD and self._epoch is not None:
-            newcomer.send(pb.ToClient(membership=self._epoch))
-        if newcomer.evaluates:
-            self._rounds.repeat(newcomer)
-        elif status is not None:
-            newcomer.send(pb.ToClient(report=pb.Report(document=status)))
-        # An evaluator first gets the unanswered evaluation requests; after that, the caller sends
-        # the message about the run's end.
-        if halt is not None and not newcomer.takes_requests:
-            newcomer.send(pb.ToClient(halt=halt))
-
-    def _replace_supervisor(self, newcomer: Connection) -> None:
-        """Close the stream of an older Supervisor, whose process may have died unnoticed."""
-        for supervisor in self._connections.with_role(pb.ROLE_SUPERVISOR):
-            if supervisor is newcomer or not supervisor.evaluates or supervisor.left:
-                continue
-            message = (
-                f"another Supervisor ({newcomer.stream.peer}) has replaced this Supervisor; a run "
-                "has one Supervisor that evaluates. End the Supervisor that you do not need."
-            )
-            logging.warning("Supervisor %s: %s", supervisor.stream.peer, message)
-            refusal = pb.Refusal(reason=pb.REASON_ID_TAKEN, message=message)
-            supervisor.send(pb.ToClient(refusal=refusal))
-            supervisor.stream.close()
-
-    def pass_on_rounds(self, worker: int, batch: str) -> None:
-        """Send a worker's reports on its training rounds to the Supervisor."""
-        supervisors = self._connections.with_role(pb.ROLE_SUPERVISOR)
-        listeners = [supervisor for supervisor in supervisors if supervisor.evaluates]
-        self.num_dropped += self._rounds.take(worker, batch, listeners)
-
-    def publish_status(self) -> None:
-        """Send the run's status document to every supervisor, and to the evaluator."""
-        evaluators = self._connections.with_role(pb.ROLE_EVALUATOR)
-        listeners = self._connections.with_role(pb.ROLE_SUPERVISOR)
-        listeners += [evaluator for evaluator in evaluators if evaluator.takes_requests]
-        if self.on_status is not None and listeners:
-            report = pb.Report(document=self.on_status())
-            self.num_dropped += sum(listener.send_report(report) for listener in listeners)
-
-    def send_epoch(self, epoch: pb.Membership) -> None:
-        """Send a new membership epoch (list of live workers) to every other shard."""
-        self._epoch = epoch
-        for shard in self._connections.with_role(pb.ROLE_SHARD):
-            shard.send(pb.ToClient(membership=epoch))

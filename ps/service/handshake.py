@@ -29,35 +29,12 @@ class Identity:
     shard: int
     num_shards: int
     generation: int
-    fingerprint: list[pb.Setting]
+    fingerprint: Sequence[tuple[str, str]]
     # Variables of the shard's model; None if a worker must offer the model.
-    model: list[pb.Tensor] | None
+    spec: ModelSpec | None
     # settings, in addition to `fingerprint`, that must be equal on all shards
-    settings: list[pb.Setting]
+    settings: Sequence[tuple[str, str]]
     phase: int = 0  # phase (number of the script's current model), as in Hello.phase
-
-
-def identity(
-    run_id: str,
-    shard: int,
-    num_shards: int,
-    generation: int,
-    fingerprint: list[tuple[str, str]],
-    spec: ModelSpec | None,
-    settings: list[tuple[str, str]],
-    phase: int = 0,
-) -> Identity:
-    """Return a shard's identity (settings and model) as messages of the wire protocol."""
-    return Identity(
-        run_id,
-        shard,
-        num_shards,
-        generation,
-        messages.settings_of(fingerprint),
-        None if spec is None else messages.tensors_of(spec),
-        messages.settings_of(settings),
-        phase,
-    )
 
 
 def hello_to_leader(mine: Identity, address: str = "") -> pb.Hello:
@@ -71,27 +48,19 @@ def hello_to_leader(mine: Identity, address: str = "") -> pb.Hello:
         address: ``host:port`` of the shard that sends the Hello; empty if the other nodes already
             know this address.
     """
-    if mine.model is None:
-        return pb.Hello(
-            protocol_version=messages.PROTOCOL_VERSION,
-            role=pb.ROLE_SHARD,
-            id=mine.shard,
-            shard=0,
-            num_shards=mine.num_shards,
-        )
-    return pb.Hello(
+    hello = pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,
         role=pb.ROLE_SHARD,
         id=mine.shard,
-        run_id=mine.run_id,
-        fingerprint=mine.fingerprint + mine.settings,
-        model=mine.model,
         shard=0,
         num_shards=mine.num_shards,
-        phase=mine.phase,
-        peer_address=address,
-        generation=mine.generation,
     )
+    if mine.spec is not None:
+        hello.run_id, hello.phase, hello.generation = mine.run_id, mine.phase, mine.generation
+        hello.fingerprint.extend(messages.settings_of([*mine.fingerprint, *mine.settings]))
+        hello.model.extend(messages.tensors_of(mine.spec))
+        hello.peer_address = address
+    return hello
 
 
 #: Roles of clients that only control the run, and roles of clients that neither send nor apply
@@ -126,8 +95,9 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
     looks_only = looks_only or _looks_for_model(hello)
     if (refusal := _other_run(hello, mine) or _other_phase(hello, mine, looks_only)) is not None:
         return refusal
-    if mine.model is not None and not looks_only:
-        difference = messages.first_difference(mine.model, list(hello.model))
+    if mine.spec is not None and not looks_only:
+        variables = messages.tensors_of(mine.spec)
+        difference = messages.first_difference(variables, list(hello.model))
         if difference:
             return pb.REASON_MODEL, (
                 f"model differs: {difference}; give all nodes the same --network or --model, or "
@@ -136,11 +106,10 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
             )
     if hello.role in _OBSERVERS or looks_only:
         return None
-    expected = list(mine.fingerprint)
+    settings = mine.settings if hello.role == pb.ROLE_SHARD else ()
+    expected = messages.settings_of([*mine.fingerprint, *settings])
     rows = [row for row in hello.fingerprint if not row.name.startswith(program.PREFIX)]
-    if hello.role == pb.ROLE_SHARD:
-        expected += mine.settings
-    if mine.model is None:  # only the worker's offer, which follows, has the remaining rows
+    if mine.spec is None:  # only the worker's offer, which follows, has the remaining rows
         rows = rows[: len(expected)]
     difference = _first_of_offers(expected, rows) or messages.first_difference(expected, rows)
     if difference:
@@ -174,7 +143,7 @@ def _first_of_offers(expected: Sequence[pb.Setting], given: Sequence[pb.Setting]
 def _other_run(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
     """Return the refusal of a client that belongs to another run than the shard; else None."""
     # Shard 0 without a model begins a new run: no client can belong to the new run yet.
-    begins = mine.model is None and mine.shard == 0
+    begins = mine.spec is None and mine.shard == 0
     if hello.run_id and (begins or mine.run_id) and hello.run_id != mine.run_id:
         return pb.REASON_RUN, (
             f"run_id: this PS runs {mine.run_id or 'a new run'}, the client belongs to "

@@ -13,10 +13,12 @@ Two rules hold:
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from thinwire.ops.offer import Offer
 from thinwire.ops.sharding.split import part_of_layout
 from thinwire.ops.types import ModelSpec, ShardLayout
+from thinwire.proto.grpc.session import payload_limit
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.port import DatagramPort
 from thinwire.ps.persistence.shard_store import ModelRecord
@@ -84,6 +86,16 @@ class ServedModel:
             keeps_blocks=method.down_codec.relays,
         )
         return cls(core, spec, layout, bounds, decoder, offer, phase, since)
+
+    @functools.cached_property
+    def largest_push(self) -> int:
+        """Largest legal payload of a worker's push, in bytes.
+
+        If a push may contain changes of the weights outside the optimizer, it may be twice as
+        large.
+        """
+        limit = payload_limit(self.layout, self.decoder.aux_count)
+        return limit + payload_limit(self.layout) if self.bounds.takes_changes else limit
 
     @property
     def share(self) -> float:

@@ -5,21 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.programs import Programs
 from thinwire.ps.service.dialogues.base import (
     Admission,
     ConnectedDialogue,
     Dialogue,
     EndOfStream,
     RemoteClient,
-    ShardSide,
 )
+from thinwire.ps.service.dialogues.observers import (
+    EvaluatorDialogue,
+    FollowerDialogue,
+    SupervisorDialogue,
+)
+from thinwire.ps.service.dialogues.script import ScriptDialogue
+from thinwire.ps.service.dialogues.worker import WorkerDialogue
 from thinwire.ps.service.handshake import Identity, check_hello, checked_link, program_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from thinwire.ps.scripts.run_control import RunControl
+    from thinwire.ps.service.writer import ShardWriter
 
 
 class PhaseGate(Protocol):
@@ -36,44 +41,27 @@ class PhaseGate(Protocol):
         """
 
 
-class StreamOwner(Protocol):
-    """Interface through which the admission of clients uses the shard's server."""
-
-    @property
-    def identity(self) -> Identity | None:
-        """Identity of the shard (settings and model); None before the shard can accept a client's
-        Hello.
-        """
-
-    @property
-    def phases(self) -> PhaseGate | None:
-        """Acceptor of the script's next model; None if the model cannot change."""
-
-    @property
-    def programs(self) -> Programs:
-        """Program (script and versions) of each worker of the run."""
-
-    @property
-    def scripts(self) -> RunControl:
-        """The control streams between the shard and the workers' scripts."""
-
-    @property
-    def version(self) -> int:
-        """Number of updates that the shard has applied so far."""
-
-    @property
-    def side(self) -> ShardSide:
-        """The parts of the shard that its dialogues with all kinds of clients use."""
-
-    def dialogue_with(self, client: RemoteClient, hello: pb.Hello) -> ConnectedDialogue:
-        """Return the dialogue with a client whose Hello fits the shard, by the client's role."""
+#: Role of a client in its Hello -> class of the dialogue with the client.
+_DIALOGUES: dict[int, type[ConnectedDialogue]] = {
+    pb.ROLE_WORKER: WorkerDialogue,
+    pb.ROLE_SCRIPT: ScriptDialogue,
+    pb.ROLE_EVALUATOR: EvaluatorDialogue,
+    pb.ROLE_SHARD: FollowerDialogue,
+    pb.ROLE_SUPERVISOR: SupervisorDialogue,
+}
 
 
 class ShardAdmission(Admission):
-    """Admission of clients to a shard that has a model."""
+    """Admission of clients to a shard that has a model.
 
-    def __init__(self, shard: StreamOwner) -> None:
-        self._shard, self._side = shard, shard.side
+    Args:
+        writer: Handler of the clients' messages on the shard's writer thread.
+        phases: Acceptor of the script's next model; None if the model cannot change.
+    """
+
+    def __init__(self, writer: ShardWriter, phases: PhaseGate | None) -> None:
+        self._writer, self._shard, self._phases = writer, writer.shard, phases
+        self._largest_payload = writer.shard.served.largest_push
 
     def refusal_of(self, body: str) -> str:
         """Return why a message before the client's Hello is malformed."""
@@ -81,11 +69,11 @@ class ShardAdmission(Admission):
 
     def payload_limit(self, message: pb.ToServer) -> int:
         """Return the largest legal payload of every client's messages, in bytes."""
-        return self._side.payload_limit
+        return self._largest_payload
 
     def payload_memory(self, num_bytes: int) -> NDArray[Any]:
         """Return the memory of a payload, a [num_bytes] uint8 array."""
-        return self._side.payload_memory(num_bytes)
+        return self._shard.payloads(num_bytes)
 
     def admit(self, hello: pb.Hello, client: RemoteClient) -> Dialogue:
         """Return the dialogue that the Hello of an authenticated client begins.
@@ -94,13 +82,18 @@ class ShardAdmission(Admission):
             EndOfStream: The Hello is refused; the client has got the refusal.
             Malformed: A value in the Hello is out of its bounds.
         """
-        identity, phases = self._shard.identity, self._shard.phases
+        identity, phases = self._shard.identity, self._phases
         if identity is None:
             client.refuse(pb.REASON_STARTING, "this PS is not ready yet; try again.")
             raise EndOfStream
         is_worker = hello.role == pb.ROLE_WORKER
         if is_worker and hello.phase > identity.phase and phases is not None:
-            return _admit_to_phase(hello, client, phases)
+            admission = phases.admission(hello.phase)
+            if admission is None:
+                text = "the scripts have not agreed on this phase; try again."
+                client.refuse(pb.REASON_STARTING, text)
+                raise EndOfStream
+            return admission.admit(hello, client)
         refusal = self._other_program(hello, identity) or check_hello(hello, identity)
         # A worker whose script is behind the run's phase (model) does not count as an error,
         # because the worker retries at a later call of fit.
@@ -112,9 +105,9 @@ class ShardAdmission(Admission):
         if (full := client.guard.hello_received(client.stream)) is not None:
             client.reject(full[0], (pb.REASON_FULL, full[1]))
         checked_link(hello.link)
-        if is_worker and self._shard.scripts.is_worker(hello.id):
+        if is_worker and self._writer.scripts.barriers.is_worker(hello.id):
             self._shard.programs.record(hello.id, program_of(hello))
-        dialogue = self._shard.dialogue_with(client, hello)
+        dialogue = _DIALOGUES[hello.role](client, hello, self._writer)
         dialogue.begin()
         return dialogue
 
@@ -125,13 +118,3 @@ class ShardAdmission(Admission):
         programs, version = self._shard.programs, self._shard.version
         text = programs.refusal_of(hello.id, program_of(hello), version)
         return None if text is None else (pb.REASON_OTHER_PROGRAM, text)
-
-
-def _admit_to_phase(hello: pb.Hello, client: RemoteClient, phases: PhaseGate) -> Dialogue:
-    """Return the dialogue with a worker whose script already has its next model."""
-    admission = phases.admission(hello.phase)
-    if admission is None:
-        text = "the scripts have not agreed on this phase; try again."
-        client.refuse(pb.REASON_STARTING, text)
-        raise EndOfStream
-    return admission.admit(hello, client)

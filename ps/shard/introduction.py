@@ -7,7 +7,7 @@ import json
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.flags import PsFlags
 from thinwire.ps.service import leader_client
-from thinwire.ps.service.handshake import Identity, hello_to_leader, identity
+from thinwire.ps.service.handshake import Identity, hello_to_leader
 from thinwire.ps.service.leader_client import PHASE, WEIGHTS_DIGEST, LeaderClient
 from thinwire.ps.service.server import ShardServer
 from thinwire.ps.telemetry.status import StatusReporter
@@ -76,7 +76,7 @@ class Introduction:
 
     def _identity(self) -> Identity:
         run, served = self._run, self._server.served
-        return identity(
+        return Identity(
             self.run_id,
             self._own.id_ps,
             run.nb_ps,

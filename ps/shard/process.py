@@ -15,20 +15,18 @@ from typing import Any
 from absl import logging
 
 from thinwire.ops.types import ConfigurationError, State
-from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.persistence.journal import STOP_REASON
 from thinwire.ps.scripts.ended_models import EndedModels
 from thinwire.ps.scripts.offering import OfferStage
-from thinwire.ps.scripts.phases import NextPhase
 from thinwire.ps.service import leader_client
 from thinwire.ps.service.admission import AdmissionWatch
 from thinwire.ps.service.handshake import guard_of
 from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
-from thinwire.ps.service.server_parts import ServerHooks, ServerParts
+from thinwire.ps.service.state import ServerHooks
 from thinwire.ps.shard.introduction import Introduction
 from thinwire.ps.shard.linger import Linger
 from thinwire.ps.shard.next_phase import PhaseChange
@@ -75,9 +73,17 @@ class ShardProcess:
         saved.open(self._on_fenced)
         listening = None if stage is None else stage.listening
         guard = guard_of(run) if stage is None or listening is None else stage.guard
-        gate = NextPhase(self._stage_of, self._is_agreed) if run.model_is_offered else None
+        kept = saved.ended_models() if run.model_is_offered else None
         self.server = ShardServer(
-            prepared.served, run.lease_seconds, self._hooks(), self._parts(guard, gate)
+            prepared.served,
+            run.lease_seconds,
+            self._hooks(),
+            guard=guard,
+            programs=saved.programs,
+            ended_models=EndedModels(kept, saved.since),
+            reports=saved.reports,
+            watch=AdmissionWatch(own.start_timeout_seconds, lambda: guard.refused),
+            spill=Spill(run.run_dir),
         )
         if listening is None:
             self.port = self.server.listen(own.bind, own.port, run.transport.dgt_dscp)
@@ -91,14 +97,12 @@ class ShardProcess:
         if (datagrams := self.server.datagrams) is not None:
             datagrams.receiver.restore(saved.datagrams)
             datagrams.open(run.transport, own.bind)
-        self._introduction = Introduction(run, own, self.server, self._board, prepared.run_id)
-        leader = self._introduction.leader
-        self._linger = Linger(own, self.server, leader, run.model_is_offered)
-        self._phases = (
-            PhaseChange(run, own, saved, self.server, gate, lambda: self.run_id, self._reopen)
-            if gate is not None
-            else None
-        )
+        introduction = Introduction(run, own, self.server, self._board, prepared.run_id)
+        self._introduction = introduction
+        self._linger = Linger(own, self.server, introduction.leader, run.model_is_offered)
+        if run.model_is_offered:
+            parts = run, own, saved, self.server, introduction, self._save_now
+            self.server.phases = PhaseChange(*parts)
 
     @classmethod
     def open(cls, prepared: PreparedShard, stage: OfferStage | None = None) -> ShardProcess | None:
@@ -194,22 +198,6 @@ class ShardProcess:
             on_journal_failed=self._request_end,
         )
 
-    def _parts(self, guard: ConnectionGuard, gate: NextPhase | None) -> ServerParts:
-        saved, patience_seconds = self._saved, self._own.start_timeout_seconds
-        ended_models = EndedModels()
-        if self._run.model_is_offered:
-            ended_models = EndedModels(saved.ended_models())
-            ended_models.restore(saved.since)
-        return ServerParts(
-            guard=guard,
-            programs=saved.programs,
-            ended_models=ended_models,
-            reports=saved.reports,
-            watch=AdmissionWatch(patience_seconds, lambda: guard.refused),
-            phases=gate,
-            spill=Spill(self._run.run_dir),
-        )
-
     def _status_sources(self) -> StatusSources:
         server = self.server
         return StatusSources(
@@ -224,15 +212,6 @@ class ShardProcess:
             awaits=lambda: leader_client.figures_are_awaited(server),
             runs_script=server.scripts.is_running,
         )
-
-    def _stage_of(self, phase: int) -> OfferStage:
-        """Return the object that receives the script's next model (called on reader threads)."""
-        if self._phases is None:
-            raise RuntimeError(f"phase {phase}: only a model that workers send can change")
-        return self._phases.stage_of(phase)
-
-    def _is_agreed(self, phase: int) -> bool:
-        return self.server.scripts.has_begun(phase) if self._leads else True
 
     def _report_unreachable(self, action: events.WorkersUnreachable) -> None:
         if (leader := self._introduction.leader) is not None:
@@ -265,11 +244,6 @@ class ShardProcess:
             server.received() or DatagramCounts(),
             begun,
         )
-
-    def _reopen(self) -> None:
-        """Save the first state of the script's next model, then admit clients of that model."""
-        self._save_now()
-        self._introduction.admit_to_next_phase()
 
     def _save_now(self) -> None:
         """Save the shard's state, and wait until it is on disk.

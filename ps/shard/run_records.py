@@ -10,10 +10,9 @@ from thinwire.ops.sync.base import Draw
 from thinwire.ps.core import events
 from thinwire.runtime.persistence.documents import write_json_atomically
 from thinwire.runtime.run.directory import launched_with
-from thinwire.runtime.run.draws_file import DrawsFile
 from thinwire.runtime.run.finished import SETTINGS, deciding_settings, has_evaluated_summary
-from thinwire.runtime.run.groups_file import write_groups
 from thinwire.runtime.run.settings import Run
+from thinwire.runtime.run.sync_files import DrawsFile, write_groups
 from thinwire.runtime.telemetry import run_status
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from thinwire.ops.privacy.accountant import PrivacyLedger
+from thinwire.ops.privacy.accountant import privacy_block
 from thinwire.ops.routing.counters import BLOCK
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import MAX_MESSAGE_BYTES
@@ -71,7 +71,7 @@ class StatusReporter:
 
     def __init__(self, run: Run, sources: StatusSources) -> None:
         self._run, self._sources = run, sources
-        self._ledger = PrivacyLedger(run.method.privacy, run.dp_delta)
+        self._privacy = run.method.privacy, run.dp_delta
 
     @property
     def _core(self) -> PsCore:
@@ -194,7 +194,7 @@ class StatusReporter:
         core = self._core
         pushes = [core.counters.worker(worker).pushes for worker in core.known_workers()]
         most = min(core.version, max(pushes, default=0) + core.membership.num_left)
-        return self._ledger.block(most + self._lost_updates())
+        return privacy_block(*self._privacy, most + self._lost_updates())
 
     def _policies(self, workers: list[run_status.WorkerMetrics]) -> dict[str, Any]:
         """Return entries of the run's status that only some runs have, such as UDP datagram

@@ -117,28 +117,34 @@ def sent(text: str) -> SentCounts | None:
 def received(text: str) -> DatagramCounts:
     """Return the counts of received datagrams in the report of a shard other than shard 0."""
     try:
-        return DatagramCounts.from_dict(parse_json(text)["datagrams"])
+        return DatagramCounts.from_dict(_entry(text, "datagrams"))
     except (ValueError, KeyError, TypeError):
         return DatagramCounts()
 
 
 def counts(text: str, name: str) -> dict[str, int]:
     """Return the table of counts called `name` from the report of a shard other than shard 0."""
-    try:
-        return _whole(parse_json(text)[name])
-    except (ValueError, KeyError, AttributeError, TypeError):
-        return {}
+    return _whole(_entry(text, name))
 
 
 def tables(text: str, name: str) -> dict[str, dict[str, int]]:
     """Return key -> table of counts, from the entry `name` of the report of a shard other than
     0.
     """
+    tables = {key: table for key, table in _entry(text, name).items() if is_name(key)}
+    is_whole = all(isinstance(table, dict) for table in tables.values())
+    return {key: _whole(table) for key, table in tables.items()} if is_whole else {}
+
+
+def _entry(text: str, name: str) -> dict[str, Any]:
+    """Return a table in a report of a shard; {} if the report is ill-formed or has no such
+    table.
+    """
     try:
-        tables = parse_json(text)[name]
-        return {key: _whole(table) for key, table in tables.items() if is_name(key)}
-    except (ValueError, KeyError, AttributeError, TypeError):
+        entry = parse_json(text)[name]
+    except (ValueError, KeyError, TypeError):
         return {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def by_worker(text: str, name: str) -> dict[int, int]:

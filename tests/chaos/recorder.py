@@ -55,7 +55,7 @@ from thinwire.ps.core.serialization import to_plain
 from thinwire.ps.persistence.journal import JournaledCore
 from thinwire.ps.persistence.replay import ReplaySettings
 from thinwire.ps.wire.push_decoder import PushDecoder
-from thinwire.simulator.client import SimulatedClient
+from thinwire.simulator.exchange import SimulatedClient
 from thinwire.simulator.shard import SimulatedShard
 from thinwire.worker.client.protocol import ShardProtocol
 from thinwire.worker.client.shard_client import ShardClient
@@ -202,7 +202,7 @@ class Recorder:
 
     def _on_simulated_life(self, inner: Any, client: Any, *arguments: Any) -> None:
         inner(client, *arguments)
-        self._owners[client.protocol] = (client._owner.number, client._shard.number)
+        self._owners[client.protocol] = (client._exchange.number, client._shard.number)
 
     def _on_client(self, inner: Any, client: Any, *arguments: Any, **named: Any) -> None:
         inner(client, *arguments, **named)

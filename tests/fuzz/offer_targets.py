@@ -91,7 +91,7 @@ def offer_to(number: int, document: bytes, announced: int | None, pieces: list[b
     stream = _Stream(sent)
     stage.read(stream)
     assert stream.reasons[0] == pb.REASON_NO_MODEL
-    received = stage.taken()
+    received = None if stage._came.empty() else stage._came.get_nowait()
     if received is None:
         assert set(stream.reasons[1:]) <= {pb.REASON_OFFER, pb.REASON_MALFORMED}
     else:

@@ -193,8 +193,16 @@ def documents(data: bytes) -> None:
 
 def _document_seeds() -> list[bytes]:
     origin = round_trace.MeasuredBy("host", "cpu", 0, "life")
-    row = round_trace.RoundRecord(
-        1, 8, 0.5, 1, 0, 1, 0, 0.25, 100, 100, 0.0, 0.1, {round_trace.ENCODE: 0.1}, None
+    row = round_trace.Round(
+        num_iters=1,
+        num_samples=8,
+        total_time=0.5,
+        version=1,
+        loss=0.25,
+        bytes_sent=100,
+        bytes_received=100,
+        transfer=0.1,
+        time={round_trace.ENCODE: 0.1},
     )
     whole = make_status(40)
     texts = {
@@ -258,10 +266,8 @@ def _peer_seeds() -> list[bytes]:
 def holding(data: bytes) -> None:
     """Request a peer's model, and load the model that the peer sends."""
     source = Reader(data)
-    conversation = object.__new__(_PeerConnection)
-    conversation.member = CollectiveMember(2, 7, "127.0.0.1:1")
-    conversation.stream = _Wire(list(source.pieces()))  # type: ignore[assignment]
-    conversation._assembler = _assembler()
+    stream: Any = _Wire(list(source.pieces()))
+    conversation = _PeerConnection(CollectiveMember(2, 7, "127.0.0.1:1"), stream, _assembler())
     with contextlib.suppress(PeerLost):
         answer = conversation.receive(1.0)
         assert answer is not None

@@ -226,11 +226,11 @@ def m_is_push(message: Any) -> bool:
 # -- introductions -----------------------------------------------------------------------------
 
 _FINGERPRINT = method("asgd").fingerprint()
-_MINE = handshake.identity("run", 0, 1, 0, _FINGERPRINT, SPEC, [("learning_rate", "0.1")])
+_MINE = handshake.Identity("run", 0, 1, 0, _FINGERPRINT, SPEC, [("learning_rate", "0.1")])
 
 
 def hello(data: bytes) -> None:
-    """Judge a Hello; read the model and the link that it names."""
+    """Judge a Hello; read the link that it names."""
     source = Reader(data)
     mends, message = source.number(), pb.Hello()
     if not parsed(message, source.rest()):
@@ -246,8 +246,6 @@ def hello(data: bytes) -> None:
     refusal = handshake.check_hello(message, _MINE)
     if refusal is not None:
         assert pb.Reason.Name(refusal[0]) and refusal[1]
-    with contextlib.suppress(Malformed):
-        messages.spec_of(message.model)
     with contextlib.suppress(Malformed):
         handshake.checked_link(message.link)
     claims_of(message)

@@ -44,6 +44,7 @@ METHODS: dict[str, dict[str, Any]] = {
 #: Modules that read the time.
 _TIMED = (
     "thinwire.ps.service.server",
+    "thinwire.ps.service.writer",
     "thinwire.ps.service.dialogues.worker",
     "thinwire.ps.service.handshake",
     "thinwire.proto.security.connection_guard",
@@ -107,7 +108,7 @@ class Honest:
         self.leg: DatagramChannel | None = None
         if router.uses_datagrams:
             transport = Transport(dgt_transport="grpc")
-            self.leg = DatagramChannel(HONEST, router.channels, transport, router.marks_slots, None)
+            self.leg = DatagramChannel(HONEST, router, transport, None)
             self.leg.open("peer:1", self.welcome)
         self.encoder = PushEncoder(0, self.leg)
         self._say(frame(pull=pb.Pull()))

@@ -44,7 +44,8 @@ def entries_of(blocks, sizes):
     for block in blocks:
         block, target = expanded(block), found[block.slot]
         if isinstance(block, RangedBlock):
-            target[wire_blocks.mask(block)] = dequantise(block.values)
+            lengths = wire_blocks.lengths(block.size, block.block_entries)
+            target[np.repeat(block.present, lengths)] = dequantise(block.values)
         else:
             target[slice(None) if block.indices is None else block.indices] = dequantise(
                 block.values

@@ -17,16 +17,17 @@ import numpy as np
 import pytest
 
 from tests.ops.drivers import DRIVERS, policy_of
-from thinwire.ops.codecs import CODECS, Codec
+from thinwire.ops.codecs.base import Codec
+from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import INTERFACES
 from thinwire.ops.optimizers.outer import OUTER_OPTIMIZERS, SERVER_OPTIMIZERS
-from thinwire.ops.pacing import PACERS
+from thinwire.ops.pacing.registry import PACERS
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sync.groups import AutoGroups
 from thinwire.ops.sync.rule import SYNC_RULES
 from thinwire.ops.types import ConfigurationError
-from thinwire.ops.weighting import WEIGHTINGS
+from thinwire.ops.weighting.registry import WEIGHTINGS
 from thinwire.runtime.persistence.checkpoint import Checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

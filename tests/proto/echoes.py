@@ -16,7 +16,7 @@ def echo(stream):
 @contextlib.contextmanager
 def serving(handler, guard=None):
     """A server, while it is needed."""
-    server = grpc.serve("127.0.0.1", 0, handler, guard=guard)
+    server = grpc.GrpcServer("127.0.0.1", 0, handler, guard=guard)
     try:
         yield server
     finally:

@@ -15,24 +15,6 @@ SPEC = ModelSpec(
 SIZES = (72, 8, 1)
 
 
-def test_a_model_survives_its_signature():
-    assert messages.spec_of(messages.tensors_of(SPEC)) == SPEC
-
-
-@pytest.mark.parametrize(
-    ("tensor", "words"),
-    [
-        (pb.Tensor(path="", dtype="float32"), "empty"),
-        (pb.Tensor(path="s", dtype="float32"), "repeated"),
-        (pb.Tensor(path="x", dtype="float64"), "float64"),
-        (pb.Tensor(path="x", shape=[2**31] * 3, dtype="float32"), "exceeds"),
-    ],
-)
-def test_an_impossible_signature_is_malformed(tensor, words):
-    with pytest.raises(Malformed, match=words):
-        messages.spec_of([*messages.tensors_of(SPEC), tensor])
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

@@ -12,7 +12,7 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto import versions
 from thinwire.proto.grpc import StreamLost, Unreachable
 from thinwire.proto.grpc.common import SERVICE
-from thinwire.proto.grpc.server import serve
+from thinwire.proto.grpc.server import GrpcServer
 from thinwire.proto.grpc.session import ClientSession, RequestRejected
 from thinwire.proto.messages import PROTOCOL_VERSION
 from thinwire.proto.security.connection_guard import ConnectionGuard
@@ -92,7 +92,7 @@ def opened_at(*frames, service=SERVICE):
         for _ in stream.incoming():
             stream.send(frames)
 
-    server = serve("127.0.0.1", 0, handler, service=service)
+    server = GrpcServer("127.0.0.1", 0, handler, service=service)
     hello = pb.Hello(protocol_version=PROTOCOL_VERSION)
     session = ClientSession(f"127.0.0.1:{server.port}", hello, 1 << 20)
     try:

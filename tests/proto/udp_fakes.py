@@ -3,14 +3,28 @@
 import contextlib
 import queue
 import socket
+import time
 
 import pytest
 
-from thinwire.proto.udp import UdpReceiver
+from thinwire.proto.udp.receiver import UdpReceiver
 from thinwire.proto.udp.sockets import ON_LINUX
 
 WAIT_SECONDS = 20.0
 LINUX_ONLY = pytest.mark.skipif(not ON_LINUX, reason="options of Linux")
+
+
+def flush(sender, seconds=WAIT_SECONDS):
+    """Wait until the sender has nothing to send and its thread waits for more, or has ended."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with sender._changed:
+            idle = sender._changed._waiters or not sender._thread.is_alive()
+            if idle and not sender._outbox:
+                return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.001)
 
 
 class Notes:

@@ -99,9 +99,7 @@ class Talker:
     def __init__(self, port, number, incarnation, welcome):
         self.port, self.number, self.incarnation = port, number, incarnation
         router = port.run.method.router
-        self.leg = DatagramChannel(
-            number, router.channels, Transport(dgt_transport="grpc"), router.marks_slots, None
-        )
+        self.leg = DatagramChannel(number, router, Transport(dgt_transport="grpc"), None)
         self.leg.open("peer:1", welcome)
         self.core = MiniWorker(number, port.run).core
         self.welcome = welcome

@@ -14,7 +14,7 @@ from thinwire.proto import messages as proto_messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import MessageAssembler
 from thinwire.proto.grpc.common import ChunkPace
-from thinwire.ps.service.handshake import identity
+from thinwire.ps.service.handshake import Identity
 from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
 from thinwire.ps.telemetry.status import StatusReporter, StatusSources
@@ -79,7 +79,7 @@ class Shard:
         self.core.membership.lease_seconds = 1e9
         self.server = ShardServer(ServedModel.of(self.core, SPEC, self.run.layouts[0]), 1e9)
         self.fingerprint = self.run.method.fingerprint()
-        mine = identity("run", 0, 1, 0, self.fingerprint, SPEC, [])
+        mine = Identity("run", 0, 1, 0, self.fingerprint, SPEC, [])
         about = types.SimpleNamespace(
             method=self.run.method,
             policy=None,

@@ -9,7 +9,7 @@ from tests.certificates import Papers
 from thinwire.cli import help_text
 from thinwire.ops.types import ConfigurationError, Kind
 from thinwire.runtime.run.script_settings import EVALUATES, SETTINGS_VARIABLE, write_settings
-from thinwire.script.settings import ALL_TOPICS, read_settings, source_of
+from thinwire.script.settings import ALL_TOPICS, is_in_run, read_settings
 
 WORDS = (
     "--type_node=Worker",
@@ -56,8 +56,7 @@ def read(args=None, **keywords):
 def test_the_launcher_s_file_gives_a_worker_its_place(launched):
     launched()
     found = read()
-    assert source_of(None, {}) == found.source == "thinwire run"
-    assert found.is_launched
+    assert is_in_run(None, {}) and found.is_launched
     run = found.run
     assert (run.nb_workers, run.seed, run.addresses) == (3, 5, ("127.0.0.1:7",))
     assert found.worker().id_worker == 2 and run.model_is_offered
@@ -130,7 +129,7 @@ def test_a_file_that_others_may_read_is_refused(launched):
 def test_a_file_of_another_form_is_refused(launched, text):
     launched().write_text(text)
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        source_of(None, {})
+        is_in_run(None, {})
 
 
 def test_a_missing_file_is_refused(monkeypatch, tmp_path):
@@ -140,32 +139,28 @@ def test_a_missing_file_is_refused(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("environment", "source", "worker", "workers", "address"),
+    ("environment", "worker", "workers", "address"),
     [
         (
             {**STEP, "SLURM_PROCID": "1"},
-            "Slurm",
             2,
             4,
             "gpu07:2223",
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"},
-            "torchrun",
             1,
             2,
             "10.0.0.1:2223",
         ),
         (
             {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "THINWIRE_PS": "ps:9"},
-            "torchrun",
             2,
             2,
             "ps:9",
         ),
         (
             {"JOB_COMPLETION_INDEX": "2", "THINWIRE_PS": "ps:9", "THINWIRE_NB_WORKERS": "3"},
-            "Kubernetes",
             3,
             3,
             "ps:9",
@@ -179,7 +174,6 @@ def test_a_missing_file_is_refused(monkeypatch, tmp_path):
                     }
                 )
             },
-            "TF_CONFIG",
             2,
             2,
             "ps:9",
@@ -187,12 +181,12 @@ def test_a_missing_file_is_refused(monkeypatch, tmp_path):
     ],
 )
 def test_cluster_managers_give_a_worker_its_place(
-    monkeypatch, environment, source, worker, workers, address
+    monkeypatch, environment, worker, workers, address
 ):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     found = read()
-    assert source_of(None, {}) == found.source == source
+    assert is_in_run(None, {}) and not found.is_launched
     assert (found.worker().id_worker, found.run.nb_workers) == (worker, workers)
     assert found.run.addresses == (address,) and found.run.model_is_offered
 
@@ -218,7 +212,7 @@ def test_a_variable_gives_flags_wherever_the_place_comes_from(monkeypatch, sourc
         words += " --id_worker=2 --nb_workers=2 --ps_hosts=a:1"
     monkeypatch.setenv("THINWIRE_FLAGS", words)
     found = read()
-    assert source_of(None, {}) == found.source == source
+    assert is_in_run(None, {}) and not found.is_launched
     assert (found.run.method.name, found.run.lease_seconds) == ("dgs", 7)
     assert found.values.compression_rate == 0.3
     assert found.worker().id_worker == 2 and not found.given
@@ -239,7 +233,7 @@ def test_its_flags_win_over_the_place_that_a_manager_gives(monkeypatch):
 
 def test_without_a_place_its_flags_leave_a_script_alone(monkeypatch):
     monkeypatch.setenv("THINWIRE_FLAGS", "--method=dgs --nb_workers=4")
-    assert source_of(None, {}) is None
+    assert not is_in_run(None, {})
     assert read(id_worker=1).run.method.name == "dgs"  # a place of the script's own
 
 
@@ -276,10 +270,10 @@ def test_it_knows_the_flags_of_every_role():
 def test_without_a_place_a_script_is_alone(monkeypatch, environment):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert source_of(None, {}) is None
-    assert source_of([], {"clip_norm": 1.0}) is None
-    assert source_of(None, {"id_worker": 1}) == "arguments"
-    assert source_of(["--nb_workers=2"], {}) == "arguments"
+    assert not is_in_run(None, {})
+    assert not is_in_run([], {"clip_norm": 1.0})
+    assert is_in_run(None, {"id_worker": 1})
+    assert is_in_run(["--nb_workers=2"], {})
 
 
 @pytest.mark.parametrize(
@@ -295,4 +289,4 @@ def test_a_place_that_is_none_is_refused(monkeypatch, environment, words):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError, match=words):
-        source_of(None, {})
+        is_in_run(None, {})

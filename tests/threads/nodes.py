@@ -10,6 +10,7 @@ import types
 import numpy as np
 
 from tests.virtual.toy import KERNELS, SPEC, Softmax
+from tests.worker_steps import advance
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.sharding.split import shard_spec
 from thinwire.ops.types import Link
@@ -19,11 +20,11 @@ from thinwire.ps.core.averages import WorkerAverages
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
-from thinwire.ps.service.handshake import hello_to_leader, identity
+from thinwire.ps.service.handshake import Identity, hello_to_leader
 from thinwire.ps.service.leader_client import LeaderClient
 from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
-from thinwire.ps.service.server_parts import ServerHooks
+from thinwire.ps.service.state import ServerHooks
 from thinwire.runtime.run import fingerprint
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.core.worker_round import MiniBatch, RoundAction
@@ -82,7 +83,7 @@ class ElasticShard:
 
     def open(self):
         """Join shard 0, and let clients in."""
-        mine = identity(
+        mine = Identity(
             "run",
             self.number,
             self.cluster.nb_ps,
@@ -183,13 +184,12 @@ class ElasticWorker(threading.Thread):
             part.core.restore(self._state, last)
         try:
             part.begin()
-            action = part.advance(part.steps.begin())
+            action, _, _ = advance(part, part.steps.begin())
             while action is RoundAction.COMPUTE and not part.stopped:
                 self._moving.wait()
-                part.forget_exchange()
-                action = part.advance(self._step())
-                if part.received:
-                    self._acknowledge(part.sent, part.received[0])
+                action, request, replies = advance(part, self._step())
+                if replies:
+                    self._acknowledge(request, replies[0])
             cause = "done"
         finally:
             if not self._killed.is_set():

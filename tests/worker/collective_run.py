@@ -15,7 +15,7 @@ from thinwire.proto.grpc import Unreachable
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator
-from thinwire.ps.service.handshake import identity
+from thinwire.ps.service.handshake import Identity
 from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
 from thinwire.runtime.run import fingerprint
@@ -72,7 +72,7 @@ class Shard:
         )
         self.closing = threading.Event()
         self.server.open_for(
-            identity("run", 0, 1, generation, fingerprint.fingerprint(self.run), SPEC, []), "{}"
+            Identity("run", 0, 1, generation, fingerprint.fingerprint(self.run), SPEC, []), "{}"
         )
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

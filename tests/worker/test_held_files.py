@@ -18,7 +18,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROLOGUE = """
 import glob, io, os, pathlib, shutil, sys
 from os import remove as remove_by_name
-from thinwire.worker.held_files import hold_back, lift_hold, report_held, was_kept
+from thinwire.worker.held_files import lift_hold, report_held, was_kept
+from thinwire.worker.held_python import hold_back
 from thinwire.worker.temporary import record_temporary
 run_dir, began, worker, is_first = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 record_temporary()

@@ -73,13 +73,12 @@ def test_an_interrupt_during_a_mini_batch_waits_for_the_actions_that_follow_it(a
     following = [*actions, RoundAction.POLL]
     carried_out = []
 
-    def carry_out(action, load, epoch):
+    def carry_out(action):
         carried_out.append(action)
         return RoundAction.COMPUTE if action is RoundAction.POLL else following.pop(0)
 
     session = SimpleNamespace(
         begin=lambda: None,
-        carry_out=carry_out,
         steps=SimpleNamespace(begin=lambda: RoundAction.POLL, diverged=None),
         stopped=False,
         core=SimpleNamespace(stopped=False),
@@ -92,9 +91,8 @@ def test_an_interrupt_during_a_mini_batch_waits_for_the_actions_that_follow_it(a
 
     worker = SimpleNamespace(
         session=session,
-        shard=SimpleNamespace(cursor=SimpleNamespace(epoch=0)),
         _one_step=one_step,
-        _load=None,
+        _carry_out=carry_out,
         _take_over=lambda weights: None,
         _may_save=lambda action, saved_at: False,
         _settle=lambda: carried_out.append("settle"),

@@ -16,7 +16,7 @@ from thinwire.advisor import flags as advisor_flags
 from thinwire.flags import launch, observability, security
 from thinwire.flags import run as run_flags
 from thinwire.flags import script as script_flags
-from thinwire.ops.options import Option, Topic, choice
+from thinwire.ops.options import Topic, choice
 from thinwire.ps import flags as ps_flags
 from thinwire.simulator import flags as simulator_flags
 from thinwire.supervisor import flags as supervisor_flags
@@ -25,20 +25,18 @@ from thinwire.worker import flags as worker_flags
 #: Names of the roles of nodes, which are the values of --type_node.
 ROLES = ("PS", "Worker", "Supervisor", "Cluster", "Standalone", "Simulator", "Advisor")
 _ROLE = Topic("Role", (choice("type_node", "Worker", "Role of this process in the run.", ROLES),))
+_NODE = (*run_flags.TOPICS, *observability.TOPICS, *security.TOPICS)
+_ROLES_OF_NODES = (*ps_flags.TOPICS, *worker_flags.TOPICS, *supervisor_flags.TOPICS)
+_CLUSTER = (*launch.TOPICS, *_NODE, *_ROLES_OF_NODES)
 #: Topics (groups of flags) that together hold every flag of every role.
 TOPICS = (
     _ROLE,
-    *run_flags.TOPICS,
-    *observability.TOPICS,
-    *security.TOPICS,
-    *ps_flags.TOPICS,
-    *worker_flags.TOPICS,
-    *supervisor_flags.TOPICS,
+    *_NODE,
+    *_ROLES_OF_NODES,
     *launch.TOPICS,
     *simulator_flags.TOPICS,
     *advisor_flags.TOPICS,
 )
-_NODE = (*run_flags.TOPICS, *observability.TOPICS, *security.TOPICS)
 _ADDRESSES = ("nb_ps", "ip_PS", "port", "ps_hosts", "lease_seconds")
 #: Names of the flags that only nodes of a distributed run need.
 _EXCHANGE = (
@@ -67,16 +65,7 @@ ROLE_HELP = {
     "PS": RoleHelp((*ps_flags.TOPICS, *_NODE)),
     "Worker": RoleHelp((*worker_flags.TOPICS, *_NODE), ("target", "target_accuracy")),
     "Supervisor": RoleHelp((*supervisor_flags.TOPICS, *_NODE)),
-    "Cluster": RoleHelp(
-        (
-            *launch.TOPICS,
-            *_NODE,
-            *ps_flags.TOPICS,
-            *worker_flags.TOPICS,
-            *supervisor_flags.TOPICS,
-        ),
-        ("id_ps", "id_worker"),
-    ),
+    "Cluster": RoleHelp(_CLUSTER, ("id_ps", "id_worker")),
     "Standalone": RoleHelp(
         (
             *(topic for topic in run_flags.TOPICS if topic not in run_flags.OF_EXCHANGES),
@@ -105,7 +94,7 @@ ROLE_HELP = {
 SCRIPTS = "scripts"
 _HELP = ROLE_HELP | {
     SCRIPTS: RoleHelp(
-        (*launch.TOPICS, *_NODE, *ps_flags.TOPICS, *worker_flags.TOPICS, *supervisor_flags.TOPICS),
+        _CLUSTER,
         (*script_flags.NEVER, *itertools.chain(*script_flags.OPTIMIZER.values()), "model_from"),
         " SCRIPT.py [ARGUMENT ...]",
     ),
@@ -114,46 +103,34 @@ _FLAG_WIDTH = 31
 _LEAST_WIDTH = 60
 
 
-def text_of(program: str, role: str | None) -> str:
+def text_of(program: str, role: str | None, full: bool = False) -> str:
     """Return the text of --help, which lists the flags of one role or of all roles.
 
     Args:
         program: Program and subcommand for the usage line, for example ``thinwire ps``.
         role: Role whose flags are listed, or SCRIPTS for `thinwire run`. None: list the flags of
             all roles except the advanced flags.
+        full: True for the text of --helpfull, which lists every flag of every role.
     """
-    chosen = RoleHelp(TOPICS) if role is None else _HELP[role]
-    topics = [
-        (topic.title, [option for option in topic.options if _is_shown(option, chosen.without)])
-        for topic in chosen.topics
-    ]
+    chosen = RoleHelp(TOPICS) if full or role is None else _HELP[role]
+    usage = f"{program} [--flag=value ...] [--flagfile=FILE]{chosen.then}\n"
+    text = f"{usage}{''.join(_lines(chosen, full))}"
+    if full:
+        return text
     total = sum(len(topic.options) for topic in TOPICS)
-    return (
-        f"{program} [--flag=value ...] [--flagfile=FILE]{chosen.then}\n"
-        f"{''.join(_lines(topics))}\n"
-        f"{program} --helpfull shows all {total} flags.\n"
-    )
+    return f"{text}\n{program} --helpfull shows all {total} flags.\n"
 
 
-def full_text_of(program: str) -> str:
-    """Return the text of --helpfull, which lists every flag.
-
-    Args:
-        program: Program and subcommand for the usage line, for example ``thinwire ps``.
-    """
-    topics = [(topic.title, list(topic.options)) for topic in TOPICS]
-    return f"{program} [--flag=value ...] [--flagfile=FILE]\n{''.join(_lines(topics))}"
-
-
-def _is_shown(option: Option, without: tuple[str, ...]) -> bool:
-    return not option.is_advanced and option.name not in without
-
-
-def _lines(topics: list[tuple[str, list[Option]]]) -> Iterator[str]:
+def _lines(chosen: RoleHelp, full: bool) -> Iterator[str]:
     width = max(_LEAST_WIDTH, shutil.get_terminal_size((100, 24)).columns)
-    for title, options in topics:
+    for topic in chosen.topics:
+        options = [
+            option
+            for option in topic.options
+            if full or not (option.is_advanced or option.name in chosen.without)
+        ]
         if options:
-            yield f"\n{title}:\n"
+            yield f"\n{topic.title}:\n"
         for option in options:
             text = f"{option.text} [{option.values_and_default}]"
             filled = textwrap.fill(

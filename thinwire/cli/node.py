@@ -6,7 +6,6 @@ reason, functions that run after the flags are parsed import what only they need
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import gc
@@ -35,15 +34,12 @@ from thinwire.runtime.run.script_target import MODULE_OPTION, ScriptTarget
 from thinwire.runtime.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
-    EXIT_DIVERGED,
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_REFUSED,
-    EXIT_UNREACHABLE,
-    Diverged,
     Run,
 )
-from thinwire.runtime.run.signals import END_SIGNALS, raise_at_signals
+from thinwire.runtime.run.signals import END_SIGNALS, handle_signals
 from thinwire.simulator import flags as simulator_flags
 from thinwire.supervisor import flags as supervisor_flags
 from thinwire.worker import flags as worker_flags
@@ -64,13 +60,6 @@ ROLES = {
 }
 #: Role (--type_node value) -> module that runs the role if workers run a user's script.
 _WITH_SCRIPT = {"Cluster": "thinwire.launcher.run", "Advisor": "thinwire.advisor.script"}
-#: Name of a log level in --log_level -> absl's verbosity.
-LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
 #: Roles that start child processes, and that end the child processes first at SIGINT or SIGTERM.
 _STARTERS = ("Cluster", "Advisor")
 _TYPE_NODE = re.compile(r"--?type_node[= ](\w+)")
@@ -102,11 +91,7 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
     if FLAGS.help or FLAGS.helpfull:
         role = FLAGS.type_node if FLAGS["type_node"].present else None
         role = help_text.SCRIPTS if runs_script else role
-        program = arguments[0]
-        text = (
-            help_text.full_text_of(program) if FLAGS.helpfull else help_text.text_of(program, role)
-        )
-        sys.stdout.write(text)
+        sys.stdout.write(help_text.text_of(arguments[0], role, FLAGS.helpfull))
         return EXIT_DONE
     takes_script = runs_script or (FLAGS.type_node == "Advisor" and len(arguments) > 1)
     if len(arguments) > 1 and not takes_script:
@@ -176,7 +161,9 @@ def _play(script: list[str] | None) -> int:
         main_of_role = functools.partial(module.main, run, script)
     else:
         main_of_role = functools.partial(importlib.import_module(ROLES[run.type_node]).main, run)
-    with raise_at_signals() if run.type_node in _STARTERS else contextlib.nullcontext():
+    if run.type_node not in _STARTERS:
+        return int(main_of_role())
+    with handle_signals(signal.default_int_handler):
         return int(main_of_role())
 
 
@@ -194,18 +181,13 @@ def _refuse_places(run: Run) -> None:
 
 def _exit_code(error: Exception) -> int | None:
     """Return the documented exit code of an error that users may expect; None for other errors."""
-    full = isinstance(error, OSError) and error.errno in _DISK_REFUSES
-    if full or isinstance(error, ConfigurationError):
+    if isinstance(error, OSError) and error.errno in _DISK_REFUSES:
         return EXIT_CONFIGURATION
-    if isinstance(error, Diverged):
-        return EXIT_DIVERGED
+    from thinwire.launcher.error_reasons import exit_code_of
     from thinwire.proto.framing import Malformed
-    from thinwire.proto.grpc import Unreachable
-    from thinwire.proto.grpc.session import RequestRejected
 
-    refused = (RequestRejected, Malformed)  # `Malformed`: this node cannot parse a message of a PS
-    codes = ((Unreachable, EXIT_UNREACHABLE), (refused, EXIT_REFUSED))
-    return next((code for kind, code in codes if isinstance(error, kind)), None)
+    # `Malformed`: this node cannot parse a message of a PS
+    return EXIT_REFUSED if isinstance(error, Malformed) else exit_code_of(error)
 
 
 def _explain(error: Exception) -> str:
@@ -279,7 +261,7 @@ def _set_level() -> None:
     """Set this node's log level from --log_level, or from absl's --verbosity if that is given."""
     level = observability.level_of(FLAGS.log_level, FLAGS.type_node.lower(), _node_name())
     verbosity = FLAGS["verbosity"]
-    logging.set_verbosity(int(verbosity.value or 0) if verbosity.present else LEVELS[level])
+    logging.set_verbosity(int(verbosity.value or 0) if verbosity.present else level)
     for library in _CHATTY:
         standard_logging.getLogger(library).setLevel(standard_logging.WARNING)
 
@@ -344,19 +326,14 @@ def run(
             --type_node.
         runs_script: True if the workers run a user's script.
     """
-    _load_policy(arguments)
-    define_flags()
-    defaults = [] if role is None else [f"--type_node={role}"]
-    if runs_script or role == "Advisor":
-        FLAGS.set_gnu_getopt(False)  # absl must not parse the script's arguments as flags
-    if runs_script:
-        defaults = list(launch.SCRIPT_DEFAULTS)
-    if runs_script or role == "Advisor":
-        arguments = _before_module(arguments)
-    arguments = [*_environment_words(defaults, arguments), *arguments]
-    words = _parse(program, defaults, arguments, role)
-    if runs_script and FLAGS.like:
-        words = _parse(program, [*defaults, *_repeated_flags()], arguments, role)
+    try:
+        words = _words(program, arguments, role, runs_script)
+    except ConfigurationError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(EXIT_CONFIGURATION)
+    except flags.Error as error:
+        sys.stderr.write(f"{error} (see {program} --help)\n")
+        sys.exit(EXIT_BAD_FLAG)
     code = main(words, runs_script)
     # The role has ended. A signal from here on would only replace the role's exit code.
     for end_signal in END_SIGNALS:
@@ -365,32 +342,44 @@ def run(
     sys.exit(code)
 
 
+def _words(program: str, arguments: list[str], role: str | None, runs_script: bool) -> list[str]:
+    """Load --policy and parse the flags; return the program and the words after the flags.
+
+    Raises:
+        ConfigurationError: The file of --policy, the run of --like or THINWIRE_FLAGS is unusable.
+        flags.Error: A flag is malformed.
+    """
+    _load_policy(arguments)
+    define_flags()
+    defaults = [] if role is None else [f"--type_node={role}"]
+    if runs_script:
+        defaults = list(launch.SCRIPT_DEFAULTS)
+    if runs_script or role == "Advisor":
+        FLAGS.set_gnu_getopt(False)  # absl must not parse the script's arguments as flags
+        arguments = _before_module(arguments)
+    arguments = [*_environment_words(defaults, arguments), *arguments]
+    words = _parse(program, defaults, arguments, role)
+    if runs_script and FLAGS.like:
+        words = _parse(program, [*defaults, *_flags_of(FLAGS.like)], arguments, role)
+    return words
+
+
+def _flags_of(like: str) -> list[str]:
+    """Return the flags of the earlier run that --like names."""
+    from thinwire.launcher.launch_document import recorded
+
+    return recorded(like).flags
+
+
 def _load_policy(arguments: list[str]) -> None:
-    """Load the file of --policy, which may bring flags; exit if it cannot be loaded.
+    """Load the file of --policy, which may bring flags.
 
     A repeated run (--like) has the --policy of the earlier run.
     """
     topics = help_text.TOPICS
-    try:
-        like = policy_file.value_of("like", arguments, policy_file.kinds_of(topics))
-        if policy_file.load_named(arguments, os.environ, topics) is None and like:
-            from thinwire.launcher.launch_document import recorded
-
-            policy_file.load_named(recorded(like).flags, {}, topics)
-    except ConfigurationError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(EXIT_CONFIGURATION)
-
-
-def _repeated_flags() -> list[str]:
-    """Return the flags of the earlier run that --like names; exit if they cannot be read."""
-    from thinwire.launcher.launch_document import recorded
-
-    try:
-        return recorded(FLAGS.like).flags
-    except ConfigurationError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(EXIT_CONFIGURATION)
+    like = policy_file.value_of("like", arguments, policy_file.kinds_of(topics))
+    if policy_file.load_named(arguments, os.environ, topics) is None and like:
+        policy_file.load_named(_flags_of(like), {}, topics)
 
 
 def _before_module(arguments: list[str]) -> list[str]:
@@ -417,11 +406,7 @@ def _environment_words(own: list[str], arguments: list[str]) -> list[str]:
 
     The flags of THINWIRE_FLAGS come before the command line's, so that the command line wins.
     """
-    try:
-        words_by_flag = environment.flags_of(os.environ, help_text.TOPICS)
-    except ConfigurationError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(EXIT_CONFIGURATION)
+    words_by_flag = environment.flags_of(os.environ, help_text.TOPICS)
     words = " ".join([*own, *arguments])
     if not any(match[1] in _STARTERS for match in _TYPE_NODE.finditer(words)):
         words_by_flag = {
@@ -449,16 +434,10 @@ def _check_flag_files(arguments: list[str]) -> None:
 
 
 def _parse(program: str, own: list[str], arguments: list[str], role: str | None) -> list[str]:
-    """Parse the flags; if a flag is malformed, print one line and exit with code 1."""
-    try:
-        _check_flag_files(arguments)
-        words = list(FLAGS([program, *own, *arguments]))
-        if role not in (None, FLAGS.type_node):
-            raise flags.Error(
-                f"--type_node={FLAGS.type_node}: {program} runs the role {role}; leave "
-                "--type_node out"
-            )
-    except flags.Error as error:
-        sys.stderr.write(f"{error} (see {program} --help)\n")
-        sys.exit(EXIT_BAD_FLAG)
+    _check_flag_files(arguments)
+    words = list(FLAGS([program, *own, *arguments]))
+    if role not in (None, FLAGS.type_node):
+        raise flags.Error(
+            f"--type_node={FLAGS.type_node}: {program} runs the role {role}; leave --type_node out"
+        )
     return words

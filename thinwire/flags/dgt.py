@@ -12,24 +12,6 @@ from thinwire.ops.routing.dgt import Dgt
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.types import ConfigurationError
 
-_ON_OFF = {"0": "false", "1": "true"}
-# Type of a function that maps the text of an environment variable to {name of a flag: text of the
-# flag}.
-_Value = Callable[[str], Mapping[str, str]]
-
-
-def _to(name: str, words: Mapping[str, str] | None = None) -> _Value:
-    """Return a function that maps an environment variable's text to the text of a flag."""
-
-    def translate(text: str) -> dict[str, str]:
-        if words is None:
-            return {name: text}
-        if text not in words:
-            raise ValueError(f"expected the value {' or '.join(words)}")
-        return {name: words[text]}
-
-    return translate
-
 
 def _percent(text: str) -> dict[str, str]:
     return {"dgt_drop_rate": repr(float(text) / 100)}
@@ -44,23 +26,27 @@ def _mode(text: str) -> dict[str, str]:
     return modes[text]
 
 
-#: Environment variable of the original DGT, or of GeoMX -> function from the variable's text to
-#: flags and their texts.
-VARIABLES: dict[str, _Value] = {
+def _reception(text: str) -> dict[str, str]:
+    return {"dgt_reception": {"0": "drop", "1": "diff"}.get(text, text)}
+
+
+#: Environment variable of the original DGT, or of GeoMX -> flag that takes the variable's text, or
+#: function from the text to {name of a flag: text of the flag}.
+VARIABLES: dict[str, str | Callable[[str], Mapping[str, str]]] = {
     "ENABLE_DGT": _mode,
-    "DMLC_UDP_CHANNEL_NUM": _to("dgt_channels"),
-    "DMLC_K": _to("dgt_k"),
-    "DMLC_K_MIN": _to("dgt_k_min"),
-    "ADAPTIVE_K_FLAG": _to("dgt_adaptive_k", _ON_OFF),
-    "DGT_ENABLE_BLOCK": _to("dgt_enable_block", _ON_OFF),
-    "DGT_BLOCK_SIZE": _to("dgt_block_size"),
-    "DGT_CONTRI_ALPHA": _to("dgt_alpha"),
-    "DGT_CONTRIBUTION_ALPHA": _to("dgt_alpha"),
-    "DGT_RECONSTRUCT": _to("dgt_reception", {"0": "drop", "1": "diff"}),
-    "DGT_ENABLE_SEND_DROP": _to("dgt_send_drop", _ON_OFF),
-    "DGT_SET_RANDOM": _to("dgt_random", {"0": "0", "1": "1"}),
-    "DGT_INFO": _to("dgt_info", _ON_OFF),
-    "CLEAR_ZERO": _to("dgt_clear_zero", _ON_OFF),
+    "DMLC_UDP_CHANNEL_NUM": "dgt_channels",
+    "DMLC_K": "dgt_k",
+    "DMLC_K_MIN": "dgt_k_min",
+    "ADAPTIVE_K_FLAG": "dgt_adaptive_k",
+    "DGT_ENABLE_BLOCK": "dgt_enable_block",
+    "DGT_BLOCK_SIZE": "dgt_block_size",
+    "DGT_CONTRI_ALPHA": "dgt_alpha",
+    "DGT_CONTRIBUTION_ALPHA": "dgt_alpha",
+    "DGT_RECONSTRUCT": _reception,
+    "DGT_ENABLE_SEND_DROP": "dgt_send_drop",
+    "DGT_SET_RANDOM": "dgt_random",
+    "DGT_INFO": "dgt_info",
+    "CLEAR_ZERO": "dgt_clear_zero",
     "PS_DROP_MSG": _percent,
 }
 #: Environment variable of the original DGT that Thinwire does not read -> advice to the user. The
@@ -88,7 +74,7 @@ def fill(values: flags.FlagValues, variables: Mapping[str, str]) -> None:
         if not text:
             continue
         try:
-            settings = translate(text)
+            settings = {translate: text} if isinstance(translate, str) else translate(text)
         except ValueError as error:
             raise _bad(variable, text, error) from error
         if not settings and text == "0":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from absl import flags
 
@@ -48,6 +49,13 @@ def flags_of(environment: Mapping[str, str], topics: Sequence[Topic]) -> dict[st
         for name in names
         if values[name].present
     }
+
+
+def flag_word(name: str, value: Any) -> str:
+    """Return the word of a command line that gives a flag a value, which may be a list."""
+    if isinstance(value, list | tuple):
+        value = ",".join(str(item) for item in value)
+    return f"--{name}={value}"
 
 
 _EXPECTED = "Expected flags with their values, such as --method=dgs --lease_seconds=7."

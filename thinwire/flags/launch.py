@@ -11,11 +11,13 @@ from absl import flags
 
 from thinwire.flags.slurm import SlurmStep, step_of
 from thinwire.ops.options import (
+    NOT_EMPTY,
     FlagRule,
     Topic,
     advanced,
     choice,
     comma_list,
+    file,
     integer,
     number,
     switch,
@@ -25,8 +27,6 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.settings import Run
 
 FLAGS = flags.FLAGS
-
-_IS_NAME = FlagRule(lambda text: bool(text.strip()), "must not be empty")
 
 
 def amounts(given: Sequence[str]) -> dict[str, float]:
@@ -66,7 +66,7 @@ _SCRIPT = Topic(
             "Repeat the run of this directory: use its flags, seed, script and arguments unless "
             "the command line gives others.",
             "run directory",
-            rule=_IS_NAME,
+            rule=NOT_EMPTY,
             unset="no run",
         ),
     ),
@@ -83,20 +83,16 @@ TOPICS = (
                 ("local", "ssh", "ray", "slurm"),
                 unset="ssh with --hosts_file, slurm in a step of several tasks, else local",
             ),
-            words(
+            file(
                 "hosts_file",
-                None,
                 "File of hosts, one per line from fast to slow: [user@]host[:port] [slots=nodes].",
-                "file",
-                rule=_IS_NAME,
-                unset="none",
             ),
             words(
                 "sync_dst_dir",
                 None,
                 "Folder on every host to which the code is copied and in which the nodes run.",
                 "folder",
-                rule=_IS_NAME,
+                rule=NOT_EMPTY,
                 unset="each host has the code, at the same path or installed",
             ),
             *advanced(
@@ -105,7 +101,7 @@ TOPICS = (
                     None,
                     "Network interface, or address, on which a PS listens on its host.",
                     "name or address",
-                    rule=_IS_NAME,
+                    rule=NOT_EMPTY,
                     unset="the address that the hosts file names",
                 ),
                 words(
@@ -143,13 +139,10 @@ TOPICS = (
                     "name=amount,...",
                     rule=_ARE_RESOURCES,
                 ),
-                words(
+                file(
                     "ray_runtime_env",
-                    None,
                     "JSON file with Ray's runtime environment for the nodes: pip, env_vars, "
                     "py_modules.",
-                    "file",
-                    rule=_IS_NAME,
                     unset="the Python that runs Ray, with the code of this process",
                 ),
             ),

@@ -7,20 +7,24 @@ The flags of policies' hyper-parameters come from the fields of the policies' da
 from __future__ import annotations
 
 from thinwire.ops.aggregation.outliers import Guards
-from thinwire.ops.codecs.registry import CODECS
-from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods import settings
 from thinwire.ops.methods.builder import Choices
 from thinwire.ops.methods.method import METHODS
-from thinwire.ops.optimizers.outer import OUTER_OPTIMIZERS
-from thinwire.ops.optimizers.server import OPTIMIZERS, SCRIPT
-from thinwire.ops.options import Option, Topic, advanced, choice, integer, words
-from thinwire.ops.pacing.registry import PACERS
+from thinwire.ops.options import (
+    FlagRule,
+    Option,
+    Topic,
+    advanced,
+    choice,
+    file,
+    integer,
+    number,
+    words,
+)
 from thinwire.ops.policy import options_of
+from thinwire.ops.privacy.central import CentralPrivacy
 from thinwire.ops.routing.base import Transport
-from thinwire.ops.routing.registry import ROUTERS
-from thinwire.ops.sync.rule import SYNC_RULES
-from thinwire.ops.weighting.registry import WEIGHTINGS
+from thinwire.runtime.run.settings import Run
 
 #: Text that the help shows as the default of a policy's flag, because --method chooses the policy.
 _OF_METHOD = "the method's"
@@ -46,13 +50,10 @@ def _in_earlier_topics(interface: str) -> set[str]:
 def _method() -> tuple[Option, ...]:
     return (
         choice("method", "adacomp", "Training method: a named combination of policies.", METHODS),
-        words(
+        file(
             "policy",
-            None,
             "Python file with policies and training methods of your own, which may bring flags; "
             "all nodes need equal files.",
-            "file",
-            unset="none",
         ),
         integer(
             "batch_size",
@@ -75,60 +76,30 @@ def _method() -> tuple[Option, ...]:
     )
 
 
+#: Policy interface -> help text of the flag that chooses the policy.
+_POLICIES = {
+    "pacer": "Rule by which a worker decides whether to push now or to take one more local step.",
+    "codec": "Encoding of a worker's update: the entries that are pushed, and their form.",
+    "down_codec": "Encoding of a reply: the weights that the PS sends back to a worker.",
+    "router": "Rule that chooses the class of service (such as datagrams) for each block of a "
+    "push.",
+    "sync": "Synchronization rule: when the PS applies updates, and which workers may proceed.",
+    "weighting": "Rule for the factor by which the PS scales an update, mostly by its staleness.",
+    "server_optimizer": "Optimizer with which the PS applies updates to the weights.",
+}
+
+
 def _policies() -> tuple[Option, ...]:
     return tuple(
-        choice(name, None, text, values, unset=_OF_METHOD)
-        for name, text, values in (
-            (
-                "pacer",
-                "Rule by which a worker decides whether to push now or to take one more local "
-                "step.",
-                PACERS,
-            ),
-            (
-                "codec",
-                "Encoding of a worker's update: the entries that are pushed, and their form.",
-                CODECS,
-            ),
-            (
-                "down_codec",
-                "Encoding of a reply: the weights that the PS sends back to a worker.",
-                DOWN_CODECS,
-            ),
-            (
-                "router",
-                "Rule that chooses the class of service (such as datagrams) for each block of a "
-                "push.",
-                ROUTERS,
-            ),
-            (
-                "sync",
-                "Synchronization rule: when the PS applies updates, and which workers may proceed.",
-                SYNC_RULES,
-            ),
-            (
-                "weighting",
-                "Rule for the factor by which the PS scales an update, mostly by its staleness.",
-                WEIGHTINGS,
-            ),
-            (
-                "server_optimizer",
-                "Optimizer with which the PS applies updates to the weights.",
-                dict.fromkeys((*OPTIMIZERS, *OUTER_OPTIMIZERS, SCRIPT)),
-            ),
-        )
+        choice(name, None, text, settings.options_by_value(name), unset=_OF_METHOD)
+        for name, text in _POLICIES.items()
     )
 
 
-def _sync() -> tuple[Option, ...]:
-    file = words(
-        "groups_file",
-        None,
-        "File of the worker groups of --sync=gsp, one group of ids per line; replaces --groups.",
-        "file",
-        unset="none",
-    )
-    return (*_of_policies("sync"), *advanced(file))
+_GROUPS_FILE = file(
+    "groups_file",
+    "File of the worker groups of --sync=gsp, one group of ids per line; replaces --groups.",
+)
 
 
 def placement() -> tuple[Option, ...]:
@@ -141,7 +112,7 @@ POLICIES = Topic("Policies: a value given here overrides the policy of --method"
 LOCAL = Topic("Local steps of workers", lambda: _of_policies("pacer", "local_optimizer"))
 CODEC = Topic("Uplink codec", lambda: _of_policies("codec"))
 DOWN_CODEC = Topic("Downlink codec", lambda: _of_policies("down_codec"))
-SYNC = Topic("Synchronization", _sync)
+SYNC = Topic("Synchronization", lambda: (*_of_policies("sync"), *advanced(_GROUPS_FILE)))
 WEIGHTING = Topic("Weighting", lambda: _of_policies("weighting"))
 SERVER = Topic("Optimizer on the PS", lambda: _of_policies("server_optimizer"))
 ROUTER = Topic(
@@ -154,6 +125,20 @@ GUARDS = Topic(
         _OF_RUN["aggregate"],
         *_of_policies("aggregate"),
         *sorted(options_of(Guards).values(), key=lambda option: option.is_advanced),
+    ),
+)
+#: Flags of differential privacy; except for --dp_delta, they are equal on all nodes.
+PRIVACY = Topic(
+    "Differential privacy of each worker",
+    advanced(
+        *options_of(CentralPrivacy).values(),
+        number(
+            "dp_delta",
+            Run.dp_delta,
+            "Delta of differential privacy; status, summary and report show the epsilon for it.",
+            "probability",
+            rule=FlagRule(lambda value: 0 < value < 1, "must be above 0 and below 1"),
+        ),
     ),
 )
 #: Topics of the flags that choose a training method and its hyper-parameters.

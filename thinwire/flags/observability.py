@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from absl import flags
 
-from thinwire.ops.options import FlagRule, Topic, advanced, comma_list, integer, words
+from thinwire.ops.options import (
+    NOT_EMPTY,
+    FlagRule,
+    Topic,
+    advanced,
+    comma_list,
+    file,
+    integer,
+    words,
+)
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.settings import Run
 
@@ -60,15 +69,12 @@ TOPICS = (
                     "Address on which --metrics_port listens; an address beyond this machine needs "
                     "--metrics_login.",
                     "address",
-                    rule=FlagRule(lambda host: bool(host.strip()), "must not be empty"),
+                    rule=NOT_EMPTY,
                 ),
-                words(
+                file(
                     "metrics_login",
-                    None,
                     "File with name:password that readers of --metrics_port must send by HTTP "
                     "basic authentication.",
-                    "file",
-                    rule=FlagRule(lambda path: bool(path.strip()), "must not be empty"),
                     unset="no authentication",
                 ),
             ),

@@ -26,8 +26,7 @@ from thinwire.data.choices import (
 from thinwire.data.defaults import MODELS, check_augmentation, reports_top5
 from thinwire.data.fractions import read_fractions
 from thinwire.flags import dgt, security
-from thinwire.flags.method import GUARDS, OF_METHODS, placement
-from thinwire.flags.privacy import PRIVACY
+from thinwire.flags.method import GUARDS, OF_METHODS, PRIVACY, placement
 from thinwire.models.registry import NETWORKS
 from thinwire.models.tasks import CLASSIFICATION, TASKS, check_choice
 from thinwire.ops.aggregation.outliers import Guards
@@ -46,6 +45,7 @@ from thinwire.ops.options import (
     advanced,
     choice,
     comma_list,
+    file,
     integer,
     number,
     switch,
@@ -54,13 +54,12 @@ from thinwire.ops.options import (
 from thinwire.ops.policy import configured
 from thinwire.ops.privacy import accountant
 from thinwire.ops.sharding.placement import BySpeed
-from thinwire.ops.sync.groups import AutoGroups, Groups, parse_groups, parse_groups_file
+from thinwire.ops.sync.groups import AutoGroups, parse_groups, parse_groups_file
 from thinwire.ops.types import ConfigurationError, Kind
 from thinwire.runtime.run import own_policies
-from thinwire.runtime.run.draws_file import read_draws
-from thinwire.runtime.run.files import read_bounded
-from thinwire.runtime.run.own_policies import OwnPolicies
+from thinwire.runtime.run.files import read_text
 from thinwire.runtime.run.settings import DataChoice, ModelChoice, Run
+from thinwire.runtime.run.sync_files import read_draws
 from thinwire.runtime.run.target import Target, is_target
 
 FLAGS = flags.FLAGS
@@ -205,7 +204,7 @@ _RUN = Topic(
     ),
 )
 
-_MODEL_AND_DATA = Topic(
+MODEL_AND_DATA = Topic(
     "Model and data",
     (
         choice(
@@ -222,12 +221,10 @@ _MODEL_AND_DATA = Topic(
             TASKS,
         ),
         choice("network", "cnn", "Name of a built-in model.", NETWORKS),
-        words(
+        file(
             "model",
-            None,
             "Python file of a user-defined model, with build_model() and optionally load_data(); "
             "replaces --network.",
-            "file",
             unset="--network",
         ),
         choice(
@@ -288,21 +285,15 @@ _MODEL_AND_DATA = Topic(
                 "Report in evaluations how often the label is among the five best predictions; "
                 "always on for imagenet.",
             ),
-            words(
+            file(
                 "partition_file",
-                None,
                 "File for --partition=positions: positions of each worker's examples in the "
                 "training set, with one line per worker.",
-                "file",
-                unset="none",
             ),
-            words(
+            file(
                 "data_sharding_file",
-                None,
                 "File for --partition=file: start and end of each worker's part of the training "
                 "set, as fractions, with one line per worker.",
-                "file",
-                unset="none",
             ),
             number(
                 "dirichlet_alpha",
@@ -376,7 +367,7 @@ TOPICS = (
     *OF_METHODS,
     GUARDS,
     PRIVACY,
-    _MODEL_AND_DATA,
+    MODEL_AND_DATA,
     STOP,
 )
 #: Topics of flags that have an effect only on nodes that exchange gradients.
@@ -407,7 +398,8 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
     _check_partition(given)
     _check_files(given)
     _check_model_from(given)
-    if given.model_from == FROM_WORKER:
+    is_offered = given.model_from == FROM_WORKER
+    if is_offered:
         given.set_default("compression_rate", SCRIPT_COMPRESSION_RATE)
     if given.model is None:
         check_choice(given.task, given.network, given.dataset, given.nb_classes)
@@ -419,7 +411,7 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         "addresses": addresses,
         "run_dir": _run_dir(given),
         "model": ModelChoice(path=given.model, **_named_like_fields(given, ModelChoice)),
-        "iter_max": _iter_max(given),
+        "iter_max": _ITER_MAX if given.iter_max is None and not is_offered else given.iter_max,
         "target": _target(given),
         "data": DataChoice(
             sharding_file=given.data_sharding_file,
@@ -429,16 +421,12 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         "top5": _reports_top5(given),
         "transport": dgt.transport(given, router),
         "guards": _guards(given, method),
-        "policy": _policy(given),
+        # The file was loaded before the flags were registered
+        "policy": None if given.policy is None else own_policies.load(given.policy),
         "schedule": parse_schedule(given.learning_rate, given.lr_schedule),
         "credentials": security.credentials(given),
     }
     return Run(**settings)
-
-
-def _policy(given: flags.FlagValues) -> OwnPolicies | None:
-    """Return the loaded file of policies; it was loaded before the flags were registered."""
-    return None if given.policy is None else own_policies.load(given.policy)
 
 
 def _fill_task(given: flags.FlagValues) -> None:
@@ -466,13 +454,6 @@ def _named_like_fields(given: flags.FlagValues, settings: type) -> dict[str, Any
     """Return name -> value for the flags whose names are fields of a dataclass."""
     names = [field.name for field in dataclasses.fields(settings)]
     return {name: given[name].value for name in names if name in given}
-
-
-def _iter_max(given: flags.FlagValues) -> int | None:
-    if given.iter_max is None and given.model_from == FROM_FLAGS:
-        return _ITER_MAX
-    limit: int | None = given.iter_max
-    return limit
 
 
 def _target(given: flags.FlagValues) -> Target | None:
@@ -515,18 +496,13 @@ def _addresses(given: flags.FlagValues) -> tuple[str, ...]:
 
 def _check_partition(given: flags.FlagValues) -> None:
     """Reject flags that have no effect with the chosen --partition of the training set."""
-    path = given.data_sharding_file
-    if (path is not None) != (given.partition == "file"):
-        raise ConfigurationError(
-            f"--data_sharding_file={path} and --partition={given.partition}: expected both the "
-            "file and --partition=file, or neither."
-        )
-    positions = given.partition_file
-    if (positions is not None) != (given.partition == "positions"):
-        raise ConfigurationError(
-            f"--partition_file={positions} and --partition={given.partition}: expected both the "
-            "file and --partition=positions, or neither."
-        )
+    for flag, partition in (("data_sharding_file", "file"), ("partition_file", "positions")):
+        path = given[flag].value
+        if (path is not None) != (given.partition == partition):
+            raise ConfigurationError(
+                f"--{flag}={path} and --partition={given.partition}: expected both the file and "
+                f"--partition={partition}, or neither."
+            )
     if given.dirichlet_alpha is not None and given.partition != "dirichlet":
         raise ConfigurationError(
             f"--dirichlet_alpha={given.dirichlet_alpha:g} is for --partition=dirichlet, but this "
@@ -543,8 +519,8 @@ def _check_partition(given: flags.FlagValues) -> None:
             "--no_block_shuffle is for --partition=class, but this run has "
             f"--partition={given.partition}; change one of the two flags."
         )
-    if path is not None and given.type_node in _ROLES_THAT_SPLIT:
-        read_fractions(path, given.nb_workers)
+    if given.partition == "file" and given.type_node in _ROLES_THAT_SPLIT:
+        read_fractions(given.data_sharding_file, given.nb_workers)
 
 
 def _check_files(given: flags.FlagValues) -> None:
@@ -663,7 +639,10 @@ def _groups(given: flags.FlagValues) -> dict[str, Any]:
     if given.groups is not None and given.groups_file is not None:
         raise ConfigurationError("--groups and --groups_file were both given; leave one flag out.")
     if given.groups == "auto":
-        return {"auto_groups": _auto_groups(given)}
+        values = {"regroup_interval_seconds": given.regroup_interval_seconds}
+        # By default, the warm-up before the first automatic grouping is 10 updates per worker.
+        updates = given.groups_warmup_updates or 10 * given.nb_workers
+        return {"auto_groups": configured(AutoGroups, values, groups_warmup_updates=updates)}
     for name in ("groups_warmup_updates", "regroup_interval_seconds"):
         if given[name].value is not None:
             raise ConfigurationError(
@@ -672,22 +651,8 @@ def _groups(given: flags.FlagValues) -> dict[str, Any]:
             )
     if given.groups is not None:
         return {"groups": parse_groups(given.groups)}
-    return {"groups": None if given.groups_file is None else _groups_of_file(given)}
-
-
-def _auto_groups(given: flags.FlagValues) -> AutoGroups:
-    """Return the settings of automatic worker groups (--groups=auto).
-
-    By default, the warm-up before the first automatic grouping lasts 10 updates per worker.
-    """
-    values = {"regroup_interval_seconds": given.regroup_interval_seconds}
-    updates = given.groups_warmup_updates or 10 * given.nb_workers
-    return configured(AutoGroups, values, groups_warmup_updates=updates)
-
-
-def _groups_of_file(given: flags.FlagValues) -> Groups:
-    try:
-        text = read_bounded(given.groups_file).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--groups_file={given.groups_file}: {error}.") from error
-    return parse_groups_file(text, given.groups_file)
+    if given.groups_file is None:
+        return {"groups": None}
+    return {
+        "groups": parse_groups_file(read_text("groups_file", given.groups_file), given.groups_file)
+    }

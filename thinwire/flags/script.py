@@ -11,12 +11,11 @@ from thinwire.ops.methods.method import Method
 from thinwire.ops.types import ConfigurationError, Kind
 from thinwire.runtime.run.script_target import ScriptTarget
 
-_MODEL_AND_DATA = next(topic for topic in run_flags.TOPICS if topic.title == "Model and data")
 #: Name of a flag of the model or the data, which a script defines itself -> reason for rejecting
 #: the flag.
 OWN_MODEL_AND_DATA = {
     option.name: "the script brings its own model and data"
-    for option in _MODEL_AND_DATA.options
+    for option in run_flags.MODEL_AND_DATA.options
     if option.name
     not in ("batch", "data_sharding_file", "dirichlet_alpha", "model_from", "partition", "shard")
 }

@@ -6,48 +6,34 @@ import os
 
 from absl import flags
 
-from thinwire.ops.options import FlagRule, Topic, words
+from thinwire.ops.options import Topic, file
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials, Protection
-
-_IS_PATH = FlagRule(lambda path: bool(path.strip()), "must not be empty")
 
 TOPIC = Topic(
     "Authentication and encryption",
     (
-        words(
+        file(
             "tls_cert",
-            None,
             "This node's TLS certificate in PEM form; {node} stands for the node's name, such as "
             "worker-3. `thinwire certificates` writes certificates.",
-            "file",
-            rule=_IS_PATH,
             unset="no TLS",
         ),
-        words(
+        file(
             "tls_key",
-            None,
             "Private key of --tls_cert in PEM form; {node} stands for the node's name.",
-            "file",
-            rule=_IS_PATH,
             unset="no TLS",
         ),
-        words(
+        file(
             "tls_ca",
-            None,
             "Certificate of the authority that signed the other nodes' certificates; a PS with "
             "this flag rejects clients without a certificate.",
-            "file",
-            rule=_IS_PATH,
             unset="other nodes are not authenticated by certificate",
         ),
-        words(
+        file(
             "token_file",
-            None,
             "File with the run's secret token, which every node must have. The token itself is "
             "never a flag, because other users could read the flag in the list of processes.",
-            "file",
-            rule=_IS_PATH,
             unset="the environment variable THINWIRE_TOKEN",
         ),
     ),
@@ -72,7 +58,13 @@ def credentials(given: flags.FlagValues) -> Credentials:
     if NAMES[0] not in given or given.type_node in _STARTING:
         return NO_CREDENTIALS
     if given.type_node not in _NUMBERED:
-        return _refuse(given)
+        for name in NAMES:
+            if given[name].value:
+                raise ConfigurationError(
+                    f"--{name}={given[name].value} is for nodes that connect to others, but "
+                    f"--type_node={given.type_node} connects to no node; leave --{name} out."
+                )
+        return NO_CREDENTIALS
     flag = _NUMBERED[given.type_node]
     return _of_node(given, given.type_node, 0 if flag is None else getattr(given, flag))
 
@@ -127,13 +119,3 @@ def protection(given: flags.FlagValues) -> Protection:
     encrypted = bool(given.tls_cert)
     token = given.token_file or os.environ.get("THINWIRE_TOKEN")
     return Protection(encrypted, bool(encrypted and given.tls_ca) or bool(token))
-
-
-def _refuse(given: flags.FlagValues) -> Credentials:
-    for name in NAMES:
-        if given[name].value:
-            raise ConfigurationError(
-                f"--{name}={given[name].value} is for nodes that connect to others, but "
-                f"--type_node={given.type_node} connects to no node; leave --{name} out."
-            )
-    return NO_CREDENTIALS

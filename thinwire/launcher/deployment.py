@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from absl import flags, logging
 
 from thinwire.launcher import program
+from thinwire.launcher.program import HostPrograms
 from thinwire.launcher.role import Node
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run import own_policies
@@ -49,9 +50,7 @@ class CodeDeployment:
 
     # Working directory of nodes on the host; a relative path starts at the home directory
     folder: str
-    node: tuple[str, ...]  # Python's arguments that run a node on the host
-    script: tuple[str, ...]  # Python's arguments that run a script on the host
-    watchdog: tuple[str, ...]  # Python's arguments that run the watchdog on the host
+    programs: HostPrograms  # Python's arguments that run a node, script or watchdog on the host
     flags: tuple[str, ...]  # flags that name files, with the paths of the copied files on the host
     # .tar.gz that the host unpacks in `folder`; None if the host has the code already
     archive: bytes | None
@@ -68,7 +67,7 @@ class CodeDeployment:
                 copy = f"{SENT_SCRIPT}/{pathlib.Path(node.script[0]).resolve().name}"
                 node = dataclasses.replace(node, script=(copy, *node.script[1:]))
             own_flags = [*own_flags, IN_SCRIPT_FOLDER]
-        return node.words(self.node, self.script, [*self.flags, *own_flags])
+        return node.words(self.programs, [*self.flags, *own_flags])
 
 
 def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment:
@@ -83,9 +82,7 @@ def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment
             that a flag names is missing on the launching host.
     """
     if FLAGS.sync_dst_dir is None:
-        return CodeDeployment(
-            os.getcwd(), program.NODE, program.SCRIPT, program.REMOTE_WATCHDOG, (), None
-        )
+        return CodeDeployment(os.getcwd(), program.ELSEWHERE, (), None)
     folder = FLAGS.sync_dst_dir.removeprefix("~/").rstrip("/")
     if not folder or folder.startswith(("~", "-")):
         raise ConfigurationError(
@@ -110,9 +107,7 @@ def copied_code(folder: str, script_folder: pathlib.Path | None = None) -> CodeD
     files = _named_files()
     return CodeDeployment(
         folder,
-        program.COPIED_NODE,
-        program.COPIED_SCRIPT,
-        program.COPIED_WATCHDOG,
+        program.COPIED,
         tuple(f"--{name}={_place(name, path)}" for name, path in files.items()),
         pack(files, script_folder),
     )

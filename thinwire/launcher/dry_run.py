@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from thinwire.ops.downlink.exact import DownDense
 from thinwire.ops.downlink.sizes import reply_bytes
 from thinwire.ops.methods.method import INTERFACES
 from thinwire.ops.types import VALUE_BITS, Kind
+from thinwire.runtime.run.directory import summary_of
 from thinwire.runtime.run.settings import Run
 
 _TRAVELS = {
@@ -39,7 +39,7 @@ def describe_run(run: Run, nodes: Sequence[Node], hosts: Sequence[str]) -> Itera
     yield f"run directory: {run.run_dir}"
     places = list(hosts) or [""] * len(nodes)
     for node, host in zip(nodes, places, strict=True):
-        words = [sys.executable, *node.words(program.NODE, program.SCRIPT, ())]
+        words = [sys.executable, *node.words(program.HERE, ())]
         yield f"{node.name}{f' on {host}' if host else ''}: {shlex.join(words)}"
 
 
@@ -82,8 +82,5 @@ def _figure(size: int | None, num_bytes: int) -> str:
 
 def _last_size(run: Run) -> int | None:
     """Return the number of parameters of the run directory's last model; None without a model."""
-    try:
-        summary = json.loads((run.run_dir / "summary.json").read_text())
-        return int(summary["num_parameters"]) or None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    size = summary_of(run.run_dir).get("num_parameters")
+    return size if isinstance(size, int) and size else None

@@ -9,14 +9,15 @@ script that a shell or another launcher has started.
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
 from types import TracebackType
 
+from thinwire.launcher.failures import ESCAPES
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.settings import (
     EXIT_BAD_FLAG,
@@ -30,7 +31,7 @@ from thinwire.runtime.run.settings import (
 from thinwire.worker.script import RECORD, LeftBehind
 
 #: (module, name) pairs of the exceptions that notify a user's script of the end of its run.
-_ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.script.session", "RunOver"))
+_ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.script.steps", "RunOver"))
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = sysconfig.get_paths()["stdlib"]
@@ -47,26 +48,23 @@ _OF_GRAPH = re.compile(
 _NOTE = "Thinwire: "
 # Matches the number before each of several root errors in TensorFlow's text
 _NUMBER = re.compile(r"^\s*\(\d+\) ")
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def exit_code_of(error: BaseException) -> int | None:
     """Return the documented exit code of an error that Thinwire raised; None for other errors."""
-    if isinstance(error, ConfigurationError):
-        return EXIT_CONFIGURATION
-    if isinstance(error, Diverged):
-        return EXIT_DIVERGED
-    if isinstance(error, LeftBehind):
-        return EXIT_UNREACHABLE
     if stop_reason := stop_reason_of(error):
         return EXIT_OF_STOP.get(stop_reason, EXIT_BAD_FLAG)
-    if "grpc" not in sys.modules:
-        return None
-    from thinwire.proto.grpc import Unreachable
-    from thinwire.proto.grpc.session import RequestRejected
+    codes: dict[type[BaseException], int] = {
+        ConfigurationError: EXIT_CONFIGURATION,
+        Diverged: EXIT_DIVERGED,
+        LeftBehind: EXIT_UNREACHABLE,
+    }
+    if "grpc" in sys.modules:
+        from thinwire.proto.grpc import Unreachable
+        from thinwire.proto.grpc.session import RequestRejected
 
-    codes = ((Unreachable, EXIT_UNREACHABLE), (RequestRejected, EXIT_REFUSED))
-    return next((code for kind, code in codes if isinstance(error, kind)), None)
+        codes |= {Unreachable: EXIT_UNREACHABLE, RequestRejected: EXIT_REFUSED}
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), None)
 
 
 def stop_reason_of(error: BaseException) -> str:
@@ -104,7 +102,7 @@ def _is_quoted(cause: BaseException, error: BaseException) -> bool:
 def reason_of(error: BaseException) -> str:
     """Return an error's text as one line, after the type's name if Thinwire did not raise it."""
     error = original_of(error)
-    text = _ESCAPES.sub("", str(error))
+    text = ESCAPES.sub("", str(error))
     if exit_code_of(error) is not None:
         return " ".join(text.split())
     lines = [line for line in text.splitlines() if line.strip() and not _OF_GRAPH.match(line)]
@@ -120,24 +118,16 @@ def place_of(error: BaseException) -> str:
     `place_of` returns the traceback's innermost line in the user's files before the script's first
     call into Thinwire.
     """
-    frames = [*_before_thinwire(error.__traceback__)]
-    script_frames = [frame for frame in frames if _is_of_script(frame.filename)]
-    return f"{script_frames[-1].filename}:{script_frames[-1].lineno}" if script_frames else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    # The first frames belong to the part of Thinwire that runs the script
+    after = itertools.dropwhile(_is_of_thinwire, frames)
+    own = itertools.takewhile(lambda frame: not _is_of_thinwire(frame), after)
+    places = [f"{each.filename}:{each.lineno}" for each in own if _is_of_script(each.filename)]
+    return places[-1] if places else ""
 
 
-def _before_thinwire(trace: TracebackType | None) -> Iterator[traceback.FrameSummary]:
-    """Yield a traceback's frames from the script's first frame to its first call into Thinwire.
-
-    `_before_thinwire` skips the traceback's first frames, which belong to the part of Thinwire that
-    runs the script.
-    """
-    frames = [*traceback.extract_tb(trace)]
-    while frames and frames[0].filename.startswith(_PACKAGE):
-        del frames[0]
-    for frame in frames:
-        if frame.filename.startswith(_PACKAGE):
-            return
-        yield frame
+def _is_of_thinwire(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_PACKAGE)
 
 
 def _is_of_script(name: str) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import re
 import sys
 
 #: Prefix of a failure report on stderr. The JSON object of the report ends at the line's end.
 FAILURE = "thinwire-failure "
 #: Line of stderr by which a script reports that it has run to its end.
 COMPLETED = "thinwire-completed"
+#: Matches the escape sequences of a terminal, such as colors.
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class Cause(enum.Enum):
@@ -40,16 +43,6 @@ class Failure:
     def headline(self) -> str:
         """The reason of the script's failure in one line."""
         return self.reason or self.text.rstrip().rpartition("\n")[2]
-
-    @property
-    def is_lost(self) -> bool:
-        """True if the script failed because the worker could not reach the PS."""
-        return self.cause is Cause.LOST
-
-    @property
-    def is_refused(self) -> bool:
-        """True if the script was rejected, because the run directory holds another script's run."""
-        return self.cause is Cause.OTHER_RUN
 
     @property
     def has_page(self) -> bool:

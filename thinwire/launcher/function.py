@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
-import json
-import math
 import os
 import pathlib
 import signal
@@ -23,11 +21,12 @@ from typing import Any
 
 import cloudpickle
 
-from thinwire.flags.environment import VARIABLE
+from thinwire.flags.environment import VARIABLE, flag_word
 from thinwire.launcher import program
 from thinwire.launcher.local import SupervisedProcess, watchdog_command
-from thinwire.launcher.output import LOG_PREFIX, Screen, report_losses
+from thinwire.launcher.output import LOG_PREFIX, NodeOutput, Screen, report_losses
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.directory import summary_of
 from thinwire.runtime.run.script_settings import SETTINGS_VARIABLE
 from thinwire.runtime.run.settings import EXIT_DONE
 
@@ -108,16 +107,14 @@ def run(
     run_dir = pathlib.Path(flags.pop("run_dir", None) or f"runs/{name}").resolve()
     script = _write_call(run_dir / _FOLDER, function, args)
     settings = {"nb_workers": nb_workers, "run_dir": run_dir} | flags
-    words = [_word(key, value) for key, value in settings.items() if value is not None]
-    command = [sys.executable, *program.RUN, "run", *words, str(script)]
+    words = [flag_word(key, value) for key, value in settings.items() if value is not None]
+    command = [sys.executable, *program.NODE, "run", *words, str(script)]
     # `output.close` reports lost lines after the run. A warning in the caller's log during the run
     # could block on the same stalled reader that made the lines of output wait.
-    output = _RepeatedLines(Screen(on_first_loss=lambda _: None))
-    supervised = watchdog_command(
-        sys.executable, program.WATCHDOG, command, announce=False, silence_seconds=math.inf
-    )
+    output = _RepeatedLines("the run", Screen(on_first_loss=lambda _: None))
+    supervised = watchdog_command(sys.executable, program.WATCHDOG, command)
     variables = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
-    process = SupervisedProcess(supervised, output, announced=False, variables=variables)
+    process = SupervisedProcess(supervised, output, variables=variables)
     try:
         code = _wait(process)
     finally:
@@ -127,7 +124,7 @@ def run(
         lost_output = output.close()
     if code != EXIT_DONE:
         raise RunFailed(code, run_dir, output.last_error)
-    return FunctionRun(run_dir, _summary(run_dir), _result(run_dir / _FOLDER), lost_output)
+    return FunctionRun(run_dir, summary_of(run_dir), _result(run_dir / _FOLDER), lost_output)
 
 
 def call(folder: pathlib.Path) -> None:
@@ -228,12 +225,6 @@ def _code_text(code: types.CodeType) -> str:
     return f"{code.co_code!r} {code.co_names} {' '.join(constants)}"
 
 
-def _word(name: str, value: Any) -> str:
-    if isinstance(value, list | tuple):
-        value = ",".join(str(item) for item in value)
-    return f"--{name}={value}"
-
-
 def _wait(process: SupervisedProcess) -> int:
     """Return the run's exit code; after Ctrl-C, interrupt the run, then raise KeyboardInterrupt."""
     interrupted = False
@@ -251,19 +242,12 @@ def _wait(process: SupervisedProcess) -> int:
     return code
 
 
-def _summary(run_dir: pathlib.Path) -> Mapping[str, Any]:
-    try:
-        return dict(json.loads((run_dir / "summary.json").read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
 def _result(folder: pathlib.Path) -> Any:
     path = folder / _RESULT
     return cloudpickle.loads(path.read_bytes()) if path.is_file() else None
 
 
-class _RepeatedLines:
+class _RepeatedLines(NodeOutput):
     """Repeats the output lines of a run on the caller's `sys.stdout` and `sys.stderr`.
 
     Attributes:
@@ -271,20 +255,15 @@ class _RepeatedLines:
             run failed, this line states the reason.
     """
 
-    last_error = ""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-
     def on_line(self, line: str, is_error: bool) -> None:
         """Write one line of the run's output to the caller's stdout or stderr."""
         if is_error and line.strip():
             self.last_error = LOG_PREFIX.sub("", line)
-        self._screen.write(line, is_error, "the run")
+        self.screen.write(line, is_error, self.name)
 
     def close(self) -> str:
         """Stop writing output; return a report of lost output lines, and log it if stderr works."""
-        self._screen.close()
-        if self._screen.is_error_stalled:
-            return "; ".join(filter(None, (copy.report() for copy in self._screen.copies)))
-        return "; ".join(report_losses(self._screen.copies))
+        self.screen.close()
+        if self.screen.is_error_stalled:
+            return "; ".join(filter(None, (copy.report() for copy in self.screen.copies)))
+        return "; ".join(report_losses(self.screen.copies))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.run.files import read_bounded
+from thinwire.runtime.run.files import read_text
 
 #: Matches [user@]host[:port]. A host name must not begin with "-": ssh would parse it as an option.
 _HOST = re.compile(
@@ -60,11 +60,7 @@ def read_hosts(path: str) -> tuple[Host, ...]:
     Raises:
         ConfigurationError: The hosts file cannot be read, or a line of the file is invalid.
     """
-    try:
-        text = read_bounded(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--hosts_file={path}: {error}.") from error
-    return parse_hosts(text, f"--hosts_file={path}")
+    return parse_hosts(read_text("hosts_file", path), f"--hosts_file={path}")
 
 
 def parse_hosts(text: str, source: str) -> tuple[Host, ...]:

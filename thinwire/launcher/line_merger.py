@@ -45,6 +45,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from thinwire.launcher.failures import ESCAPES
+
 #: Longest time that a worker's output line waits for an equal line of the leader, in seconds.
 #: Workers start some seconds apart on a busy machine. With a longer time, a line that only one
 #: worker writes would seem lost.
@@ -57,7 +59,6 @@ MOST_NOTED = 4096
 _SUMMARY = re.compile(
     r"\s*(Model: \".*\"|[\u2500-\u257f].*|(Total|Trainable|Non-trainable|Optimizer) params: .*)\s*$"
 )
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 #: Matches the time and thread that absl, TensorFlow and Python's logging write before a log line.
 _TIME = re.compile(r"^([IWEF])\d{4} [\d:.]+ +\d+ |^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d+(: | )")
 
@@ -82,7 +83,7 @@ class WrittenLine:
     @property
     def key(self) -> bytes | None:
         """Digest by which equal lines of workers are found; None if a line is never merged."""
-        text = _ESCAPES.sub("", self.text)
+        text = ESCAPES.sub("", self.text)
         if not self.is_error and not _SUMMARY.match(text):
             return None
         timeless = _TIME.sub(lambda found: found[1] or "", text)
@@ -249,35 +250,31 @@ class MergedLines:
 
     def line(self, worker: int, text: str, is_error: bool) -> None:
         """Accept a worker's output line, and show the output lines that need not wait longer."""
-        with self._lock:
-            self._decided += self._merger.line(WrittenLine(worker, text, is_error), self._clock())
-        self._show_decided(may_wait=True)
+        line = WrittenLine(worker, text, is_error)
+        self._show_lines(lambda now: self._merger.line(line, now), may_wait=True)
 
     def look(self) -> None:
         """Show the workers' output lines that waited long enough; called several times a second."""
-        with self._lock:
-            self._decided += self._merger.look(self._clock())
-        self._show_decided(may_wait=False)
+        self._show_lines(self._merger.look, may_wait=False)
 
     def release(self, worker: int) -> None:
         """Show all waiting output lines of a worker."""
-        with self._lock:
-            self._decided += self._merger.release(worker)
-        self._show_decided(may_wait=True)
+        self._show_lines(lambda _: self._merger.release(worker), may_wait=True)
 
     def ended(self, worker: int) -> None:
         """Record that a worker has ended, and show its output lines that wait."""
-        with self._lock:
-            self._decided += self._merger.ended(worker)
-        self._show_decided(may_wait=False)
+        self._show_lines(lambda _: self._merger.ended(worker), may_wait=False)
 
-    def _show_decided(self, may_wait: bool) -> None:
-        """Show the workers' output lines that the `LineMerger` has decided to show.
+    def _show_lines(self, decide: Callable[[float], list[WrittenLine]], may_wait: bool) -> None:
+        """Show the workers' output lines that the `LineMerger` decides to show.
 
         Args:
+            decide: Function of the present time that returns the output lines to show now.
             may_wait: Whether to wait for another thread that is showing lines. If False, the other
                 thread or the next call of this method shows the lines.
         """
+        with self._lock:
+            self._decided += decide(self._clock())
         if not self._showing.acquire(blocking=may_wait):
             return
         try:

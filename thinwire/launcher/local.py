@@ -24,18 +24,19 @@ from typing import IO
 
 from absl import flags
 
+from thinwire.flags import launch, security
 from thinwire.launcher import watchdog
 from thinwire.launcher.output import READ_BYTES, follow
-from thinwire.launcher.program import NODE, SCRIPT, WATCHDOG
-from thinwire.launcher.role import LineSink, Node, environment, threads_of
+from thinwire.launcher.program import HERE
+from thinwire.launcher.role import Launcher, LineSink, Node, environment, threads_of
+from thinwire.proto.grpc import check_bind
 from thinwire.runtime.run.settings import EXIT_INTERRUPTED, Run
 
 FLAGS = flags.FLAGS
-#: Seconds without a heartbeat after which a watchdog considers a launcher on another host dead.
-SILENCE_SECONDS = 60.0
-#: Infinite time limit: a watchdog on the launcher's host needs no heartbeats. The system closes a
-#: dead launcher's pipe, and a stopped launcher (SIGSTOP) must not count as dead.
-NO_SILENCE_SECONDS = math.inf
+#: Seconds without a heartbeat after which a watchdog considers a launcher on another host dead. On
+#: the launcher's host, a watchdog needs no heartbeats: the system closes a dead launcher's pipe. A
+#: stopped launcher (SIGSTOP) must not count as dead.
+_SILENCE_SECONDS = 60.0
 _BEAT_SECONDS = 5.0  # seconds between two heartbeats of the launcher to a watchdog
 _BYTE_OF = {number: byte for byte, number in watchdog.SIGNALS.items()}
 _SSH_FAILED = 255  # exit code of the ssh client if the connection failed or was cut
@@ -47,8 +48,7 @@ def watchdog_command(
     python: str,
     entry: Sequence[str],
     command: Sequence[str],
-    announce: bool = True,
-    silence_seconds: float = SILENCE_SECONDS,
+    over_ssh: bool = False,
     grace_seconds: float = watchdog.GRACE_SECONDS,
     given_input: str = "",
 ) -> list[str]:
@@ -58,18 +58,16 @@ def watchdog_command(
         python: Path of the Python interpreter on the watchdog's host.
         entry: Python's arguments that run the watchdog on its host, for example `program.WATCHDOG`.
         command: Program and arguments that the watchdog starts and supervises.
-        announce: Whether the watchdog writes the line `watchdog.STARTED` when the command was
-            started.
-        silence_seconds: Time without a launcher's heartbeat after which the watchdog ends the
-            command.
+        over_ssh: True if the launcher reaches the watchdog by ssh. Then the watchdog writes the
+            line `watchdog.STARTED` when the command was started, and needs heartbeats.
         grace_seconds: Time between SIGTERM and SIGKILL when the watchdog ends the command, in
             seconds; 0 for SIGKILL only.
         given_input: Standard input of the watchdog's command, ``fd:NUMBER`` or ``file:PATH``; empty
             for /dev/null.
     """
-    words = ["announce" if announce else "quiet"]
-    words += [f"{watchdog.INPUT}{given_input}"] if given_input else []
-    return [python, *entry, str(silence_seconds), str(grace_seconds), *words, *command]
+    silence_seconds, manner = (_SILENCE_SECONDS, "announce") if over_ssh else (math.inf, "quiet")
+    words = [f"{watchdog.INPUT}{given_input}"] if given_input else []
+    return [python, *entry, str(silence_seconds), str(grace_seconds), manner, *words, *command]
 
 
 def exit_code(code: int) -> int:
@@ -97,21 +95,12 @@ def start_here(
         variables: Environment variables that the started process gets, in addition to this
             process's variables.
     """
-    command = [sys.executable, *node.words(NODE, SCRIPT, more_flags)]
+    command = [sys.executable, *node.words(HERE, more_flags)]
     opened = None if node.input is None else node.input.open()
-    supervised = watchdog_command(
-        sys.executable,
-        WATCHDOG,
-        command,
-        announce=False,
-        silence_seconds=NO_SILENCE_SECONDS,
-        given_input="" if opened is None else f"fd:{opened}",
-    )
-    passed = () if opened is None else (opened,)
+    given_input, passed = ("", ()) if opened is None else (f"fd:{opened}", (opened,))
+    supervised = watchdog_command(sys.executable, HERE.watchdog, command, given_input=given_input)
     try:
-        return SupervisedProcess(
-            supervised, node.output, announced=False, variables=variables, passed=passed
-        )
+        return SupervisedProcess(supervised, node.output, variables=variables, passed=passed)
     finally:
         for descriptor in passed:
             os.close(descriptor)
@@ -124,7 +113,7 @@ class SupervisedProcess:
         self,
         command: Sequence[str],
         output: LineSink | None,
-        announced: bool = True,
+        announced: bool = False,
         variables: Mapping[str, str] | None = None,
         passed: Sequence[int] = (),
     ) -> None:
@@ -140,7 +129,7 @@ class SupervisedProcess:
                 process's variables.
             passed: File descriptors of this process that the watchdog inherits.
         """
-        self._output, self.is_followed = output, output is not None
+        self._output = output
         self._was_started = threading.Event()
         self._last_beat = time.monotonic()
         self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
@@ -167,17 +156,15 @@ class SupervisedProcess:
             reader.start()
 
     @property
-    def started(self) -> bool:
-        """True if the watchdog has reported the command's start, or if it never reports starts."""
-        return self._was_started.is_set()
-
-    @property
     def last_output(self) -> str:
         """The last `_LAST_LINES` output lines of the supervised command, joined into one line."""
         return " / ".join(self._lines)
 
     def wait_until_started(self, seconds: float) -> bool:
-        """Wait until the command has started or its watchdog has ended; return `started`.
+        """Wait until the command has started or its watchdog has ended.
+
+        Returns:
+            True if the watchdog has reported the command's start, or if it never reports starts.
 
         Args:
             seconds: Time limit of the wait, in seconds.
@@ -188,7 +175,7 @@ class SupervisedProcess:
                 break
         if self._process.poll() is not None:
             self._join_readers()
-        return self.started
+        return self._was_started.is_set()
 
     def poll(self) -> int | None:
         """Return the exit code of the node's command (-n for signal n); None while it runs."""
@@ -255,10 +242,10 @@ class SupervisedProcess:
         follow(functools.partial(os.read, stream.fileno(), READ_BYTES), on_line)
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Starts every node of a run as a process of this machine."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:
         self.addresses = _choose_addresses(run.addresses)
         self._threads = threads_of(os.cpu_count() or 1, run.nb_workers)
 
@@ -266,19 +253,36 @@ class LocalLauncher:
         """Start a node on this machine; a watchdog ends it when the launcher ends or dies."""
         return start_here(node, f"--worker_threads={self._threads}")
 
-    def settle(self) -> None:
-        """Return immediately, because `start` has waited until the node's process has started."""
 
-    def tend(self) -> None:
-        """Do nothing: local watchdogs need no heartbeats, because a dead launcher's pipes close."""
+class SlurmLauncher(Launcher):
+    """Starts the nodes of this task of a Slurm step, on this host; other tasks start the others.
 
-    def close(self) -> None:
-        """Do nothing, because the local launcher holds no resources to release."""
+    Slurm sends signals to all processes that a task has started, and kills these processes at the
+    end of the job.
+    """
 
+    def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:
+        """Choose the address on which PS of this task listen.
 
-def prepare(run: Run, script_folder: pathlib.Path | None = None) -> LocalLauncher:
-    """Return the local launcher of a run, which needs no copy of the script's folder."""
-    return LocalLauncher(run)
+        Raises:
+            ConfigurationError: The Slurm step has several hosts, and no TLS certificates, no token
+                and no --insecure are given.
+        """
+        step = launch.step_here()
+        self.addresses = run.addresses
+        is_alone = len(step.hosts) == 1 and not (FLAGS.ps_hosts and FLAGS["ps_hosts"].present)
+        self._bind = "127.0.0.1" if is_alone else "0.0.0.0"
+        check_bind(self._bind, FLAGS.insecure, security.protection(FLAGS))
+        self._threads = FLAGS.worker_threads or step.cpus_of_task
+        self._overwrite = ("--overwrite",) if run.overwrite else ()
+
+    def start(self, node: Node) -> SupervisedProcess:
+        """Start a node under a watchdog, which ends the node when this Slurm task ends or dies."""
+        bind = (f"--ip_PS={self._bind}",) if node.role == "PS" else ()
+        # A restarted node resumes its run, so it must not delete its checkpoints because of
+        # --overwrite.
+        overwrite = self._overwrite if not node.num_restarts else ()
+        return start_here(node, f"--worker_threads={self._threads}", *bind, *overwrite)
 
 
 def _choose_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ all output and counts lost lines.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import math
 import os
@@ -22,7 +23,7 @@ from typing import TextIO
 
 from absl import logging
 
-from thinwire.launcher.failures import COMPLETED, Failure
+from thinwire.launcher.failures import COMPLETED, ESCAPES, Failure
 from thinwire.launcher.line_merger import MergedLines
 from thinwire.runtime.output_copy import OutputCopy, OutputFile, same_place, sink_of
 
@@ -35,7 +36,6 @@ _COLOURS = (36, 33, 35, 32, 34, 31)  # terminal color codes of workers 1, 2, ...
 #: Matches the prefix of a line of a node's log: date, time, name and level. `thinwire.cli.node`
 #: defines this log format.
 LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ \S+ (?P<level>[DIWEF]) ")
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def each_line(read: Callable[[], bytes]) -> Iterator[str]:
@@ -144,7 +144,7 @@ class Screen:
             source: Name of the process that wrote the output line, for the count of lost lines.
         """
         if not (self._is_error_terminal if is_error else self.is_terminal):
-            line = _ESCAPES.sub("", line)
+            line = ESCAPES.sub("", line)
         copy = self._error if is_error else self._out
         with self._lock:
             if copy is self._out:
@@ -165,10 +165,6 @@ class Screen:
         with self._lock:
             erasure, self._progress = self._erasure(), progress
             self._out.put(erasure + self._drawing(), "")
-
-    def error_stream(self) -> TextIO:
-        """Return a text stream that passes whole lines to `write`, which writes them to stderr."""
-        return _ScreenStream(self)
 
     def close(self) -> None:
         """End the line of progress, and close the outputs to stdout and stderr, stderr last."""
@@ -238,7 +234,7 @@ def shown_log(
     """
     handler = logging.get_absl_handler().python_handler
     before = handler.stream
-    handler.setStream(screen.error_stream())
+    handler.setStream(_ScreenStream(screen))
     try:
         yield
     finally:
@@ -269,63 +265,41 @@ def report_losses(copies: Sequence[OutputCopy], logged: Collection[str] = ()) ->
     return reports
 
 
-class NamedLines:
-    """Repeats a node's output lines on stderr, prefixed with the node's name.
-
-    Args:
-        name: Name of the node, for example "worker-1".
-        screen: `Screen` by which the launcher writes to stdout and stderr.
-    """
-
-    def __init__(self, name: str, screen: Screen) -> None:
-        self._name, self._screen = name, screen
-
-    def on_line(self, line: str, is_error: bool) -> None:
-        """Show one output line of the node, prefixed with the node's name."""
-        self._screen.write(f"[{self._name}] {line}", is_error=True, source=self._name)
-
-
+@dataclasses.dataclass
 class NodeOutput:
     """Repeats a node's output lines on stdout and stderr, prefixed with the node's name.
 
     Attributes:
-        last_error: Last line of the node's stderr that is an error or has no log level, without the
-            log prefix; empty if the node wrote no error.
-
-    Args:
         name: Name of the node, for example "worker-1".
         screen: `Screen` by which the launcher writes to stdout and stderr.
         is_over: Function that returns True after a script's failure. Then the node's lines, which
             are consequences of the failure, are only written to the node's log.
+        only_stderr: True to repeat the lines of the node's stdout on stderr, too.
+        last_error: Last line of the node's stderr that is an error or has no log level, without the
+            log prefix; empty if the node wrote no error.
     """
 
-    def __init__(
-        self, name: str, screen: Screen, is_over: Callable[[], bool] = lambda: False
-    ) -> None:
-        self._name, self._screen, self._is_over = name, screen, is_over
-        self.last_error = ""
+    name: str
+    screen: Screen
+    is_over: Callable[[], bool] = lambda: False
+    only_stderr: bool = False
+    last_error: str = dataclasses.field(default="", init=False)
 
     def on_line(self, line: str, is_error: bool) -> None:
         """Show one output line of the node, prefixed with the node's name."""
         logged = LOG_PREFIX.match(line)
         if is_error and line.strip() and (logged is None or logged["level"] in "EF"):
             self.last_error = line if logged is None else line[logged.end() :]
-        if not self._is_over():
-            self._screen.write(f"[{self._name}] {line}", is_error, self._name)
+        if not self.is_over():
+            self.screen.write(f"[{self.name}] {line}", is_error or self.only_stderr, self.name)
 
 
+@dataclasses.dataclass
 class SupervisorOutput(NodeOutput):
     """Shows the status lines on the Supervisor's stdout as the launcher's line of progress."""
 
-    def __init__(
-        self,
-        name: str,
-        screen: Screen,
-        is_over: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(name, screen, is_over)
-        self._clock, self._shown_at = clock, -math.inf
+    clock: Callable[[], float] = time.monotonic
+    _shown_at: float = dataclasses.field(default=-math.inf, init=False)
 
     def on_line(self, line: str, is_error: bool) -> None:
         """Show the Supervisor's status line on stdout as progress, or repeat its line on stderr.
@@ -335,9 +309,9 @@ class SupervisorOutput(NodeOutput):
         """
         if is_error:
             super().on_line(line, is_error)
-        elif self._screen.is_terminal or self._clock() - self._shown_at >= _PLAIN_LINE_SECONDS:
-            self._shown_at = self._clock()
-            self._screen.show(line, self._name)
+        elif self.screen.is_terminal or self.clock() - self._shown_at >= _PLAIN_LINE_SECONDS:
+            self._shown_at = self.clock()
+            self.screen.show(line, self.name)
 
 
 class WorkerOutput:
@@ -354,7 +328,7 @@ class WorkerOutput:
         on_failure: Function that is called with the worker's id and its failure when the worker
             reports a failure.
         merged: `MergedLines` that receives each output line of the worker and decides when to show
-            the line. None to show every line immediately.
+            the line.
     """
 
     def __init__(
@@ -363,7 +337,7 @@ class WorkerOutput:
         screen: Screen,
         path: pathlib.Path,
         on_failure: Callable[[int, Failure], None],
-        merged: MergedLines | None = None,
+        merged: MergedLines,
     ) -> None:
         self._merged = merged
         self._worker, self._screen, self._on_failure = worker, screen, on_failure
@@ -381,19 +355,15 @@ class WorkerOutput:
             return
         line, failure = Failure.read(line) if is_error else (line, None)
         if line or failure is None:
-            self._keep(_ESCAPES.sub("", line))
-            if self._merged is None:
-                self.write(line, is_error)
-            else:
-                self._merged.line(self._worker, line, is_error)
+            self._keep(ESCAPES.sub("", line))
+            self._merged.line(self._worker, line, is_error)
         if failure is not None:
             self._keep(failure.text)
             self._on_failure(self._worker, failure)
 
     def show(self, text: str) -> None:
         """Show a text of the launcher, with the worker's name, after the worker's waiting lines."""
-        if self._merged is not None:
-            self._merged.release(self._worker)
+        self._merged.release(self._worker)
         for line in text.splitlines():
             self.write(line, is_error=True)
 

@@ -11,6 +11,7 @@ because the module path belongs to the user's script.
 from __future__ import annotations
 
 import pathlib
+from typing import NamedTuple
 
 #: Folder of the package thinwire.
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
@@ -18,13 +19,18 @@ _FILES = [PACKAGE.parent / name for name in ("main.py", "pyproject.toml")]
 #: Root folder of the source checkout; None if the package is installed from a wheel.
 CHECKOUT = PACKAGE.parent if all(path.is_file() for path in _FILES) else None
 
-_WATCHDOG = "thinwire.launcher.watchdog"
 
-#: Python's arguments that run a node on this host, or on a host with the same files.
+class HostPrograms(NamedTuple):
+    """Python's arguments that run the programs of Thinwire on a host."""
+
+    node: tuple[str, ...]
+    script: tuple[str, ...]  # runs a user's script as a worker
+    watchdog: tuple[str, ...]
+
+
+#: Python's arguments that run a node on this host, or on a host with the same files. They also run
+#: the command `thinwire` on this host, because main.py accepts `run` and --type_node.
 NODE = ("-P", "-m", "thinwire") if CHECKOUT is None else (str(CHECKOUT / "main.py"),)
-#: Python's arguments that run the command `thinwire` on this host. They equal `NODE`, because
-#: main.py accepts `run` and --type_node.
-RUN = NODE
 #: Python's arguments that run a script as a worker on this host, or on a host with the same files.
 SCRIPT = (
     ("-P", "-m", "thinwire.launcher.script")
@@ -33,11 +39,12 @@ SCRIPT = (
 )
 #: Python's arguments that run the watchdog on this host, as a bare file that needs no packages.
 WATCHDOG = ("-I", str(PACKAGE / "launcher" / "watchdog.py"))
-#: Python's arguments that run the watchdog on a host that has the same packages, or the same
-#: checkout at the same path.
-REMOTE_WATCHDOG = ("-P", "-m", _WATCHDOG) if CHECKOUT is None else WATCHDOG
-#: Python's arguments that run a node (a script, the watchdog) from a copy of the package in the
-#: current folder.
-COPIED_NODE = ("-m", "thinwire")
-COPIED_SCRIPT = ("-P", "thinwire/launcher/script.py")
-COPIED_WATCHDOG = ("-I", f"{_WATCHDOG.replace('.', '/')}.py")
+HERE = HostPrograms(NODE, SCRIPT, WATCHDOG)
+#: Programs of a host that has the same packages, or the same checkout at the same path.
+ELSEWHERE = HERE if CHECKOUT else HERE._replace(watchdog=("-P", "-m", "thinwire.launcher.watchdog"))
+#: Programs of a copy of the package in the current folder.
+COPIED = HostPrograms(
+    ("-m", "thinwire"),
+    ("-P", "thinwire/launcher/script.py"),
+    ("-I", "thinwire/launcher/watchdog.py"),
+)

@@ -32,16 +32,10 @@ from absl import flags, logging
 
 from thinwire.flags import launch, security
 from thinwire.launcher import deployment, watchdog
-from thinwire.launcher.local import (
-    NO_SILENCE_SECONDS,
-    SupervisedProcess,
-    exit_code,
-    start_here,
-    watchdog_command,
-)
-from thinwire.launcher.output import READ_BYTES, NamedLines, Screen, follow, report_losses
+from thinwire.launcher.local import SupervisedProcess, exit_code, start_here, watchdog_command
+from thinwire.launcher.output import READ_BYTES, NodeOutput, Screen, follow, report_losses
 from thinwire.launcher.ray_actor import ActorLocation, NodeActor
-from thinwire.launcher.role import LineSink, Node, threads_of, whole_input
+from thinwire.launcher.role import Launcher, LineSink, Node, threads_of, whole_input
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable, check_bind
 from thinwire.proto.grpc.common import host_and_port
@@ -64,9 +58,6 @@ _PATIENCE_SECONDS = 10.0
 _BYTE_OF = {number: byte for byte, number in watchdog.SIGNALS.items()}
 #: Short name of a resource in flags -> Ray's name. A name that is not listed is a custom resource.
 _RAY_NAMES = {"cpus": "CPU", "gpus": "GPU"}
-#: Keys of Ray's runtime environment that the launcher sets, so --ray_runtime_env must not contain
-#: them.
-_OURS = ("working_dir",)
 
 #: Role ("PS" or "Worker") and number of a node, for example ("Worker", 1).
 Place = tuple[str, int]
@@ -79,8 +70,6 @@ class RayProcess:
         started: Event that is set when the PS or worker has started, or has failed to start.
         error: Ray's error if the PS or worker, or its actor, was lost; else None.
     """
-
-    is_followed = True
 
     def __init__(
         self,
@@ -206,7 +195,7 @@ def find(ray: Any, actor: Any, given_up: threading.Event) -> ActorLocation:
             logging.warning("waiting for Ray to find resources to restart a node; see `ray status`")
 
 
-class RayLauncher:
+class RayLauncher(Launcher):
     """Starts PS and workers in actors of a Ray cluster, and the Supervisor on this host."""
 
     def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:
@@ -347,7 +336,7 @@ class RayLauncher:
         place = node.role, node.number
         if node.input is not None and not self._is_input_known:
             self._input, self._is_input_known = self._put_input(node.input), True
-        output = node.output or NamedLines(node.name, self._screen)
+        output = node.output or NodeOutput(node.name, self._screen, only_stderr=True)
         process = RayProcess(
             self._ray, self._actors[place], lambda found: self._arrange(node, found), output
         )
@@ -395,10 +384,8 @@ class RayLauncher:
         # `Cluster` starts the node again.
         supervised = watchdog_command(
             python,
-            self._code.watchdog,
+            self._code.programs.watchdog,
             command,
-            announce=False,
-            silence_seconds=NO_SILENCE_SECONDS,
             grace_seconds=0.0,
             given_input=given_input,
         )
@@ -435,9 +422,6 @@ class RayLauncher:
                 why = process.error or f"no answer within {_START_SECONDS:g} s"
                 raise Unreachable(f"Ray did not start {role.lower()}-{number}: {_last_line(why)}")
 
-    def tend(self) -> None:
-        """Send no heartbeats to watchdogs: Ray ends the actors of a launcher that has died."""
-
     def close(self) -> None:
         """Disconnect from Ray, which ends the actors, and close the nodes' output."""
         self._ray.shutdown()
@@ -456,11 +440,6 @@ class RayLauncher:
             ) from error
 
 
-def prepare(run: Run, script_folder: pathlib.Path | None = None) -> RayLauncher:
-    """Return the Ray launcher of a run, or raise an error of `RayLauncher`."""
-    return RayLauncher(run, script_folder)
-
-
 def requested(role: str) -> dict[str, float]:
     """Return name of a Ray resource -> amount that one PS, or one worker, requests."""
     words = FLAGS.ray_ps_resources if role == "PS" else FLAGS.ray_worker_resources
@@ -469,10 +448,7 @@ def requested(role: str) -> dict[str, float]:
 
 def total(bundles: Sequence[Mapping[str, float]] | Any) -> dict[str, float]:
     """Return name of a Ray resource -> amount that all PS and workers request together."""
-    amounts: collections.Counter[str] = collections.Counter()
-    for bundle in bundles:
-        amounts.update(bundle)
-    return dict(amounts)
+    return dict(sum(map(collections.Counter, bundles), collections.Counter()))
 
 
 def own_environment() -> dict[str, Any]:
@@ -491,9 +467,9 @@ def own_environment() -> dict[str, Any]:
         raise ConfigurationError(
             f'{what} cannot be read: {error}; expected a JSON file, such as {{"pip": ["keras"]}}.'
         ) from error
-    if not isinstance(document, dict) or set(_OURS) & document.keys():
+    if not isinstance(document, dict) or "working_dir" in document:
         raise ConfigurationError(
-            f"{what}: expected a JSON object without the keys {', '.join(_OURS)}, which the "
+            f"{what}: expected a JSON object without the keys working_dir, which the "
             "launcher sets to send the code; add more modules with py_modules."
         )
     return document

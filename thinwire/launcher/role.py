@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import importlib
 import os
+import pathlib
+import pkgutil
 import signal
 import threading
 import time
@@ -24,7 +25,8 @@ from thinwire.flags import environment as flags_in_environment
 from thinwire.flags import launch, observability, security
 from thinwire.launcher.hosts import read_hosts
 from thinwire.launcher.output import Screen, shown_log
-from thinwire.launcher.run_locks import start_in_claimed_directory
+from thinwire.launcher.program import HostPrograms
+from thinwire.launcher.run_start import start_in_claimed_directory
 from thinwire.proto.grpc import Unreachable
 from thinwire.runtime.persistence.places import CHECKPOINTS, REPORTS, check_place
 from thinwire.runtime.run.quiet import import_quietly
@@ -43,12 +45,13 @@ from thinwire.supervisor import metrics_hook
 from thinwire.worker.flags import devices
 
 FLAGS = flags.FLAGS
-#: Value of --launcher -> name of the module whose function `prepare(run)` returns the `Launcher`.
+#: Value of --launcher -> module and name of the `Launcher`, which is called with the run and the
+#: folder of the user's script (None without a script).
 LAUNCHERS = {
-    "local": "thinwire.launcher.local",
-    "ssh": "thinwire.launcher.ssh",
-    "ray": "thinwire.launcher.ray",
-    "slurm": "thinwire.launcher.slurm",
+    "local": "thinwire.launcher.local:LocalLauncher",
+    "ssh": "thinwire.launcher.ssh:SshLauncher",
+    "ray": "thinwire.launcher.ray:RayLauncher",
+    "slurm": "thinwire.launcher.local:SlurmLauncher",
 }
 #: Values of --launcher that may start PS on hosts that do not share this host's disk.
 ELSEWHERE = ("ssh", "ray")
@@ -99,6 +102,9 @@ _OF_RESTARTS = ("--num_restarts=", "--resume")
 class Restarts:
     """Counts restarts of a run's PS or workers, and decides whether a dead one is restarted.
 
+    Attributes:
+        counts: Number of a node (shard or worker id) -> number of times that it was restarted.
+
     Args:
         most: Maximum number of restarts of one node within the window; 0 for no restarts.
         window_seconds: Length of the sliding window for the number of restarts, in seconds. A
@@ -118,12 +124,7 @@ class Restarts:
         self._most, self._window_seconds, self._clock = most, window_seconds, clock
         self._mendable = mendable
         self._recent: dict[int, collections.deque[float]] = {}
-        self._num: collections.Counter[int] = collections.Counter()
-
-    @property
-    def counts(self) -> dict[int, int]:
-        """Number of a node (shard or worker id) -> number of times that the node was restarted."""
-        return dict(self._num)
+        self.counts: collections.Counter[int] = collections.Counter()
 
     def pause(self, number: int, code: int) -> float | None:
         """Return the seconds to wait before a dead node's restart; None for no restart.
@@ -147,8 +148,8 @@ class Restarts:
     def started(self, number: int) -> int:
         """Count a restart of a node; return the number of the node's restarts so far."""
         self._recent.setdefault(number, collections.deque()).append(self._clock())
-        self._num[number] += 1
-        return self._num[number]
+        self.counts[number] += 1
+        return self.counts[number]
 
 
 class LineSink(Protocol):
@@ -177,19 +178,16 @@ class Node:
     output: LineSink | None = None
     input: StandardInput | None = None  # standard input of the node; None for /dev/null
 
-    def words(
-        self, node: Sequence[str], script: Sequence[str], own_flags: Sequence[str]
-    ) -> list[str]:
+    def words(self, programs: HostPrograms, own_flags: Sequence[str]) -> list[str]:
         """Return Python's arguments on the command line that starts the node.
 
         Args:
-            node: Python's arguments that run a node on its host, for example `program.NODE`.
-            script: Python's arguments that run a script on the host, for example `program.SCRIPT`.
+            programs: Python's arguments that run a node or a script on the node's host.
             own_flags: Flags that the launcher adds to the command line for the node's host.
         """
         if self.script:
-            return [*script, *self.flags, *own_flags, "--", *self.script]
-        return [*node, *self.flags, *own_flags]
+            return [*programs.script, *self.flags, *own_flags, "--", *self.script]
+        return [*programs.node, *self.flags, *own_flags]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,13 +215,7 @@ RULES = EndRules()
 
 
 class Process(Protocol):
-    """Handle of a node's process that a launcher has started on some host.
-
-    Attributes:
-        is_followed: True if the launcher reads every output line of the node.
-    """
-
-    is_followed: bool
+    """Handle of a node's process that a launcher has started on some host."""
 
     def poll(self) -> int | None:
         """Return the node's exit code: -n if signal n killed the node, None while the node runs."""
@@ -247,18 +239,20 @@ class Launcher(Protocol):
         """Start a node on the node's host; return the handle of its process."""
 
     def settle(self) -> None:
-        """Wait until every started node runs; raise Unreachable if a node does not start."""
+        """Wait until every started node runs; raise Unreachable if a node does not start.
+
+        Without a method of its own, a launcher's `start` has waited until the node's process runs.
+        """
 
     def tend(self) -> None:
-        """Send heartbeats to the watchdogs of the nodes; called every `_TURN_SECONDS` seconds."""
+        """Send heartbeats to the watchdogs of the nodes; called every `_TURN_SECONDS` seconds.
+
+        A launcher without a method of its own sends none: its watchdogs notice its death without
+        heartbeats, because its pipes close.
+        """
 
     def close(self) -> None:
         """Release the launcher's resources, after every node's process has ended."""
-
-
-def _as_it_is(node: Node, process: Process, code: int) -> int:
-    """Return a node's exit code unchanged; default of the argument `read_code` of `Cluster`."""
-    return code
 
 
 @dataclasses.dataclass
@@ -268,7 +262,7 @@ class Child:
     node: Node  # description of the node at its last start
     process: Process  # process of the node's last start
     # Function that maps a node's exit code, as the docstring of `Cluster` describes
-    read_code: Callable[[Node, Process, int], int] = _as_it_is
+    read_code: Callable[[Node, Process, int], int]
     code: int | None = None  # exit code of `process`; None while it runs
     again_at: float | None = None  # time.monotonic() of the next restart; None if no restart is due
     # True if the `Cluster` has decided whether to restart the node after its last end
@@ -295,14 +289,12 @@ def main(run: Run) -> int:
     """
     devices(run.nb_workers)  # rejects devices that cannot be emulated, before any node starts
     name = launch.check()
-    if run.on_metrics is not None:
-        metrics_hook.check(run.on_metrics)
     check_nodes_here(run, name)
     start = start_in_claimed_directory(run, is_elsewhere=name in ELSEWHERE)
     if start.finished is not None:
         return EXIT_DONE
     run = start.run
-    launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run)
+    launcher: Launcher = pkgutil.resolve_name(LAUNCHERS[name])(run, None)
     try:
         cluster = Cluster(run, launcher, nodes_of(run, launcher.addresses), RULES)
         with shown_log(Screen()):
@@ -319,18 +311,21 @@ def main(run: Run) -> int:
 _MOST_UNCHECKED_SHARDS = 4
 
 
-def check_nodes_here(run: Run, launcher: str) -> None:
+def check_nodes_here(run: Run, launcher: str, folders: Sequence[pathlib.Path] = ()) -> None:
     """Reject settings that every node would reject, before a node is started.
 
     Args:
         run: Settings of the run, from the flags.
         launcher: Value of --launcher. Files that flags name are checked only for "local": with
             another launcher, nodes may read these files on other hosts.
+        folders: Folders to search for the module of --on_metrics, in addition to the usual ones.
 
     Raises:
         ConfigurationError: A file or folder that a flag names is not usable, or the run has more PS
             shards than the model has tensors.
     """
+    if run.on_metrics is not None:
+        metrics_hook.check(run.on_metrics, folders)
     if FLAGS.hosts_file:
         read_hosts(FLAGS.hosts_file)
     if launcher == "local":
@@ -437,56 +432,47 @@ def whole_input(given: StandardInput) -> IO[bytes] | None:
     return file
 
 
+@dataclasses.dataclass(eq=False)
 class Cluster:
     """Starts, supervises and ends the nodes (PS shards, workers, Supervisor) of one run.
 
     Attributes:
         run_settings: Settings of the run, from the flags.
-        rules: Rules for ending the remaining nodes after the end of one node.
         launcher: Launcher that starts each node on the node's host.
-        nodes: PS shards, workers and Supervisor, in the order of their starts.
-        children: State of each started node, in the order of the nodes' first starts.
-        interrupted: Event that the first signal to end (for example Ctrl-C) sets. Then all nodes
-            end.
-        impatient: Event that the second signal to end sets. Then all nodes are killed.
-        restarts: Role ("PS" or "Worker") -> `Restarts`, which counts restarts of the role's nodes.
-        root_cause: Exit code of the node whose failure ended the run; None before a failure.
-        culprit: The node whose failure ended the run; None before a failure.
-        at_fault: Ids of the workers whose scripts reported a failure caused by the worker itself.
-
-    Args:
-        run: Settings of the run, from the flags.
-        launcher: Launcher that starts the nodes on their hosts.
         nodes: PS shards, workers and Supervisor, in the order of their starts.
         rules: Rules for ending the remaining nodes after the end of one node.
         read_code: Function of a node that has ended, its process and its exit code; returns the
             exit code with which the node's end is treated.
         on_turn: Function that is called every `_TURN_SECONDS` seconds while nodes run.
+        children: State of each started node, in the order of the nodes' first starts.
+        interrupted: Event that the first signal to end (for example Ctrl-C) sets. Then all nodes
+            end.
+        impatient: Event that the second signal to end sets. Then all nodes are killed.
+        root_cause: Exit code of the node whose failure ended the run; None before a failure.
+        culprit: The node whose failure ended the run; None before a failure.
+        at_fault: Ids of the workers whose scripts reported a failure caused by the worker itself.
+        restarts: Role ("PS" or "Worker") -> `Restarts`, which counts restarts of the role's nodes.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        launcher: Launcher,
-        nodes: Sequence[Node],
-        rules: EndRules,
-        read_code: Callable[[Node, Process, int], int] = _as_it_is,
-        on_turn: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._on_turn = on_turn
-        self.run_settings, self.rules, self._read_code = run, rules, read_code
-        self.launcher, self.nodes = launcher, nodes
-        self.children: list[Child] = []
-        self.interrupted = threading.Event()
-        self.impatient = threading.Event()
-        window = FLAGS.restart_window_seconds
+    run_settings: Run
+    launcher: Launcher
+    nodes: Sequence[Node]
+    rules: EndRules
+    read_code: Callable[[Node, Process, int], int] = lambda node, process, code: code
+    on_turn: Callable[[], None] = lambda: None
+    children: list[Child] = dataclasses.field(default_factory=list)
+    interrupted: threading.Event = dataclasses.field(default_factory=threading.Event)
+    impatient: threading.Event = dataclasses.field(default_factory=threading.Event)
+    root_cause: int | None = None
+    culprit: Child | None = None
+    at_fault: set[int] = dataclasses.field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        window, mendable = FLAGS.restart_window_seconds, self.rules.mendable
         self.restarts = {
             "PS": Restarts(FLAGS.restart_ps, window, mendable=()),
-            "Worker": Restarts(FLAGS.restart_workers, window, mendable=rules.mendable),
+            "Worker": Restarts(FLAGS.restart_workers, window, mendable=mendable),
         }
-        self.root_cause: int | None = None
-        self.culprit: Child | None = None
-        self.at_fault: set[int] = set()
 
     def run(self) -> int:
         """Start every node, wait for the run's end, reap the processes; return the exit code."""
@@ -505,7 +491,7 @@ class Cluster:
         if self.interrupted.is_set():
             return
         logging.debug("starting %s: %s", node.name, " ".join(node.flags))
-        child = Child(node, self.launcher.start(node), self._read_code)
+        child = Child(node, self.launcher.start(node), self.read_code)
         self.children.append(child)
         # The signal handler may have run after the first check of `interrupted` and before
         # `append`. Then the handler has not sent the signal to this node, which would keep running.
@@ -524,7 +510,7 @@ class Cluster:
         while any(child.poll() is None for child in self.children):
             time.sleep(_TURN_SECONDS)
             self.launcher.tend()
-            self._on_turn()
+            self.on_turn()
             self._restart_nodes()
             now = time.monotonic()
             if self.root_cause is None:
@@ -558,17 +544,16 @@ class Cluster:
 
     def _restart(self, child: Child, over: bool) -> None:
         """Restart a node whose restart delay is over; decide whether to restart an ended node."""
+        code = child.poll()
         if child.again_at is not None and over:
             child.again_at = None
         elif child.again_at is not None and time.monotonic() >= child.again_at:
             self._start_again(child)
-        elif not child.restart_decided and (code := child.poll()) is not None:
-            child.restart_decided = True
-            if not over:
-                self._decide_restart(child, code)
-
-    def _decide_restart(self, child: Child, code: int) -> None:
-        """Decide whether to restart a node that has ended, and log the decision."""
+        if code is None or child.restart_decided:
+            return
+        child.restart_decided = True
+        if over:
+            return
         node, flag = child.node, "--restart_ps" if child.node.role == "PS" else "--restart_workers"
         pause = self.restarts[node.role].pause(node.number, code)
         if pause is not None:
@@ -653,7 +638,9 @@ class Cluster:
         logging.info("exit codes: %s", codes)
         for what, role in (("PS", "PS"), ("workers", "Worker")):
             if restarts := self.restarts[role].counts:
-                logging.info("restarts of the %s (node number: its restarts): %s", what, restarts)
+                logging.info(
+                    "restarts of the %s (node number: its restarts): %s", what, dict(restarts)
+                )
         if self.interrupted.is_set():
             return EXIT_INTERRUPTED
         lost = {child.node.name for child in self._of("Worker") if self._is_lost(child)}
@@ -675,7 +662,8 @@ class Cluster:
             return ""
         name, code, log = child.node.name, child.poll() or 0, self.run_settings.run_dir / "logs"
         resumes = "the same command resumes the run"
-        if child.node.role == "Worker" and len(self._killed_workers()) == len(self._of("Worker")):
+        all_killed = all((worker.poll() or 0) < 0 for worker in self._of("Worker"))
+        if child.node.role == "Worker" and all_killed:
             return f"every worker was killed ({_signal_name(code)}); {resumes}"
         if code < 0:
             return f"{name} was killed by {_signal_name(code)}; {resumes}"
@@ -683,9 +671,6 @@ class Cluster:
         if reason:
             return f"{name}: {reason}"
         return f"{name} failed with exit code {code}; its log is {log / name}.log"
-
-    def _killed_workers(self) -> list[Child]:
-        return [child for child in self._of("Worker") if (child.poll() or 0) < 0]
 
     def _is_lost(self, worker: Child) -> bool:
         """Return whether a worker ended only because it lost contact with the PS."""

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import itertools
-import json
 import pathlib
+import pkgutil
 import re
 import sys
 import threading
@@ -47,14 +46,13 @@ from thinwire.launcher.role import (
     check_nodes_here,
     nodes_of,
 )
-from thinwire.launcher.run_locks import start_in_claimed_directory
+from thinwire.launcher.run_start import start_in_claimed_directory
 from thinwire.ops.types import ConfigurationError, Kind
-from thinwire.runtime.run.directory import forget_failure, launched_with, note_failure
+from thinwire.runtime.run.directory import forget_failure, launched_with, note_failure, summary_of
 from thinwire.runtime.run.script_settings import RUN_BEGAN, remove_settings
 from thinwire.runtime.run.script_target import ScriptTarget
 from thinwire.runtime.run.settings import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SCRIPT, Run
 from thinwire.runtime.standard_input import InputKind, StandardInput
-from thinwire.supervisor import metrics_hook
 from thinwire.worker.client.control import Control
 from thinwire.worker.flags import devices
 
@@ -135,9 +133,7 @@ def main(run: Run, script: Sequence[str]) -> int:
         Unreachable: A host cannot be used. `main` has ended the nodes that had started.
     """
     name, target = _check(run), ScriptTarget.of(script)
-    if run.on_metrics is not None:
-        metrics_hook.check(run.on_metrics, [target.folder])
-    check_nodes_here(run, name)
+    check_nodes_here(run, name, [target.folder])
     start = start_in_claimed_directory(run, script, name in ELSEWHERE)
     if start.finished is not None:
         return EXIT_DONE
@@ -147,7 +143,7 @@ def main(run: Run, script: Sequence[str]) -> int:
         launch_document.write(run, script, began)
     else:
         began = float(launched_with(run.run_dir).get("began", began))
-    launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run, target.folder)
+    launcher: Launcher = pkgutil.resolve_name(LAUNCHERS[name])(run, target.folder)
     nodes = nodes_of(run, launcher.addresses)
     try:
         script_run = _ScriptRun(run, launcher, nodes, script, began, start.updates)
@@ -292,19 +288,18 @@ class _ScriptRun:
             logging.error("%s", self._reason())
 
     @property
-    def _is_interrupted(self) -> bool:
-        return self._cluster.interrupted.is_set()
-
-    @property
     def _first(self) -> tuple[int, Failure] | None:
         """The worker whose script failed first, and the failure; None if no worker failed.
 
         A failure that follows from another worker's failure is returned only if no worker reported
         a failure of its own.
         """
+        return next(iter([*self._own_failures().items(), *self._failures.items()]), None)
+
+    def _own_failures(self) -> dict[int, Failure]:
+        """Return worker id -> failure, for failures that do not follow from another worker's."""
         failures = list(self._failures.items())
-        causes = [failure for failure in failures if failure[1].cause is not Cause.ELSEWHERE]
-        return next(iter(causes or failures), None)
+        return {worker: each for worker, each in failures if each.cause is not Cause.ELSEWHERE}
 
     @property
     def _is_of_node(self) -> bool:
@@ -363,7 +358,7 @@ class _ScriptRun:
         output = self._workers.get(node.number) if node.role == "Worker" else None
         if output is not None:
             self._merged.ended(node.number)
-        if output is None or code < EXIT_DONE or not process.is_followed:
+        if output is None or code < EXIT_DONE:
             return code
         # Wait until the last lines of output are read, which may hold the failure or `COMPLETED`.
         process.wait()
@@ -396,17 +391,15 @@ class _ScriptRun:
         A failure whose text is one line becomes the launcher's last line of output. A script's
         failure with a traceback is shown immediately.
         """
-        if self._is_interrupted:  # an interrupted script's error is not the run's failure
+        if self._cluster.interrupted.is_set():  # such a script's error is not the run's failure
             return
         is_own = failure.cause is not Cause.ELSEWHERE
         with self._lock:
-            earlier = [
-                other for other in self._failures.values() if other.cause is not Cause.ELSEWHERE
-            ]
+            earlier = self._own_failures()
             self._failures[worker] = failure
-        if is_own and not failure.is_lost:
+        if is_own and failure.cause is not Cause.LOST:
             self._cluster.at_fault.add(worker)
-        if not is_own or earlier or failure.is_refused:
+        if not is_own or earlier or failure.cause is Cause.OTHER_RUN:
             return
         if failure.has_page:
             self._workers[worker].show(failure.text)
@@ -421,21 +414,16 @@ class _ScriptRun:
         --start_timeout_seconds.
         """
         part = launch.part_here()
-        failed = {
+        failed = [
             worker
-            for worker in self._cluster.at_fault
-            if not (worker in self._failures and self._failures[worker].is_refused)
-        }
+            for worker, failure in self._own_failures().items()
+            if failure.cause not in (Cause.LOST, Cause.OTHER_RUN)
+        ]
         if part is None or part.is_first or not failed or self._cluster.interrupted.is_set():
             return
         worker = min(failed)
-        control = Control(
-            self._run.addresses[0],
-            worker,
-            self._run.nb_ps,
-            credentials=self._run.credentials,
-            patience_seconds=_END_SECONDS,
-        )
+        run = dataclasses.replace(self._run, reconnect_timeout_seconds=_END_SECONDS)
+        control = Control(run, worker)
         control.finish(True, self._failures[worker].headline, FLAGS.start_timeout_seconds)
 
     def _report(self, code: int) -> None:
@@ -447,16 +435,13 @@ class _ScriptRun:
         first = self._first
         failed = [
             worker
-            for worker, failure in self._failures.items()
-            if (first is None or failure != first[1]) and failure.cause is not Cause.ELSEWHERE
+            for worker, failure in self._own_failures().items()
+            if first is None or failure != first[1]
         ]
         if failed:
             names = ", ".join(map(str, failed))
             logging.error("further failed workers: %s; logs: %s", names, self._run.run_dir / "logs")
-        try:
-            summary = json.loads((self._run.run_dir / "summary.json").read_text())
-        except (OSError, ValueError):
-            summary = {}
+        summary = summary_of(self._run.run_dir)
         if code == EXIT_DONE and summary and self._has_report:
             logging.info(
                 "the run has finished (%s): %d updates in %.1f s",

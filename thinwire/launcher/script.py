@@ -47,9 +47,12 @@ from thinwire.launcher.error_reasons import (
     stop_reason_of,
 )
 from thinwire.launcher.failures import Cause, Failure, report_completion
-from thinwire.runtime.run.autograph import keep_generated_code_in_memory
 from thinwire.runtime.run.program import digest_of_bytes
-from thinwire.runtime.run.quiet import configure_libraries, quiet_stderr
+from thinwire.runtime.run.quiet import (
+    configure_libraries,
+    keep_generated_code_in_memory,
+    quiet_stderr,
+)
 from thinwire.runtime.run.resuming import OtherRun
 from thinwire.runtime.run.script_settings import (
     EVALUATES,
@@ -71,8 +74,8 @@ from thinwire.runtime.run.settings import (
     SCRIPT_FAILED,
 )
 from thinwire.runtime.run.signals import admit_signals
-from thinwire.worker.held_files import hold_back
 from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow, share_downloads
+from thinwire.worker.held_python import hold_back
 from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary, remove_temporary
 
@@ -305,10 +308,11 @@ def _run(words: Sequence[str]) -> int:
     if failure is not None:
         code = failure.code
         failure.report()
-    if failure is not None and failure.cause is Cause.ELSEWHERE:
+    cause = None if failure is None else failure.cause
+    if cause is Cause.ELSEWHERE:
         return code
-    if (failure is not None and (failure.is_lost or failure.is_refused)) or _is_cancelled(code):
-        RECORD.abandon()
+    if cause in (Cause.LOST, Cause.OTHER_RUN) or _is_cancelled(code):
+        RECORD.endings.clear()
     # If the PS cannot be notified of the end, the launcher ends the run.
     with contextlib.suppress(Exception):
         RECORD.end(code != EXIT_DONE, "" if failure is None else failure.headline)
@@ -324,7 +328,7 @@ def _failure_of_exit(error: SystemExit, code: int, name: str) -> Failure | None:
     if code:
         words = "" if isinstance(error.code, int) else f": {' '.join(str(error.code).split())}"
         return Failure(code, f"{name} ended with exit code {code}{words}")
-    if RECORD.has_left_fit_by(error):
+    if error is RECORD.left_fit_by:
         text = (
             f"{name} ended with exit code 0 in the middle of fit, which the other workers "
             "would continue; expected fit to return: set self.model.stop_training = True."

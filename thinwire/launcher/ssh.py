@@ -28,8 +28,8 @@ from thinwire.flags import launch, security
 from thinwire.launcher import deployment, program
 from thinwire.launcher.hosts import Host, place, read_hosts
 from thinwire.launcher.local import SupervisedProcess, start_here, watchdog_command
-from thinwire.launcher.output import NamedLines, Screen, report_losses
-from thinwire.launcher.role import Node, threads_of, whole_input
+from thinwire.launcher.output import NodeOutput, Screen, report_losses
+from thinwire.launcher.role import Launcher, Node, threads_of, whole_input
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable, check_bind
 from thinwire.proto.grpc.common import host_and_port, is_loopback
@@ -44,16 +44,11 @@ _PROBE_MARK = "thinwire-probe "
 #: value of an option.
 _OPTIONS = (
     "-T",
-    "-o",
-    "BatchMode=yes",
-    "-o",
-    "ConnectTimeout=5",
-    "-o",
-    "SendEnv=THINWIRE_TOKEN",  # sends the token to hosts whose sshd accepts it
-    "-o",
-    "ServerAliveInterval=15",
-    "-o",
-    "ServerAliveCountMax=3",
+    "-oBatchMode=yes",
+    "-oConnectTimeout=5",
+    "-oSendEnv=THINWIRE_TOKEN",  # sends the token to hosts whose sshd accepts it
+    "-oServerAliveInterval=15",
+    "-oServerAliveCountMax=3",
 )
 _PROBE_SECONDS = 30.0  # time limit of one probe of a host, in seconds
 _COPY_SECONDS = 600.0  # seconds that a copy of code or stdin to one host may take
@@ -259,7 +254,7 @@ def probe_answer(written: str) -> dict[str, Any]:
     raise HostFailed("its shell or Python gave no answer; check --remote_python")
 
 
-class SshLauncher:
+class SshLauncher(Launcher):
     """Starts PS and workers over ssh on the hosts of --hosts_file, and the Supervisor locally."""
 
     def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:
@@ -322,10 +317,10 @@ class SshLauncher:
         for earlier, process in self._started:
             if earlier == host:
                 _demand_start(earlier, process)
-        output = node.output or NamedLines(f"{node.name}@{host}", self._screen)
+        output = node.output or NodeOutput(f"{node.name}@{host}", self._screen, only_stderr=True)
         given_input = self._send_input(node, host)
         line = self._line(node, host, given_input)
-        process = SupervisedProcess(self._ssh.command(host, line), output)
+        process = SupervisedProcess(self._ssh.command(host, line), output, announced=True)
         self._started.append((host, process))
         return process
 
@@ -416,7 +411,7 @@ class SshLauncher:
             more_flags += self._overwrite
         command = [self._python, *self._code.words(node, more_flags)]
         supervised = watchdog_command(
-            self._python, self._code.watchdog, command, given_input=given_input
+            self._python, self._code.programs.watchdog, command, True, given_input=given_input
         )
         return f"cd {shlex.quote(self._code.folder)} && exec {shlex.join(supervised)}"
 
@@ -482,11 +477,6 @@ class SshLauncher:
                 )
         for bind in dict.fromkeys(self._binds):
             check_bind(bind, FLAGS.insecure, security.protection(FLAGS))
-
-
-def prepare(run: Run, script_folder: pathlib.Path | None = None) -> SshLauncher:
-    """Return the ssh launcher of a run, or raise an error of `SshLauncher`."""
-    return SshLauncher(run, script_folder)
 
 
 def _ssh_options() -> list[str]:

@@ -279,29 +279,25 @@ class DescriptorSink:
 
 
 class StreamSink:
-    """Sink for copied output in a text stream without a file, for example a notebook's output."""
+    """Sink for copied output in a text stream without a file, for example a notebook's output.
+
+    Args:
+        stream: Text stream; None if the process was started with a closed stream (``>&-``).
+    """
 
     encoding = "utf-8"
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def write(self, data: bytes) -> int:
         """Write the bytes to the stream as text and return their number."""
+        if self._stream is None:
+            raise OSError("the process was started without this stream")
         self._stream.write(self._decoder.decode(data))
         self._stream.flush()
         return len(data)
-
-
-class ClosedSink:
-    """Sink for output of a process that was started with closed stdout or stderr (``>&-``)."""
-
-    encoding = "utf-8"
-
-    def write(self, data: bytes) -> int:
-        """Raise OSError, because the process has no open stdout or stderr."""
-        raise OSError("the process was started without this stream")
 
 
 def sink_of(stream: TextIO | None) -> Sink:
@@ -310,8 +306,6 @@ def sink_of(stream: TextIO | None) -> Sink:
     The `fileno` of a notebook's stream leads to the terminal of the notebook's server, which no
     cell shows, so the sink uses only descriptors of Python's own text files.
     """
-    if stream is None:
-        return ClosedSink()
     if isinstance(stream, io.TextIOWrapper):
         try:
             sink = DescriptorSink(stream.fileno(), stream.encoding)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import pathlib
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -102,7 +99,10 @@ def Worker(  # noqa: N802 - AdaComp's name
     shared = _shared(chosen.run, model)
     size = needed_size(chosen.run.method.codec, num_train)
     shard = _shard_of(dataset, chosen.run, worker_flags.id_worker, size)
-    with _run_with_folder(chosen) as run:
+    with contextlib.ExitStack() as folder:
+        run = chosen.run_in(folder)
+        lock = lock_of(run.run_dir, "Worker", worker_flags.id_worker)
+        folder.enter_context(lock.take(LockOwner.here("Worker", worker_flags.id_worker)))
         worker = WorkerRole(run, worker_flags, shared, shard)
         with _ended_by_signals(worker.interrupt):
             worker.train()
@@ -140,22 +140,6 @@ def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int
     images = images.astype(np.float32)
     feed = feed_of(images, cursor)
     return TrainingShard(images, labels, cursor, label_counts(labels), feed, num_train)
-
-
-@contextlib.contextmanager
-def _run_with_folder(chosen: ScriptSettings) -> Iterator[Run]:
-    """Lock the run directory (--run_dir) during the run; without one, use a temporary folder.
-
-    Raises:
-        ConfigurationError: Another process of the same worker or server already writes to run_dir.
-    """
-    run, number = chosen.run, chosen.worker().id_worker
-    if "run_dir" in chosen.given:
-        with lock_of(run.run_dir, "Worker", number).take(LockOwner.here("Worker", number)):
-            yield run
-        return
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
-        yield dataclasses.replace(chosen.run, run_dir=pathlib.Path(folder))
 
 
 @contextlib.contextmanager

@@ -11,8 +11,10 @@ from absl import logging
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.methods.validation import refuse_local_epochs, refuse_script_steps
 from thinwire.ops.types import ConfigurationError
-from thinwire.script.session import LeavesOnExit, Session, StepInfo
+from thinwire.script.session import LeavesOnExit, Session
 from thinwire.script.settings import read_settings
+from thinwire.script.steps import StepInfo
+from thinwire.worker.core.worker_round import MiniBatch
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -125,7 +127,8 @@ class GradientSGD(LeavesOnExit):
         session = self._stepper
         count = self._batch_size if samples is None else int(samples)
         mean_loss = None if loss is None else float(loss)
-        info = session.step(gradient, count, mean_loss, session.statistics.read())
+        batch = MiniBatch(gradient, count, mean_loss, session.statistics.read())
+        info = session.part.step(batch)
         session.assign()
         return info
 
@@ -142,6 +145,8 @@ class GradientSGD(LeavesOnExit):
 
     def _flatten(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Float32:
         """Return the gradients of all shared variables as one vector; 0 replaces missing ones."""
+        from keras.ops import convert_to_numpy
+
         spec = self._shared.spec
         flat = np.zeros(spec.num_parameters, np.float32)
         for gradient, variable in grads_and_vars:
@@ -154,7 +159,7 @@ class GradientSGD(LeavesOnExit):
                 )
             if gradient is None:
                 continue
-            tensor, values = spec.tensors[number], _dense(gradient)
+            tensor, values = spec.tensors[number], convert_to_numpy(gradient)
             if values.shape != tensor.shape:
                 raise ConfigurationError(
                     f"the gradient of variable {tensor.path} has the shape {values.shape}; "
@@ -201,6 +206,15 @@ class _Momentum:
         return StepInfo(self._version, self.rate)
 
 
+def differing_settings(compiled: dict[str, Any], known: dict[str, Any]) -> list[str]:
+    """Return the names of an optimizer's settings that differ; its name and rate may differ."""
+    return [
+        name
+        for name in compiled
+        if name not in ("name", "learning_rate") and compiled[name] != known.get(name)
+    ]
+
+
 def _check_compiled(optimizer: Any) -> None:
     """Reject a compiled optimizer that `GradientSGD` would replace, unless it is plain SGD.
 
@@ -212,12 +226,7 @@ def _check_compiled(optimizer: Any) -> None:
         return
     from keras.optimizers import SGD
 
-    plain, config = SGD().get_config(), optimizer.get_config()
-    differing = [
-        name
-        for name in config
-        if name not in ("name", "learning_rate") and config[name] != plain.get(name)
-    ]
+    differing = differing_settings(optimizer.get_config(), SGD().get_config())
     if type(optimizer) is not SGD or differing:
         description = type(optimizer).__name__ + (
             f" with {differing[0]}" if type(optimizer) is SGD else ""
@@ -240,13 +249,3 @@ def warn_of_other_rate(name: str, rate: float | None, session: Session) -> None:
             rate,
             server,
         )
-
-
-def _dense(gradient: Any) -> np.ndarray[Any, Any]:
-    """Return a gradient (a tensor, array or IndexedSlices) as a dense array."""
-    # IndexedSlices may hold a row several times, so sum the row's values
-    if hasattr(gradient, "dense_shape"):
-        import tensorflow as tf
-
-        gradient = tf.convert_to_tensor(gradient)
-    return np.asarray(gradient)

@@ -6,7 +6,7 @@ import functools
 import os
 
 from thinwire.runtime.run.script_settings import SETTINGS_VARIABLE, read_settings_file
-from thinwire.script.settings import ScriptSettings, read_settings, source_of
+from thinwire.script.settings import ScriptSettings, is_in_run, read_settings
 from thinwire.worker.script import RECORD
 
 # settings that a script gave to distribute(); only the first settings count
@@ -64,6 +64,6 @@ def _settings() -> ScriptSettings | None:
 @functools.lru_cache(maxsize=1)
 def _read(environment: tuple[str | None, ...]) -> ScriptSettings | None:
     """Return the run's settings from environment variables, read once; None outside a run."""
-    if source_of(None, {}) is None:
+    if not is_in_run(None, {}):
         return None
     return read_settings(None, {}, type_node="Worker")

@@ -8,6 +8,7 @@ the wait. A background thread reads the signal numbers that Python writes to its
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -15,21 +16,21 @@ from collections.abc import Callable
 
 _listeners: list[Callable[[], None]] = []
 _lock = threading.Lock()
-_installed = False
 
 
 def add_listener(listener: Callable[[], None]) -> None:
     """Call `listener` in a background thread at every Ctrl-C, in addition to Python's own handler.
 
-    A listener for Ctrl-C is also called at SIGTERM if Python handles SIGTERM, as in scripts that
-    `thinwire run` starts.
+    A listener is called once, however often it was added. A listener for Ctrl-C is also called at
+    SIGTERM if Python handles SIGTERM, as in scripts that `thinwire run` starts.
 
     The first listener for Ctrl-C that is added in the main thread sets the process's wake-up
     descriptor for signals. If another library has already set the wake-up descriptor for signals,
     no listener is ever called.
     """
     with _lock:
-        _listeners.append(listener)
+        if listener not in _listeners:
+            _listeners.append(listener)
     if threading.current_thread() is threading.main_thread():
         _install()
 
@@ -41,11 +42,8 @@ def remove_listener(listener: Callable[[], None]) -> None:
             _listeners.remove(listener)
 
 
+@functools.cache
 def _install() -> None:
-    global _installed
-    if _installed:
-        return
-    _installed = True
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

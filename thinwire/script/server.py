@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pathlib
 import queue
-import tempfile
 import threading
 import time
 import weakref
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,8 +79,8 @@ def init_server(
         raise ConfigurationError(
             "init_server() received no model; expected the Keras model that the workers build."
         )
-    defaults = {"linger_seconds": _LINGER_SECONDS}
-    chosen = read_settings(args, settings, type_node="PS", defaults=defaults)
+    chosen = read_settings(args, settings, type_node="PS")
+    chosen.values.set_default("linger_seconds", _LINGER_SECONDS)
     if chosen.local:
         raise ConfigurationError("mode msgd trains without a PS; do not call init_server().")
     if chosen.run.model_is_offered:
@@ -113,10 +110,7 @@ class ServerHandle:
         self._shared = shared
         self._statistics = FlatVariables(shared.statistics)
         self._folder = contextlib.ExitStack()
-        run, shard_flags = settings.run, settings.shard()
-        if "run_dir" not in settings.given:
-            folder = tempfile.TemporaryDirectory(prefix="thinwire-")
-            run = dataclasses.replace(run, run_dir=pathlib.Path(self._folder.enter_context(folder)))
+        run, shard_flags = settings.run_in(self._folder), settings.shard()
         owner = LockOwner.here("PS", shard_flags.id_ps, run.addresses[shard_flags.id_ps])
         if run.checkpoint_dir is not None:
             check_place(run.checkpoint_dir, CHECKPOINTS)
@@ -230,12 +224,7 @@ class ServerHandle:
     def __enter__(self) -> ServerHandle:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
         self.join()
 
@@ -262,18 +251,18 @@ class ServerHandle:
     def _copy(self) -> Snapshot:
         spec, core, layout = self._shared.spec, self._core, self._prepared.served.layout
         flat = np.empty(spec.num_parameters, np.float32)
-        starts = layout.offsets
-        for slot, place in enumerate(shard_positions(spec, layout)):
-            flat[place] = core.model.theta[starts[slot] : starts[slot + 1]]
+        slices = np.split(core.model.theta, layout.offsets[1:-1])
+        for place, values in zip(shard_positions(spec, layout), slices, strict=True):
+            flat[place] = values
         statistics = core.averages.statistics
         return Snapshot(
             version=core.version,
             samples=core.samples,
             learning_rate=core.model.learning_rate,
             weights=[
-                flat[start:stop].reshape(tensor.shape)
-                for tensor, start, stop in zip(
-                    spec.tensors, spec.offsets, spec.offsets[1:], strict=False
+                values.reshape(tensor.shape)
+                for tensor, values in zip(
+                    spec.tensors, np.split(flat, spec.offsets[1:-1]), strict=True
                 )
             ],
             statistics=np.empty(0, np.float32) if statistics is None else statistics.copy(),

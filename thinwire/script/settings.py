@@ -5,15 +5,18 @@ attributes), a mapping, or a list of ``--flag=value`` words. Keyword arguments o
 the settings in ``args``. Settings that a script does not give come from the settings file that
 `thinwire run` writes for each worker, or else from THINWIRE_FLAGS. A worker's id and the number of
 workers in the run may come from TF_CONFIG or from the variables of a cluster manager. A script
-trains alone if no source gives its worker id (`source_of`).
+trains alone if no source gives its worker id (`is_in_run`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import itertools
 import os
+import pathlib
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +26,7 @@ from thinwire.advisor import flags as advisor_flags
 from thinwire.flags import environment, launch, observability, policy_file, security
 from thinwire.flags import run as run_flags
 from thinwire.flags import script as script_flags
+from thinwire.flags.environment import flag_word
 from thinwire.flags.registration import define
 from thinwire.flags.run import TOPICS
 from thinwire.launcher import schedulers, tf_config
@@ -74,7 +78,7 @@ _OWN = frozenset(option.name for option in worker_flags.WORKER.options) - {"id_w
 }
 #: Names of settings that make a script part of a run, so that it does not train alone.
 _PLACES = frozenset({"id_worker", "nb_workers", "ip_PS", "port", "ps_hosts", "method", "mode"})
-LAUNCHER, ARGUMENTS, TF_CONFIG = "thinwire run", "arguments", "TF_CONFIG"
+_TF_CONFIG = "TF_CONFIG"
 
 _SUPERVISORS = "the Supervisor reads this flag; give it to main.py --type_node=Supervisor"
 #: Maps the name of a flag that a script must not set to the advice, in the error, what to use
@@ -116,20 +120,25 @@ class ScriptSettings:
         values: All settings of the process, as an object with the values of Thinwire's flags.
         given: Names of those settings that the script itself gave.
         local: True if the script trains in mode msgd, which has no server.
-        source: Origin of this process's worker id: "thinwire run", "arguments", "TF_CONFIG",
-            "Slurm", "torchrun", "Kubernetes" or "THINWIRE_FLAGS".
+        is_launched: True if `thinwire run` started this process.
     """
 
     run: Run
     values: flags.FlagValues
     given: frozenset[str]
     local: bool = False
-    source: str = ARGUMENTS
+    is_launched: bool = False
 
-    @property
-    def is_launched(self) -> bool:
-        """True if `thinwire run` started this process."""
-        return self.source == LAUNCHER
+    def run_in(self, folder: contextlib.ExitStack) -> Run:
+        """Return the run's settings, with a temporary run directory if the script gives none.
+
+        Args:
+            folder: Stack that removes the temporary run directory when it is closed.
+        """
+        if "run_dir" in self.given:
+            return self.run
+        path = folder.enter_context(tempfile.TemporaryDirectory(prefix="thinwire-"))
+        return dataclasses.replace(self.run, run_dir=pathlib.Path(path))
 
     def worker(self) -> WorkerFlags:
         """Return the flags that only a worker process has. Raises ConfigurationError."""
@@ -141,8 +150,8 @@ class ScriptSettings:
         return ps_flags.read(self.run.addresses, self.values)
 
 
-def source_of(args: Any, keywords: Mapping[str, Any]) -> str | None:
-    """Return where this process's place in a run comes from; None if the process trains alone.
+def is_in_run(args: Any, keywords: Mapping[str, Any]) -> bool:
+    """Return True if this process has a place in a run; False if it trains alone.
 
     Args:
         args: Settings in any form that `read_settings` accepts. Any non-empty `args` mean that the
@@ -154,12 +163,10 @@ def source_of(args: Any, keywords: Mapping[str, Any]) -> str | None:
         ConfigurationError: The settings file or the environment variables cannot be read.
     """
     if read_settings_file(os.environ) is not None:
-        return LAUNCHER
+        return True
     is_given = args is not None and not (isinstance(args, Mapping | Sequence) and not args)
-    if is_given or any(keywords.get(name) is not None for name in _PLACES):
-        return ARGUMENTS
-    position = _position()
-    return None if position is None else position[0]
+    is_placed = is_given or any(keywords.get(name) is not None for name in _PLACES)
+    return is_placed or _position() is not None
 
 
 def _position() -> tuple[str, ClusterPosition | None] | None:
@@ -173,7 +180,7 @@ def _position() -> tuple[str, ClusterPosition | None] | None:
             cluster manager's variables both contain the worker's id.
     """
     place = tf_config.parse(os.environ.get("TF_CONFIG", ""))
-    position = (TF_CONFIG, place) if place is not None else schedulers.position(os.environ)
+    position = (_TF_CONFIG, place) if place is not None else schedulers.position(os.environ)
     if "id_worker" not in environment.flags_of(os.environ, ALL_TOPICS):
         return position
     if position is not None:
@@ -190,7 +197,6 @@ def read_settings(
     *,
     type_node: str,
     builds_model: bool = False,
-    defaults: Mapping[str, Any] | None = None,
     momentum: float | None = None,
 ) -> ScriptSettings:
     """Read and check a script's settings (values of Thinwire's flags).
@@ -201,8 +207,6 @@ def read_settings(
         keywords: Settings of the script by keyword, which override `args`.
         type_node: Role of this process in the run: "PS" or "Worker".
         builds_model: True if the process builds its model and data from flags, not from a script.
-        defaults: Maps names of flags to default values that replace the flags' usual default
-            values.
         momentum: Momentum that the worker applies, for the momentum flag of the training method;
             None: the flag keeps its value.
 
@@ -213,7 +217,8 @@ def read_settings(
     from thinwire.runtime.malloc import keep_freed_memory
 
     keep_freed_memory()
-    launched = read_settings_file(os.environ) if type_node == "Worker" else None
+    is_worker = type_node == "Worker"
+    launched = read_settings_file(os.environ) if is_worker else None
     elsewhere = _ELSEWHERE if builds_model else _ELSEWHERE | _OWN_MODEL_AND_DATA
     if launched is not None:
         elsewhere |= _OF_SCRIPTS
@@ -225,22 +230,20 @@ def read_settings(
     for name in named:
         _check_name(name, elsewhere)
     local = _translate_mode(named)
+    words += itertools.starmap(flag_word, named.items())
     if launched is not None and not local:
-        return _launched_settings(launched, [*words, *itertools.starmap(_word, named.items())])
-    values = _new_values(type_node)
-    for name, value in (defaults or {}).items():
-        values.set_default(name, value)
-    _parse(values, _environment_words(elsewhere))
-    before = {name: values[name].present for name in _options()}
-    _parse(values, [*words, *(_word(name, value) for name, value in named.items())])
+        return _launched_settings(launched, words)
+    values = _parsed(type_node, [*_environment_words(elsewhere), *words])
     if momentum is not None and not local:
-        _give_momentum(values, momentum)
-    given_names = frozenset(name for name in _options() if values[name].present > before[name])
+        momentum_words = _momentum_words(values.method, momentum)
+        _parse(values, momentum_words)
+        words += momentum_words
+    given_names = _given_names(_parsed(type_node, words))
     for name in given_names:
         _check_name(name, elsewhere)
-    environment_source = _fill_place(values, type_node)
+    _fill_place(values, type_node)
     is_placed = bool(given_names & _PLACES) or args is not None
-    if not is_placed and type_node == "Worker":
+    if not is_placed and is_worker:
         values.set_default("model_from", FROM_WORKER)
     run = run_flags.read_run(values)
     if not builds_model and run.method.collective != THROUGH_PS:
@@ -248,48 +251,31 @@ def read_settings(
             f"--collective={run.method.collective}: workers of a script exchange through the PS; "
             f"expected {THROUGH_PS}. Use main.py --type_node=Worker for other collectives."
         )
-    if (
-        not builds_model
-        and type_node == "Worker"
-        and run.method.overlap
-        and not run.model_is_offered
-    ):
+    if not builds_model and is_worker and run.method.overlap and not run.model_is_offered:
         raise ConfigurationError(
             "--overlap: a script whose PS builds the model from flags cannot overlap its training "
             "steps with exchanges; leave --overlap out, or start the script with `thinwire run`."
         )
     for warning in run.method.warnings:
         logging.warning("%s", warning)
-    source = ARGUMENTS if is_placed or environment_source is None else environment_source
-    return ScriptSettings(run, values, given_names, local, source)
+    return ScriptSettings(run, values, given_names, local)
 
 
 def _load_policy(args: Any, keywords: Mapping[str, Any], launched: LaunchedScript | None) -> None:
     """Load the file of --policy, which may bring settings, before the settings are read."""
-    named: Any = keywords.get("policy")
-    if isinstance(args, Mapping):
-        named = named or args.get("policy")
-    elif not isinstance(args, Sequence):
-        named = named or getattr(args, "policy", None)
-    words = [str(word) for word in args] if isinstance(args, list | tuple) else []
-    words += [] if named is None else [_word("policy", named)]
-    words = [*(launched.flags if launched is not None else ()), *words]
+    of_args = args.get("policy") if isinstance(args, Mapping) else getattr(args, "policy", None)
+    named = keywords.get("policy") or of_args
+    words = [] if launched is None else list(launched.flags)
+    words += map(str, args) if isinstance(args, list | tuple) else []
+    words += [] if named is None else [flag_word("policy", named)]
     policy_file.load_named(words, os.environ, ALL_TOPICS)
 
 
-def _fill_place(values: flags.FlagValues, type_node: str) -> str | None:
-    """Set the flags that give this process its place in a run from environment variables.
-
-    Returns:
-        Origin of the place, for example "Slurm"; None if no variable gives a place.
-    """
-    position = _position()
-    if position is None:
-        return None
-    source, place = position
-    if place is not None and (type_node == "Worker" or source == TF_CONFIG):
+def _fill_place(values: flags.FlagValues, type_node: str) -> None:
+    """Set the flags that give this process its place in a run from environment variables."""
+    source, place = _position() or ("", None)
+    if place is not None and (type_node == "Worker" or source == _TF_CONFIG):
         tf_config.fill_position(values, place, source)
-    return source
 
 
 def _environment_words(elsewhere: Mapping[str, str]) -> list[str]:
@@ -322,11 +308,10 @@ def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> Script
         ConfigurationError: A setting of the script contradicts a flag of `thinwire run`.
     """
     # A script that only evaluates connects with the Supervisor's certificate instead of a worker's.
-    values = _new_values("Supervisor" if launched.evaluates else "Worker", _LAUNCHED_TOPICS)
-    script_values = _new_values("Worker")
-    _parse(values, launched.flags)
-    _parse(script_values, words)
-    given_names = frozenset(name for name in _options() if script_values[name].present)
+    type_node = "Supervisor" if launched.evaluates else "Worker"
+    values = _parsed(type_node, launched.flags, _LAUNCHED_TOPICS)
+    script_values = _parsed("Worker", words)
+    given_names = _given_names(script_values)
     for name in given_names:
         launcher_flag, script_flag = values[name], script_values[name]
         if launcher_flag.value == script_flag.value:
@@ -338,7 +323,7 @@ def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> Script
                 f"`thinwire run` --{name}={script_flag.value}."
             )
         values[name].value = script_flag.value
-    return ScriptSettings(run_flags.read_run(values), values, given_names, source=LAUNCHER)
+    return ScriptSettings(run_flags.read_run(values), values, given_names, is_launched=True)
 
 
 def _as_names(args: Any, elsewhere: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
@@ -378,23 +363,23 @@ def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str
         if name in _options() or name == "mode":
             if value is not None and name not in elsewhere:
                 yield name, value
-        elif (near := _nearest(name)) is not None:
+        elif near := _nearest(name, _SIMILAR):
             raise ConfigurationError(
-                f"args.{name} is not a flag of Thinwire, but its name resembles --{near}. Rename "
-                "the argument, or give a mapping with the settings for Thinwire only."
+                f"args.{name} is not a flag of Thinwire, but its name resembles --{near[0]}. "
+                "Rename the argument, or give a mapping with the settings for Thinwire only."
             )
 
 
-def _nearest(name: str) -> str | None:
-    matches = difflib.get_close_matches(name, [*_options(), "mode"], 1, _SIMILAR)
-    return matches[0] if matches else None
+def _nearest(name: str, similarity: float) -> list[str]:
+    """Return the name of the most similar setting; an empty list if none is similar enough."""
+    return difflib.get_close_matches(name, [*_options(), "mode"], 1, similarity)
 
 
 def _check_name(name: str, elsewhere: Mapping[str, str]) -> None:
     if name in elsewhere:
         raise ConfigurationError(f"setting {name} is not for scripts: {elsewhere[name]}. Omit it.")
     if name not in _options() and name != "mode":
-        near = difflib.get_close_matches(name, [*_options(), "mode"], 1, 0.0)
+        near = _nearest(name, 0.0)
         raise ConfigurationError(
             f"the argument {name} is no setting of Thinwire; did you mean {near[0]}? Expected the "
             "name of a flag of main.py (python main.py --help)."
@@ -428,31 +413,26 @@ def _translate_mode(named: dict[str, Any]) -> bool:
     return False
 
 
-def _give_momentum(values: flags.FlagValues, momentum: float) -> None:
-    """Set the training method's flag for the momentum that the worker applies.
+def _momentum_words(method: str, momentum: float) -> list[str]:
+    """Return a training method's flag for the momentum that the worker applies.
 
     Raises:
         ConfigurationError: The workers of this training method apply no momentum.
     """
-    name = _MOMENTUM_FLAGS.get(values.method)
-    if name is not None:
-        _parse(values, [_word(name, momentum)])
-    elif momentum:
+    name = _MOMENTUM_FLAGS.get(method)
+    if momentum and name is None:
         raise ConfigurationError(
-            f"momentum={momentum}: mode {values.method} has no momentum on the worker; expected 0, "
+            f"momentum={momentum}: mode {method} has no momentum on the worker; expected 0, "
             f"or mode {', '.join(_MOMENTUM_FLAGS)} or {LOCAL}. For momentum on the server, set the "
             "flag momentum on all nodes."
         )
+    return [] if name is None else [flag_word(name, momentum)]
 
 
-def _word(name: str, value: Any) -> str:
-    if isinstance(value, list | tuple):
-        value = ",".join(str(item) for item in value)
-    return f"--{name}={value}"
-
-
-def _new_values(type_node: str, topics: Sequence[Topic] = _TOPICS) -> flags.FlagValues:
-    """Return a new set of flags with default values, separate from absl's global FLAGS."""
+def _parsed(
+    type_node: str, words: Sequence[str], topics: Sequence[Topic] = _TOPICS
+) -> flags.FlagValues:
+    """Return the values of the flags in `words`, separate from absl's global FLAGS."""
     values = flags.FlagValues()
     flags.DEFINE_enum(
         "type_node",
@@ -464,7 +444,12 @@ def _new_values(type_node: str, topics: Sequence[Topic] = _TOPICS) -> flags.Flag
     )
     values["type_node"].present = 1  # TF_CONFIG may set the id of this process, but not its role
     define(*topics, flag_values=values)
+    _parse(values, words)
     return values
+
+
+def _given_names(values: flags.FlagValues) -> frozenset[str]:
+    return frozenset(name for name in _options() if values[name].present)
 
 
 def _parse(values: flags.FlagValues, words: Sequence[str]) -> None:

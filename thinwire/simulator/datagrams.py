@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from thinwire.ops.routing.base import Router, Transport
-from thinwire.ops.types import BEST_EFFORT, Link, ShardLayout
-from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto import udp
+from thinwire.ops.routing.packetizer import SealedBatch
+from thinwire.ops.types import Link
 from thinwire.proto.emulation.priority_link import HEADER_BYTES, PacketArrival
 from thinwire.proto.emulation.uplink import class_of_channel
 from thinwire.proto.token_bucket import TokenBucket
-from thinwire.proto.udp.sender import MAX_SEND_BYTES, Outbox, SendBurst, UdpSettings
-from thinwire.proto.udp.types import ChannelCounts, DatagramBatch, DatagramSender
-from thinwire.ps.datagrams.receiver import DatagramReceiver
-from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
+from thinwire.proto.udp.sender import (
+    MAX_SEND_BYTES,
+    ChannelCounts,
+    DatagramSender,
+    Outbox,
+    SendBurst,
+    UdpSettings,
+    pacing,
+)
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.links import ClassPipe, Endpoint, Pipe, carry, uplink_of
-from thinwire.simulator.messages import Datagrams, Delivery, NonFinitePush, StreamPart
 from thinwire.worker.client.datagrams import DatagramChannel, open_channel
 
 #: Function (bytes, size of one datagram, channel) that receives datagrams which arrive together.
@@ -78,15 +78,11 @@ class SimulatedSender:
         """Size of the largest datagram that the network path carries, in bytes."""
         return self._sending.mtu
 
-    def send(self, batches: Sequence[DatagramBatch], step: int) -> None:
+    def send(self, batches: Sequence[SealedBatch], step: int) -> None:
         """Queue datagrams of one training step; send as many datagrams as pacing and link allow."""
         if not self._closed:
             self._outbox.put(batches, step)
             self._run()
-
-    def flush(self, timeout_seconds: float) -> bool:
-        """Return immediately whether the sender's queue of datagrams is empty."""
-        return not self._outbox
 
     def counts(self) -> tuple[ChannelCounts, ...]:
         """Return a copy of the channels' counters of datagrams, channel 1 first."""
@@ -162,10 +158,8 @@ class SimulatedTransport:
         self, clock: Clock, link: Link, seed: int, router: Router, transport: Transport
     ) -> None:
         self._clock, self._router, self._transport = clock, router, transport
-        self._bucket = udp.pacing(transport.dgt_pace_mbps)
-        priority = BEST_EFFORT
-        if router.channels:
-            priority = class_of_channel(transport.dgt_dscp, 0, router.channels)
+        self._bucket = pacing(transport.dgt_pace_mbps)
+        priority = class_of_channel(transport.dgt_dscp, 0, router.channels)
         datagrams = router.channels > 0
         self.uplink: Pipe | ClassPipe = uplink_of(clock, link, seed, datagrams, priority)
 
@@ -193,93 +187,3 @@ class SimulatedTransport:
         count = len(data) // size
         num_bytes = len(data) + count * HEADER_BYTES
         carry(self._clock, (shard.uplink,), (num_bytes,), True, receive)
-
-
-#: Part of the seed of session ids and signing keys. Predictable keys are safe, because a simulation
-#: has no attackers.
-_ENTROPY = 71
-
-
-class PortOwner(Protocol):
-    """Interface of the simulated PS shard that owns a datagram port."""
-
-    number: int
-    life: int
-    layout: ShardLayout
-
-    @property
-    def now(self) -> float:
-        """Current time of the PS shard's clock, in seconds."""
-
-    def arrive(self, event: Delivery) -> None:
-        """Pass a message that has arrived (from datagrams) to the PS shard."""
-
-    def set_alarm(self) -> None:
-        """Schedule a wake-up at the next deadline of the PS shard or its datagram receiver."""
-
-    def live_workers(self) -> Iterable[int]:
-        """Return the ids of the live workers, whose datagram sessions the port keeps."""
-
-
-class SimulatedDatagramPort:
-    """A simulated PS shard's datagram port, without sockets.
-
-    `SimulatedDatagramPort` corresponds to `thinwire.ps.datagrams.port.DatagramPort` of a real PS
-    shard.
-
-    Attributes:
-        receiver: Receiver of datagrams, with the workers' sessions since the shard's last start.
-
-    Args:
-        shard: PS shard that owns the port and receives the pushes.
-        router: Policy that chooses which entries of a push are sent in datagrams.
-        decoder: Decoder of the pushes that the PS shard receives.
-        transport: Settings of the datagrams, for example their size and pacing.
-    """
-
-    def __init__(
-        self, shard: PortOwner, router: Router, decoder: PushDecoder, transport: Transport
-    ) -> None:
-        self._shard, self._router = shard, router
-        self._decoder, self._transport = decoder, transport
-        in_stream = transport.dgt_transport != "udp"
-        self._ports = range(0) if in_stream else range(1, router.channels + 1)
-        self.begin_life()
-
-    def begin_life(self) -> None:
-        """Start a new datagram receiver without sessions, after a restart of the PS shard."""
-        shard = self._shard
-        self.receiver = DatagramReceiver(
-            self._decoder,
-            [piece.size for piece in shard.layout.slices],
-            self._router,
-            shard.arrive,
-            self._refuse,
-            shard.set_alarm,
-            np.random.default_rng([_ENTROPY, shard.number, shard.life]).bytes,
-            lambda: shard.now,
-        )
-        self.receiver.configure(self._transport)
-
-    def fill_welcome(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
-        """Add datagram ports, session id and signing key to a Welcome message for a worker."""
-        self.receiver.fill_welcome(worker, incarnation, self._ports, welcome)
-
-    def take(self, arrived: StreamPart | Datagrams) -> None:
-        """Receive gradient entries, as a message or as datagrams, from a worker's gRPC stream."""
-        if isinstance(arrived, Datagrams):
-            message = arrived.message
-            self.receiver.receive_from_stream(memoryview(message.data), message.size)
-            return
-        try:
-            self.receiver.on_push(arrived.worker, arrived.push, arrived.payload)
-        except NonFinite:
-            self._shard.arrive(NonFinitePush(arrived.worker, arrived.push.step))
-
-    def end_sessions(self) -> None:
-        """End the datagram sessions of workers that have left the run."""
-        self.receiver.retain_members(self._shard.live_workers())
-
-    def _refuse(self, worker: int, step: int, message: str) -> None:
-        """Reject a push that contains NaN or infinity, after its datagrams have arrived."""
-        self._shard.arrive(NonFinitePush(worker, step))

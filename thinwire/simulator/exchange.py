@@ -1,45 +1,71 @@
 """Exchanges of updates between one simulated worker and all PS shards, on a virtual clock.
 
-`SimulatedExchange` corresponds to `thinwire.worker.client.exchange.Exchange` of a real worker. No
-call of a `SimulatedExchange` blocks, and the exchange calls the worker when all PS shards have
-replied.
+`SimulatedExchange` corresponds to `thinwire.worker.client.exchange.Exchange` of a real worker, and
+`SimulatedClient` to `thinwire.worker.client.shard_client.ShardClient`. The clients use the protocol
+of a real worker (`ShardProtocol`), but no threads and no sockets. No call blocks: the exchange
+calls the worker when all PS shards have replied.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
+from absl import logging
 
 from thinwire.ops.routing.base import Router, Transport
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.routing.reliable import Reliable
 from thinwire.ops.types import Link
+from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.framing import chunk_bytes_for
+from thinwire.proto.framing import BytesLike, chunk_bytes_for, frame, frames
 from thinwire.ps.core import events
-from thinwire.ps.wire.push_decoder import PushDecoder
-from thinwire.simulator.client import SimulatedClient
+from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.datagrams import SimulatedTransport
-from thinwire.simulator.links import Pipe, SimulatedConnection
-from thinwire.simulator.messages import Delivery
-from thinwire.simulator.shard import SimulatedShard
+from thinwire.simulator.links import Pipe, SimulatedConnection, sizes_on_wire
+from thinwire.simulator.messages import (
+    Datagrams,
+    Delivery,
+    NonFinitePush,
+    ReplyInFlight,
+    StreamPart,
+    ToWorker,
+    to_client,
+)
+from thinwire.simulator.shard import Port, SimulatedShard
 from thinwire.worker.client.datagrams import totals_of
 from thinwire.worker.client.messages import PushEncoder
-from thinwire.worker.client.protocol import NewestEpoch
+from thinwire.worker.client.protocol import (
+    Action,
+    Answered,
+    Ended,
+    NewestEpoch,
+    Rejoin,
+    Replied,
+    Send,
+    ShardProtocol,
+    State,
+    Trigger,
+    WaitUntil,
+)
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
 _PATIENCE_SECONDS = 60.0
 _ATTEND_SECONDS = 1.0  # seconds until a lost stream without an open request is dialed again
 _ENTROPY = 73  # part of the seed of the random pauses between attempts to dial a shard
 _RELIABLE, _DEFAULT_TRANSPORT = Reliable(), Transport()
+_PULL_SIZES = sizes_on_wire([frame(pb.ToServer(pull=pb.Pull()))])
 
 
 class ExchangeOwner(Protocol):
     """Interface of the simulated worker that owns a `SimulatedExchange`."""
+
+    number: int
 
     def on_joined(self, last_step: int) -> None:
         """Start or resume training, because every PS shard has sent a Welcome message.
@@ -137,12 +163,12 @@ class SimulatedExchange:
 
     # -- start and end ------------------------------------------------------------------------
 
-    def begin_life(self, owner: ExchangeOwner) -> None:
+    def begin_life(self, worker: ExchangeOwner) -> None:
         """Connect to the PS shards as a new incarnation (process) of the worker, shard 0 first."""
         newest = self.newest_incarnation
         self.newest_incarnation += 1 << 20 if newest else (1 << 20) + self.number
         self.incarnation = self.newest_incarnation
-        self._owner = owner
+        self.worker = worker
         self._welcomed: set[int] = set()
         self._replies: dict[int, ShardReply | None] = {}
         epochs = NewestEpoch()
@@ -226,10 +252,6 @@ class SimulatedExchange:
 
     # -- for the clients ----------------------------------------------------------------------
 
-    def send(self, shard: int, event: Delivery, sizes: list[int], counted: bool) -> None:
-        """Send a message to a PS shard; the simulated worker sends all messages this way."""
-        self.connections[shard].send(event, sizes, counted)
-
     def lives(self, incarnation: int) -> bool:
         """Return True if `incarnation` is the worker's current process, and the worker is alive."""
         return 0 < incarnation == self.incarnation
@@ -244,7 +266,7 @@ class SimulatedExchange:
             for other in self.clients[1:]:
                 other.join()
         if len(self._welcomed) == len(self._shards):
-            self._owner.on_joined(self._last_step)
+            self.worker.on_joined(self._last_step)
 
     def on_settled(self, shard: int, reply: ShardReply | None) -> None:
         """Store one PS shard's reply; after the last reply, pass all replies to the worker."""
@@ -256,7 +278,7 @@ class SimulatedExchange:
             if self._totals is not None and (step := self.clients[0].step):
                 self._totals.log(step)
             replies, self._replies = self._replies, {}
-            self._owner.on_replies([replies[number] for number in range(len(self._shards))])
+            self.worker.on_replies([replies[number] for number in range(len(self._shards))])
 
     def on_expelled(self) -> None:
         """Abandon the open push on every PS shard if one shard has already applied its slice."""
@@ -265,18 +287,6 @@ class SimulatedExchange:
         if any(not client.is_requesting for client in self.clients):
             for client in self.clients:
                 client.abandon_push()
-
-    def on_answer(self, answer: pb.Answer | None) -> None:
-        """Pass the decision of ESync's state server to the simulated worker."""
-        self._owner.on_answer(answer)
-
-    def on_refused(self) -> None:
-        """Notify the worker that a PS shard has rejected the worker permanently."""
-        self._owner.on_refused()
-
-    def on_unreachable(self) -> None:
-        """Notify the worker that a PS shard was unreachable for the worker's whole time limit."""
-        self._owner.on_unreachable()
 
     # -- streams that break -------------------------------------------------------------------
 
@@ -318,3 +328,218 @@ class SimulatedExchange:
     def _requesting(self) -> list[SimulatedClient]:
         """Return the clients of the PS shards that have not answered the newest pull or push."""
         return [client for client in self.clients if client.is_requesting]
+
+
+class SimulatedClient:
+    """A simulated worker's client of one PS shard.
+
+    Attributes:
+        connection: Simulated connection to the PS shard, with its newest gRPC stream.
+        protocol: State machine of the worker's current incarnation (process) that decides which
+            requests are sent, repeated or given up.
+
+    Args:
+        exchange: Exchange of the worker (the clients of all shards), which owns this client.
+        shard: Simulated PS shard to which the client connects.
+        connection: Simulated connection to the PS shard.
+        encoder: Encoder of the worker's pushes to the PS shard.
+        decoder: Decoder that the PS shard uses for pushes.
+        downlink: Simulated link from the PS shard to the worker.
+        chunk_bytes: Maximum number of bytes of a push or reply in one frame.
+        clock: Virtual clock of the simulation.
+    """
+
+    def __init__(
+        self,
+        exchange: SimulatedExchange,
+        shard: SimulatedShard,
+        connection: SimulatedConnection,
+        encoder: PushEncoder,
+        decoder: PushDecoder,
+        downlink: Pipe,
+        chunk_bytes: int,
+        clock: Clock,
+    ) -> None:
+        self._exchange, self._shard, self._clock = exchange, shard, clock
+        self._encoder, self._decoder, self._chunk_bytes = encoder, decoder, chunk_bytes
+        self.connection = connection
+        self.protocol = ShardProtocol(shard.number, NewestEpoch())
+        self._port = Port(self._delivery, downlink, chunk_bytes, connection)
+        # Newest reply of the PS shard; None before the first reply.
+        self._arrived: ReplyInFlight | None = None
+        shard.ports[exchange.number] = self._port
+
+    def begin_life(self, epochs: NewestEpoch) -> None:
+        """Reset the client for a restarted worker process: no gRPC stream, no open request."""
+        self.protocol = ShardProtocol(self._shard.number, epochs, self._exchange.incarnation)
+        self._encoder.restart()
+        self._port.chooser = IndexChooser()
+        self.connection.begin()
+
+    @property
+    def step(self) -> int:
+        """Training step of the worker's newest push; 0 if the newest request is a pull."""
+        return self.protocol.step
+
+    @property
+    def is_requesting(self) -> bool:
+        """True while the PS shard has not answered the worker's newest pull or push."""
+        return self.protocol.is_requesting
+
+    @property
+    def bytes_down(self) -> int:
+        """Number of training bytes that the PS shard has sent to this worker."""
+        return self._port.down.num_bytes
+
+    # -- calls by the worker ------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Dial the PS shard, and send a Hello message when the new gRPC stream is open."""
+        exchange, reconnects = self._exchange, self.protocol.has_joined
+        self.protocol.join()
+        join = events.Join(exchange.number, exchange.incarnation, reconnects, "a simulated worker")
+        send = functools.partial(self.connection.send, join, [], counted=False)
+        self.connection.dial(send, exchange.worker.on_unreachable, exchange.patience_seconds)
+
+    def ensure_joined(self) -> None:
+        """Dial the PS shard again if the gRPC stream is lost or the shard expelled the worker."""
+        if self.protocol.state in (State.CLOSED, State.EXPELLED):
+            self.join()
+
+    def pull(self) -> None:
+        """Send a pull: a request for the parameters that the PS shard stores."""
+        self._perform(self.protocol.pull())
+
+    def push(self, request: PushRequest) -> None:
+        """Push the slice of the worker's update that belongs to the PS shard."""
+        self._perform(self.protocol.push(request))
+
+    def abandon_push(self) -> None:
+        """Give up an unanswered push and send a pull instead; do nothing without such a push."""
+        self._perform(self.protocol.abandon_push())
+
+    def query(self, query: pb.Query) -> None:
+        """Query ESync's state server; if it is unreachable, schedule `on_answer(None)`."""
+        for action in self.protocol.query(query):
+            if isinstance(action, Answered) and action.answer is None:
+                incarnation = self._exchange.incarnation
+                self._clock.at(self._clock.now, functools.partial(self._answer_none, incarnation))
+            else:
+                self._perform([action])
+
+    def _answer_none(self, incarnation: int) -> None:
+        if self._exchange.lives(incarnation):
+            self._exchange.worker.on_answer(None)
+
+    def on_lost(self) -> None:
+        """Note the loss of the gRPC stream to the PS shard, unless a new stream is being dialed."""
+        if not self.connection.dials:
+            self._perform(self.protocol.lost())
+
+    # -- incoming messages --------------------------------------------------------------------
+
+    def _delivery(self, stream: int, message: ToWorker) -> Callable[[], None]:
+        """Return a function that delivers a message, unless a newer gRPC stream exists then."""
+        return functools.partial(self._deliver, stream, message)
+
+    def _deliver(self, stream: int, message: ToWorker) -> None:
+        retry = functools.partial(self._deliver, stream, message)
+        if not self.connection.delivers(stream, retry) or self.connection.dials:
+            return
+        if self._clock.now < self._exchange.asleep_until:
+            self._clock.at(self._exchange.asleep_until, retry)
+            return
+        if isinstance(message, ReplyInFlight):
+            self._arrived = message
+        elif isinstance(message, events.Welcome):
+            self._on_welcome(message)
+            return
+        self._perform(self.protocol.receive(to_client(message), self._clock.now))
+
+    def _on_welcome(self, welcome: events.Welcome) -> None:
+        if self._encoder.channel is not None:
+            exchange = self._exchange
+            offer = self._shard.introduction(exchange.number, exchange.incarnation)
+            self._encoder.channel.open("", offer)
+        self._perform(self.protocol.receive(to_client(welcome), self._clock.now))
+        self._exchange.on_welcome(self._shard.number, welcome.last_step)
+
+    # -- the protocol's actions ---------------------------------------------------------------
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send():
+                    self._send(action)
+                case Replied():
+                    self._settle(action)
+                case Answered():
+                    self._exchange.worker.on_answer(action.answer)
+                case WaitUntil():
+                    wake = functools.partial(self._wake, self._exchange.incarnation)
+                    self._clock.at(action.when, wake)
+                case Ended():
+                    logging.error(
+                        "the PS rejects worker %d: %s", self._exchange.number, action.cause
+                    )
+                    self._exchange.worker.on_refused()
+                case Rejoin(after=Trigger.LOST):
+                    # A worker waits for the PS shards' replies in order, and its exchange dials a
+                    # shard when it waits for that shard's reply.
+                    pass
+                case Rejoin():
+                    self.join()
+                    if action.after is Trigger.EXPEL:
+                        self._exchange.on_expelled()
+
+    def _wake(self, incarnation: int) -> None:
+        if self._exchange.lives(incarnation):
+            self._perform(self.protocol.tick(self._clock.now))
+
+    def _send(self, action: Send) -> None:
+        request, worker, send = action.request, self._exchange.number, self.connection.send
+        if isinstance(request, pb.Query):
+            sizes = sizes_on_wire([frame(pb.ToServer(query=request))])
+            send(_query_event(worker, request), sizes, counted=True)
+        elif isinstance(request, pb.Pull):
+            send(events.Pull(worker, action.incarnation, None, 0), _PULL_SIZES, counted=True)
+        else:
+            for message, pieces in self._encoder.encode(request, action.incarnation, action.epoch):
+                send(*self._on_wire(message, pieces), counted=True)
+            for message, pieces in self._encoder.finish():
+                send(*self._on_wire(message, pieces), counted=True)
+
+    def _on_wire(
+        self, message: pb.ToServer, pieces: Sequence[BytesLike]
+    ) -> tuple[Delivery, list[int]]:
+        """Return a message in the form that a PS shard receives, and its frames' sizes in bytes."""
+        if message.WhichOneof("body") == "datagrams":
+            return Datagrams(message.datagrams), sizes_on_wire([frame(message)])
+        sizes = sizes_on_wire(frames(message, pieces, self._chunk_bytes))
+        payload, worker = memoryview(b"".join(pieces)), self._exchange.number
+        if self._encoder.channel is not None:
+            return StreamPart(worker, message.push, payload), sizes
+        try:
+            return self._decoder.decode(worker, message.push, payload), sizes
+        except NonFinite:
+            return NonFinitePush(worker, message.push.step), sizes
+
+    def _settle(self, replied: Replied) -> None:
+        reply: ShardReply | None = None
+        if replied.reply is not None and self._arrived is not None:
+            reply = dataclasses.replace(
+                self._with_losses(self._arrived), refused=replied.is_outlier
+            )
+        self._exchange.on_settled(self._shard.number, reply)
+
+    def _with_losses(self, arrived: ReplyInFlight) -> ShardReply:
+        channel = self._encoder.channel
+        if channel is None or not arrived.step:
+            return arrived.reply
+        lost = channel.record(arrived.reception or pb.DatagramOutcome())
+        return dataclasses.replace(arrived.reply, lost=lost)
+
+
+def _query_event(worker: int, query: pb.Query) -> events.Query:
+    seconds = query.step_seconds, query.age_seconds, query.query_seconds
+    return events.Query(worker, query.incarnation, query.step, query.local_steps, *seconds)

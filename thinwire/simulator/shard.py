@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from absl import logging
 
 from thinwire.ops.routing.base import Transport
@@ -19,12 +20,12 @@ from thinwire.proto.framing import frame
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.counters import DatagramCounts
+from thinwire.ps.datagrams.receiver import DatagramReceiver
 from thinwire.ps.persistence.journal import STOP_REASON, JournaledCore
 from thinwire.ps.telemetry.status import StatusSources
-from thinwire.ps.wire.push_decoder import PushDecoder
+from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 from thinwire.ps.wire.replies import SharedBlocks, coded_update, reply_frames
 from thinwire.simulator.clock import Clock
-from thinwire.simulator.datagrams import SimulatedDatagramPort
 from thinwire.simulator.flags import ShardSpeed
 from thinwire.simulator.links import Pipe, SimulatedConnection, carry, sizes_on_wire
 from thinwire.simulator.messages import (
@@ -40,6 +41,9 @@ from thinwire.simulator.storage import RUN_ID, SimulatedKill, StoredShard
 #: Python's id() of an update -> blocks of the update, encoded once for all workers.
 CodedBlocks = dict[int, SharedBlocks]
 
+#: Part of the seed of session ids and signing keys. Predictable keys are safe, because a simulation
+#: has no attackers.
+_ENTROPY = 71
 _SEEK_SECONDS = 1.0  # seconds between the attempts of a following shard to reach shard 0
 
 
@@ -121,8 +125,7 @@ class SimulatedShard:
             decoder: Decoder of the pushes that the PS shard receives.
             transport: Settings of the datagrams, for example their size and pacing.
         """
-        router = self.core.model.method.router
-        self.datagrams = SimulatedDatagramPort(self, router, decoder, transport)
+        self.datagrams = SimulatedDatagramPort(self, decoder, transport)
 
     def received(self) -> DatagramCounts | None:
         """Return the numbers of received datagrams; None if the run's router sends no datagrams."""
@@ -132,7 +135,8 @@ class SimulatedShard:
         """Return a Welcome message's settings of a worker's datagrams: ports, session id, key."""
         welcome = pb.Welcome()
         if self.datagrams is not None:
-            self.datagrams.fill_welcome(worker, incarnation, welcome)
+            port = self.datagrams
+            port.receiver.fill_welcome(worker, incarnation, port.numbers, welcome)
         return welcome
 
     def bytes_down(self) -> dict[int, int]:
@@ -153,10 +157,6 @@ class SimulatedShard:
             reports=lambda: self.reports,
             received=self.received,
         )
-
-    def live_workers(self) -> Iterable[int]:
-        """Return the ids of the live workers, whose datagram sessions remain open."""
-        return self.core.rounds.live()
 
     # -- start and end ----------------------------------------------------------------------
 
@@ -511,3 +511,61 @@ class SimulatedShard:
 def _not_finite(push: NonFinitePush, epoch: int) -> events.Reject:
     message = "the update is not finite"
     return events.Reject(push.worker, 0, "NON_FINITE", message, push.step, epoch)
+
+
+class SimulatedDatagramPort:
+    """A simulated PS shard's datagram port, without sockets.
+
+    `SimulatedDatagramPort` corresponds to `thinwire.ps.datagrams.port.DatagramPort` of a real PS
+    shard.
+
+    Attributes:
+        receiver: Receiver of datagrams, with the workers' sessions since the shard's last start.
+        numbers: Port numbers that workers receive; empty if datagrams are sent in gRPC streams.
+
+    Args:
+        shard: PS shard that owns the port and receives the pushes.
+        decoder: Decoder of the pushes that the PS shard receives.
+        transport: Settings of the datagrams, for example their size and pacing.
+    """
+
+    def __init__(self, shard: SimulatedShard, decoder: PushDecoder, transport: Transport) -> None:
+        self._shard, self._router = shard, shard.core.model.method.router
+        self._decoder, self._transport = decoder, transport
+        in_stream = transport.dgt_transport != "udp"
+        self.numbers = range(0) if in_stream else range(1, self._router.channels + 1)
+        self.begin_life()
+
+    def begin_life(self) -> None:
+        """Start a new datagram receiver without sessions, after a restart of the PS shard."""
+        shard = self._shard
+        self.receiver = DatagramReceiver(
+            self._decoder,
+            [piece.size for piece in shard.layout.slices],
+            self._router,
+            shard.arrive,
+            self._refuse,
+            shard.set_alarm,
+            np.random.default_rng([_ENTROPY, shard.number, shard.life]).bytes,
+            lambda: shard.now,
+        )
+        self.receiver.configure(self._transport)
+
+    def take(self, arrived: StreamPart | Datagrams) -> None:
+        """Receive gradient entries, as a message or as datagrams, from a worker's gRPC stream."""
+        if isinstance(arrived, Datagrams):
+            message = arrived.message
+            self.receiver.receive_from_stream(memoryview(message.data), message.size)
+            return
+        try:
+            self.receiver.on_push(arrived.worker, arrived.push, arrived.payload)
+        except NonFinite:
+            self._shard.arrive(NonFinitePush(arrived.worker, arrived.push.step))
+
+    def end_sessions(self) -> None:
+        """End the datagram sessions of workers that have left the run."""
+        self.receiver.retain_members(self._shard.core.rounds.live())
+
+    def _refuse(self, worker: int, step: int, message: str) -> None:
+        """Reject a push that contains NaN or infinity, after its datagrams have arrived."""
+        self._shard.arrive(NonFinitePush(worker, step))

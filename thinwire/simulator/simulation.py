@@ -22,9 +22,8 @@ from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.push_decoder import PushDecoder
-from thinwire.runtime.run.draws_file import DrawsFile
-from thinwire.runtime.run.groups_file import write_groups
 from thinwire.runtime.run.settings import Run
+from thinwire.runtime.run.sync_files import DrawsFile, write_groups
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.exchange import SimulatedExchange
 from thinwire.simulator.executors import InlineExecutor

@@ -16,9 +16,9 @@ from thinwire.ops.types import State
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.runtime.telemetry import round_trace, run_status
 from thinwire.runtime.telemetry.round_trace import MeasuredBy
-from thinwire.simulator.client import SimulatedPacingClient
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.exchange import SimulatedExchange
+from thinwire.simulator.pacing import SimulatedPacingClient
 from thinwire.simulator.round_ahead import ComputedBatch, RoundAhead
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import PushRequest, ShardReply

@@ -7,23 +7,3 @@ real client and the simulator use it. The class `PacingClient` queries the state
 the workers' local steps. The classes `PushEncoder` and `DatagramChannel` encode pushes as messages
 and datagrams.
 """
-
-from thinwire.worker.client.datagrams import DatagramChannel, WorkerTransport
-from thinwire.worker.client.exchange import Exchange, Heartbeat
-from thinwire.worker.client.messages import PushEncoder
-from thinwire.worker.client.pacing_client import PacingClient
-from thinwire.worker.client.protocol import ShardProtocol
-from thinwire.worker.client.shard_client import PushRefused, ShardClient, ShardGone
-
-__all__ = [
-    "DatagramChannel",
-    "Exchange",
-    "Heartbeat",
-    "PacingClient",
-    "PushEncoder",
-    "PushRefused",
-    "ShardClient",
-    "ShardGone",
-    "ShardProtocol",
-    "WorkerTransport",
-]

@@ -9,6 +9,7 @@ divides a push among channels, and bytes when they are sent.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -19,14 +20,15 @@ from absl import logging
 from thinwire.ops.routing.base import LostEntries, Routed, Router, Transport
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.routing.datagram_format import DatagramSession
-from thinwire.ops.routing.packetizer import Packetizer, SealedBatch, SealedStep
+from thinwire.ops.routing.packetizer import Packetizer, SealedStep
 from thinwire.ops.types import Link
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto import udp
 from thinwire.proto.emulation.link import EmulatedSender, LinkModel
-from thinwire.proto.emulation.uplink import EmulatedUplink
+from thinwire.proto.emulation.uplink import PrioritySender, RunningLink, class_of_channel
 from thinwire.proto.moved import present_address
-from thinwire.proto.udp import ChannelCounts, DatagramSender, UdpSettings
+from thinwire.proto.udp import sender as udp_sender
+from thinwire.proto.udp.sender import ChannelCounts, DatagramSender, UdpSettings
+from thinwire.proto.udp.sockets import stream_dscp
 
 #: Function that makes the UDP sender for a shard, given the shard's host, its ports and the
 #: session's key.
@@ -41,26 +43,27 @@ class DatagramChannel:
     be late. After too many losses over UDP, the datagrams are sent in the gRPC stream ahead of each
     push, where they are neither lost nor late.
 
-    Args:
-        worker: Id of the worker that sends the datagrams.
-        channels: Number of datagram channels, one per class of service.
-        transport: Settings of the datagrams: their sizes, and the choice between UDP and the gRPC
-            stream.
+    Attributes:
         marks_slots: True if the message with one variable's blocks announces the datagrams of that
             variable.
+
+    Args:
+        worker: Id of the worker that sends the datagrams.
+        router: Router of the training method, which divides an update among channels.
+        transport: Settings of the datagrams: their sizes, and the choice between UDP and the gRPC
+            stream.
         connect: Function that returns a sender of datagrams over UDP.
     """
 
     def __init__(
         self,
         worker: int,
-        channels: int,
+        router: Router,
         transport: Transport,
-        marks_slots: bool,
         connect: Connect,
     ) -> None:
-        self._worker, self._channels, self._transport = worker, channels, transport
-        self.marks_slots = marks_slots
+        self._worker, self._channels, self._transport = worker, router.channels, transport
+        self.marks_slots = router.marks_slots
         self._connect = connect
         self._session: DatagramSession | None = None
         self._sender: DatagramSender | None = None
@@ -69,7 +72,7 @@ class DatagramChannel:
         self._sealed: tuple[int, SealedStep] | None = None
         # Lock for the datagram counts, which the heartbeat thread reads.
         self._lock = threading.RLock()
-        self._counts_before = [ChannelCounts() for _ in range(channels)]
+        self._counts_before = [ChannelCounts() for _ in range(router.channels)]
         self._poor_steps = 0
         self.fell_back = False
         self.address = ""
@@ -129,14 +132,10 @@ class DatagramChannel:
             return
         for batch in self._sealed[1].batches:
             batch.sign(self._session.key)
-            self._count(batch)
+            # Counts datagrams only, because the gRPC stream counts the bytes of the datagrams it
+            # carries.
+            self._counts_before[batch.channel - 1].datagrams += batch.count
             yield pb.ToServer(datagrams=pb.Datagrams(size=batch.size, data=bytes(batch.data)))
-
-    def _count(self, batch: SealedBatch) -> None:
-        counts = self._counts_before[batch.channel - 1]
-        # Counts datagrams only, because the gRPC stream counts the bytes of the datagrams it
-        # carries.
-        counts.datagrams += batch.count
 
     def record(self, reception: pb.DatagramOutcome) -> list[LostEntries]:
         """Record which datagrams of an exchange reached a shard; return the push's lost entries."""
@@ -174,12 +173,8 @@ class DatagramChannel:
         """Return the datagram counts by channel, from channel 1 on."""
         with self._lock:
             current = self._sender.counts() if self._sender is not None else ()
-            return tuple(
-                _sum(before, current[number])
-                if number < len(current)
-                else dataclasses.replace(before)
-                for number, before in enumerate(self._counts_before)
-            )
+            padded = itertools.chain(current, itertools.repeat(ChannelCounts()))
+            return tuple(before.plus(next(padded)) for before in self._counts_before)
 
     @property
     def bytes_sent(self) -> int:
@@ -207,13 +202,7 @@ def open_channel(
     """Return a worker's datagram channel to one shard; None if the router sends no datagrams."""
     if not router.uses_datagrams:
         return None
-    return DatagramChannel(worker, router.channels, transport, router.marks_slots, connect)
-
-
-def _sum(one: ChannelCounts, other: ChannelCounts) -> ChannelCounts:
-    return ChannelCounts(
-        *(a + b for a, b in zip(vars(one).values(), vars(other).values(), strict=True))
-    )
+    return DatagramChannel(worker, router, transport, connect)
 
 
 class WorkerTransport:
@@ -238,17 +227,18 @@ class WorkerTransport:
         self._scheme = transport.dgt_dscp
         self.dscp: int | None = None
         if router.channels:
-            self.dscp = udp.stream_dscp(self._scheme, router.channels)
+            self.dscp = stream_dscp(self._scheme, router.channels)
         self.sender: EmulatedSender | None = None
-        self._uplink: EmulatedUplink | None = None
+        self._uplink: RunningLink | None = None
         if link.active and (router.channels or link.background_mbps):
-            self._uplink = EmulatedUplink(link, seed, self.dscp)
-            self.sender = self._uplink.sender
+            self._uplink = RunningLink(link, seed)
+            priority = class_of_channel(self._scheme, 0, router.channels)
+            self.sender = PrioritySender(self._uplink, priority)
         # streams without datagrams have one class of service, because their packets keep their
         # order
         elif link.active:
             self.sender = EmulatedSender(LinkModel(link, seed))
-        self._bucket = udp.pacing(transport.dgt_pace_mbps)
+        self._bucket = udp_sender.pacing(transport.dgt_pace_mbps)
 
     def open_channel(self, worker: int) -> DatagramChannel | None:
         """Return a new datagram channel to one shard; None if the method sends no datagrams."""
@@ -265,17 +255,18 @@ class WorkerTransport:
         if self._uplink is not None:
             over = self._uplink.over(self._scheme, self._router.channels)
         sending = UdpSettings(key, mtu, max_late, self._scheme)
-        return udp.connect(host, ports, sending, self._bucket, over)
+        return udp_sender.connect(host, ports, sending, self._bucket, over)
 
 
 #: Fields of ChannelCounts that count datagrams that were not sent, one field per reason.
 _UNSENT = ("outdated", "refused", "too_large")
 
 
+@dataclasses.dataclass
 class DatagramTotals:
     """Counts the blocks, datagrams and bytes of one worker, over all shards.
 
-    Args:
+    Attributes:
         worker: Id of the worker that sends the datagrams.
         to_shards: For each shard, the worker's datagram channel to it.
         num_channels: Number of datagram channels, one per class of service.
@@ -284,18 +275,15 @@ class DatagramTotals:
         logs: True to log the datagram counts for each exchange.
     """
 
-    def __init__(
-        self,
-        worker: int,
-        to_shards: Sequence[DatagramChannel],
-        num_channels: int,
-        bytes_up: Callable[[], int],
-        logs: bool = False,
-    ) -> None:
-        self._worker, self._to_shards, self._num_channels = worker, to_shards, num_channels
-        self._bytes_up, self._logs = bytes_up, logs
+    worker: int
+    to_shards: Sequence[DatagramChannel]
+    num_channels: int
+    bytes_up: Callable[[], int]
+    logs: bool
+
+    def __post_init__(self) -> None:
         # Counts of how the router divided pushes among channels, without sent bytes.
-        self._parted = SentCounts(blocks=[0] * (num_channels + 1))
+        self._parted = SentCounts(blocks=[0] * (self.num_channels + 1))
         self._logged = SentCounts()
 
     def record(self, routed: Sequence[Routed]) -> None:
@@ -304,7 +292,7 @@ class DatagramTotals:
         Args:
             routed: The router's division of the push among channels, for each shard.
         """
-        blocks = np.zeros(self._num_channels + 1, np.int64)
+        blocks = np.zeros(self.num_channels + 1, np.int64)
         for part in routed:
             blocks[0] += part.num_reliable
             for unreliable in part.unreliable:
@@ -323,41 +311,37 @@ class DatagramTotals:
 
     def counts(self) -> SentCounts:
         """Return the datagram counts over all shards since this process started (any thread)."""
-        parted, datagrams, num_bytes = self._parted, [0], [0]
-        by_shard = [channel.counts() for channel in self._to_shards]
+        datagrams, num_bytes = [0], [0]
+        by_shard = [channel.counts() for channel in self.to_shards]
         by_channel = list(zip(*by_shard, strict=True))
         for shard_counts in by_channel:
             datagrams.append(sum(counts.datagrams for counts in shard_counts))
             num_bytes.append(sum(counts.bytes_on_wire for counts in shard_counts))
         # The gRPC stream (channel 0) sent all bytes that the datagram channels did not send.
-        num_bytes[0] = max(0, self._bytes_up() - sum(num_bytes))
+        num_bytes[0] = max(0, self.bytes_up() - sum(num_bytes))
         unsent = {
             reason: sum(getattr(counts, reason) for row in by_channel for counts in row)
             for reason in _UNSENT
         }
-        return SentCounts(
-            parted.pushes,
-            parted.sum_k,
-            parted.blocks,
-            parted.skipped,
-            parted.dropped,
-            parted.non_finite,
-            datagrams,
-            num_bytes,
-            unsent,
-            sum(channel.fell_back for channel in self._to_shards),
+        fallen_back = sum(channel.fell_back for channel in self.to_shards)
+        return dataclasses.replace(
+            self._parted,
+            datagrams=datagrams,
+            num_bytes=num_bytes,
+            unsent=unsent,
+            fallen_back=fallen_back,
         )
 
     def log(self, step: int) -> None:
         """Log the datagram counts since the previous log line, if `logs` is True."""
-        if not self._logs:
+        if not self.logs:
             return
         counts = self.counts()
         new, self._logged = counts.minus(self._logged), counts
         logging.info(
             "worker %d, step %d: reliable fraction %.3f; blocks by channel (0 is reliable): %s; "
             "%d blocks of zeros skipped, %d dropped, %d not finite; bytes by channel: %s",
-            self._worker,
+            self.worker,
             step,
             new.sum_k / max(1, new.pushes),
             _by_channel(new.blocks),

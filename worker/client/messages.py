@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from thinwire.ops.routing.base import Manifest, Routed
 from thinwire.ops.routing.packetizer import SealedStep
-from thinwire.ops.wire.blocks import IndexChooser
+from thinwire.ops.wire.blocks import IndexChooser, WireBlock
 from thinwire.proto import messages as proto_messages
 from thinwire.proto import push_head
 from thinwire.proto import thinwire_pb2 as pb
@@ -47,38 +47,39 @@ def push_messages(
     """
     routed = outgoing.routed[shard] if outgoing.routed else Routed(outgoing.shards[shard])
     coded = [chooser.encode(block) for block in routed.reliable]
-    messages: list[EncodedMessage] = []
-    if sealed is not None and each_slot:
-        for block in coded:
-            message = _header(outgoing, shard, incarnation, epoch)
-            message.push.more = True
-            manifest = Manifest(sealed.by_slot.get(block.slot, ()), routed.k, 0, 0, 0, 0)
-            message.push.manifest.CopyFrom(proto_messages.manifest_to_message(manifest))
-            messages.append(
-                (message, proto_messages.blocks_to_message([block], message.push.blocks))
-            )
-        coded = []
-    message = _header(outgoing, shard, incarnation, epoch)
+    # Blocks and manifest of each message, in order.
+    parts: list[tuple[list[WireBlock], Manifest | None]] = []
+    whole: Manifest | None = None
     if sealed is not None:
-        manifest = Manifest(
-            () if each_slot else sealed.announced,
-            routed.k,
-            routed.num_blocks,
-            routed.num_skipped,
-            routed.num_reliable,
-            routed.num_dropped,
-        )
-        message.push.manifest.CopyFrom(proto_messages.manifest_to_message(manifest))
-    pieces = proto_messages.blocks_to_message(coded, message.push.blocks)
+        counts = routed.num_blocks, routed.num_skipped, routed.num_reliable, routed.num_dropped
+        whole = Manifest(() if each_slot else sealed.announced, routed.k, *counts)
+        if each_slot:
+            for block in coded:
+                announced = sealed.by_slot.get(block.slot, ())
+                parts.append(([block], Manifest(announced, routed.k, 0, 0, 0, 0)))
+            coded = []
+    messages: list[EncodedMessage] = []
+    for blocks, manifest in [*parts, (coded, whole)]:
+        message = pb.ToServer()
+        push = message.push
+        push.incarnation, push.epoch = incarnation, epoch
+        push_head.kind_to_message(outgoing.kind, push)
+        push_head.head_to_message(outgoing.head, push)
+        push_head.origin_to_message(outgoing.origins[shard], push)
+        push.more = len(messages) < len(parts)
+        if manifest is not None:
+            push.manifest.CopyFrom(proto_messages.manifest_to_message(manifest))
+        pieces = proto_messages.blocks_to_message(blocks, push.blocks)
+        messages.append((message, pieces))
     if outgoing.changes and outgoing.changes[shard]:
         changed = map(IndexChooser().encode, outgoing.changes[shard])
-        beside = proto_messages.blocks_to_message(changed, message.push.changes)
-        message.push.change_bytes = sum(map(len, beside))
+        beside = proto_messages.blocks_to_message(changed, push.changes)
+        push.change_bytes = sum(map(len, beside))
         pieces += beside
     if shard == 0 and outgoing.aux is not None:
-        message.push.aux_count = len(outgoing.aux)
+        push.aux_count = len(outgoing.aux)
         pieces.append(outgoing.aux.astype("<f4", copy=False).data)
-    return [*messages, (message, pieces)]
+    return messages
 
 
 class PushEncoder:
@@ -121,13 +122,3 @@ class PushEncoder:
     def restart(self) -> None:
         """Reset the coding of entries' positions for a new incarnation (process) of the worker."""
         self._chooser = IndexChooser()
-
-
-def _header(outgoing: PushRequest, shard: int, incarnation: int, epoch: int) -> pb.ToServer:
-    message = pb.ToServer()
-    push = message.push
-    push.incarnation, push.epoch = incarnation, epoch
-    push_head.kind_to_message(outgoing.kind, push)
-    push_head.head_to_message(outgoing.head, push)
-    push_head.origin_to_message(outgoing.origins[shard], push)
-    return message

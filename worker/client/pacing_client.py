@@ -2,14 +2,14 @@
 
 The class `PacingState` builds the queries to the state server and decides from its answers. The
 class `PacingClient` waits for the answers in the training thread;
-`thinwire.simulator.client.SimulatedPacingClient` waits on a virtual clock.
+`thinwire.simulator.pacing.SimulatedPacingClient` waits on a virtual clock.
 """
 
 from __future__ import annotations
 
 import time
 
-from thinwire.ops.pacing import Pacer
+from thinwire.ops.pacing.base import Pacer
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.worker.client.shard_client import ShardClient
 

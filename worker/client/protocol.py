@@ -2,7 +2,7 @@
 
 The class `ShardProtocol` decides which requests a worker sends, repeats or gives up. A driver (the
 code that owns the socket) connects the protocol to a network: `thinwire.worker.client.shard_client`
-uses threads and a socket, `thinwire.simulator.client` a virtual clock. The driver (the code that
+uses threads and a socket, `thinwire.simulator.exchange` a virtual clock. The driver (the code that
 owns the socket) reports to the protocol: received messages (`receive`), lost streams (`lost`) and
 elapsed time (`tick`). Then the driver (the code that owns the socket) performs the actions that the
 protocol returns, in order.
@@ -132,11 +132,11 @@ _TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
 _RETRY_SECONDS = 1.0  # seconds before the next Hello message if the shard's refusal names no delay
 
 
+@dataclasses.dataclass
 class NewestEpoch:
     """Newest membership epoch that any shard has sent to this worker."""
 
-    def __init__(self) -> None:
-        self.number = 0
+    number: int = 0
 
     def record(self, epoch: int) -> None:
         """Store a membership epoch from a shard if it is newer than the stored epoch."""

@@ -1,4 +1,4 @@
-"""A worker's client of one shard, which drives `ShardProtocol` with threads and a socket.
+"""A worker's client of one shard: waits for replies, queries, and reconnects.
 
 The training thread opens a request and waits for the reply, reconnecting if the stream is lost.
 While no request is open, the heartbeat thread services the stream to the shard.
@@ -7,43 +7,17 @@ While no request is open, the heartbeat thread services the stream to the shard.
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from absl import logging
 
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.emulation.link import EmulatedSender
-from thinwire.proto.grpc import ClientStream, StreamLost, Unreachable
-from thinwire.proto.grpc.session import (
-    ClientSession,
-    Dialler,
-    MakeOffer,
-    RequestRejected,
-    beat_seconds,
-    jitter,
-    rhythm,
-)
-from thinwire.proto.security.credentials import UntrustedPeer
-from thinwire.runtime.failure_detector import Backoff
-from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
-from thinwire.worker.client.messages import PushEncoder
-from thinwire.worker.client.protocol import (
-    Action,
-    Answered,
-    Ended,
-    NewestEpoch,
-    Rejoin,
-    Replied,
-    Send,
-    ShardProtocol,
-    State,
-    Trigger,
-)
-from thinwire.worker.core.messages import PushRequest
+from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.proto.grpc.session import RequestRejected, jitter
+from thinwire.worker.client.protocol import Replied, State
+from thinwire.worker.client.shard_connection import ShardConnection
 
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 5.0
 #: Longest time, in seconds, that a query to the state server waits for the stream's lock while the
 #: heartbeat thread reconnects the stream.
 _QUERY_TURN_SECONDS = 0.05
@@ -64,109 +38,8 @@ class ShardGone(Exception):
     """Raised if the run has ended and the shard has closed its stream to this worker."""
 
 
-class ShardClient:
-    """A worker's connection to one shard, with automatic reconnection.
-
-    Attributes:
-        protocol: State machine that decides which requests to the shard are sent, repeated or given
-            up.
-        welcome: Welcome message that the shard sent on the newest stream.
-        before_rejoining: Function that is called before an expelled worker sends a new Hello
-            message.
-        on_expelled: Function that is called when the shard reports that this worker is expelled.
-        on_welcome: Function that is called with the shard's Welcome on each new stream.
-
-    Args:
-        address: Address ``host:port`` of the shard.
-        hello: Hello message, the first message of each stream. The client stores run id and
-            incarnation in it.
-        max_payload_bytes: Largest payload of a shard's reply that the client accepts, in bytes.
-        link: The worker's emulated uplink; None if no link is emulated.
-        reconnect_timeout_seconds: Seconds without an answer after which the client raises
-            Unreachable.
-        closing: Event that is set when the worker must stop.
-        encoder: Encoder that turns this worker's pushes to the shard into messages.
-        epochs: Newest membership epoch from any shard; all shard clients of the worker share this
-            object.
-        dscp: Class of service of the stream's packets; None for the operating system's default.
-        credentials: Credentials with which this worker connects to the shard.
-        make_offer: Function that makes this worker's offer (model description and weights) for a
-            shard without a model; None to offer nothing.
-        leader: Address of shard 0, which knows the new addresses of moved shards; empty if unknown.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        hello: pb.Hello,
-        max_payload_bytes: int,
-        link: EmulatedSender | None,
-        reconnect_timeout_seconds: float,
-        closing: threading.Event,
-        encoder: PushEncoder,
-        epochs: NewestEpoch,
-        dscp: int | None = None,
-        credentials: Credentials = NO_CREDENTIALS,
-        make_offer: MakeOffer | None = None,
-        leader: str = "",
-    ) -> None:
-        self._make_offer = make_offer
-        self.address, self.hello, self._link = address, hello, link
-        self._encoder, self._dscp, self._credentials = encoder, dscp, credentials
-        self._max_payload_bytes = max_payload_bytes
-        self._patience_seconds = reconnect_timeout_seconds
-        self._closing = closing
-        self.protocol = ShardProtocol(hello.shard, epochs)
-        self._arrivals = rhythm()
-        self._dialler = Dialler(f"the PS at {address}", self._new_session, closing, leader=leader)
-        self._session: ClientSession | None = None
-        self.welcome = pb.Welcome()
-        self._bytes_before = self._received_before = 0
-        self._send_seconds_before = 0.0
-        # lock held by the thread that may replace the stream to the shard
-        self._turn = threading.Lock()
-        # True while the training thread waits for a reply to a request or an answer to a query
-        self._in_use = False
-        self._abandons = False  # True if the training thread must replace the open push by a pull
-        self._replied: Replied | None = None
-        self._payload = memoryview(b"")  # payload of the shard's newest message
-        self._answered: Answered | None = None
-        self._ended: Ended | None = None
-        # Cause of the stream's loss, for the log; None if the stream is not lost.
-        self._lost_by: StreamLost | None = None
-        self._pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        self._try_again_at = 0.0
-        self.before_rejoining: Callable[[], None] = lambda: None
-        self.on_expelled: Callable[[], None] = lambda: None
-        self.on_welcome: Callable[[pb.Welcome], None] = lambda welcome: None
-
-    # -- counters ---------------------------------------------------------------------------
-
-    @property
-    def bytes_sent(self) -> int:
-        """Number of training bytes sent to this shard, in streams and datagrams so far."""
-        session, channel = self._session, self._encoder.channel
-        open_bytes = session.stream.bytes_sent if session else 0
-        datagram_bytes = channel.bytes_sent if channel is not None else 0
-        return self._bytes_before + open_bytes + datagram_bytes
-
-    @property
-    def bytes_received(self) -> int:
-        """Number of bytes received from this shard, over all streams."""
-        session = self._session
-        return self._received_before + (session.stream.bytes_received if session else 0)
-
-    @property
-    def send_seconds(self) -> float:
-        """Total time from each request to its last byte sent, in seconds, over all streams."""
-        session = self._session
-        open_seconds = session.stream.send_seconds if session else 0.0
-        return self._send_seconds_before + open_seconds
-
-    @property
-    def connected(self) -> bool:
-        """True if the stream to the shard is open, as far as this client knows."""
-        return self._session is not None
+class ShardClient(ShardConnection):
+    """Waits for a shard's replies and answers, with automatic reconnection."""
 
     @property
     def is_member(self) -> bool:
@@ -174,31 +47,11 @@ class ShardClient:
         return self.protocol.state in (State.READY, State.REQUESTING)
 
     @property
-    def alive(self) -> bool:
-        """True if the stream is open and the shard sent a message in two heartbeat intervals."""
-        session = self._session
-        seconds = 2 * beat_seconds(self.welcome.lease_seconds)
-        return session is not None and session.received_within(seconds)
-
-    @property
     def halt_cause(self) -> str:
         """Reason why the run ended, from this shard; an empty text while the run continues."""
         return self.protocol.halt_cause
 
     # -- requests (training thread) -----------------------------------------------------------
-
-    def pull(self, pull: pb.Pull | None = None) -> None:
-        """Request the shard's part of the model; `wait_for_reply` returns the reply."""
-        self._open(lambda: self.protocol.pull(pull))
-
-    def push(self, request: PushRequest) -> None:
-        """Push the shard's part of an update, whose buffers must not change before the reply."""
-        self._open(lambda: self.protocol.push(request))
-
-    def _open(self, request: Callable[[], list[Action]]) -> None:
-        with self._turn:
-            self._in_use, self._abandons, self._replied = True, False, None
-            self._perform(request())
 
     def wait_for_reply(
         self, meanwhile: Callable[[], None] | None = None
@@ -320,64 +173,6 @@ class ShardClient:
                 return
             self._receive(*received)
 
-    # -- the protocol's actions ---------------------------------------------------------------
-
-    def _receive(self, message: pb.ToClient, payload: memoryview) -> None:
-        self._payload = payload
-        if message.refusal.reason == pb.REASON_QUARANTINED:
-            logging.warning("%s", message.refusal.message)
-        elif message.refusal.reason == pb.REASON_OUTLIER:
-            why = message.refusal.message
-            logging.log_every_n_seconds(logging.WARNING, "%s: %s", 60, self.address, why)
-        self._perform(self.protocol.receive(message, time.monotonic()))
-
-    def _perform(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            match action:
-                case Send():
-                    self._send(action)
-                case Replied():
-                    self._replied = action
-                case Answered():
-                    self._answered = action
-                case Ended():
-                    self._ended = action
-                case Rejoin(after=Trigger.LOST):
-                    # no new stream is opened now, because `poll` or `attend` opens the next one
-                    pass
-                case Rejoin():
-                    self._leave_stream(action.after)
-
-    def _send(self, action: Send) -> None:
-        session, request = self._session, action.request
-        if session is None:
-            return
-        if isinstance(request, pb.Query):
-            session.send_control(pb.ToServer(query=request), counted=True)
-            return
-        if isinstance(request, pb.Pull):
-            session.send_control(pb.ToServer(pull=request), counted=True)
-            return
-        for message, pieces in self._encoder.encode(request, action.incarnation, action.epoch):
-            if message.WhichOneof("body") == "push":
-                session.send(message, pieces)
-            else:
-                session.send_control(message, counted=True)
-        for message, _ in self._encoder.finish():
-            session.send_control(message, counted=True)
-
-    def _leave_stream(self, after: Trigger) -> None:
-        """Drop the stream to a shard that has expelled or quarantined this worker."""
-        if after is Trigger.EXPEL:
-            self._lost_by = StreamLost("the shard has expelled this worker")
-            self.on_expelled()
-        else:
-            self._lost_by = StreamLost("the quarantine of this worker is over")
-        if not self._in_use:
-            logging.warning("lost the gRPC stream to PS shard %s (%s)", self.address, self._lost_by)
-            self._pauses.num_pauses, self._try_again_at = 0, 0.0
-        self._drop()
-
     def _raise_if_ended(self) -> None:
         if self._ended is None:
             return
@@ -394,7 +189,7 @@ class ShardClient:
             Unreachable: The shard did not answer within the time limit for reconnecting.
             RequestRejected: The shard rejected this worker for good.
         """
-        return self._join(lambda: self._dialler.dial(self._patience_seconds))
+        return self._join(lambda: self._dialler.dial(self.patience_seconds))
 
     def ensure_connected(self) -> None:
         """Reconnect if the shard has sent nothing recently; send the open request again.
@@ -405,12 +200,6 @@ class ShardClient:
         """
         if not self.alive:
             self._reconnect(StreamLost("the shard sends no heartbeats"))
-
-    def send(self, message: pb.ToServer, counted: bool = False) -> None:
-        """Queue a message that needs no answer; drop it if there is no stream to the shard."""
-        session = self._session  # use a local variable, because another thread may drop the session
-        if session is not None:
-            session.send_control(message, counted)
 
     def attend(self, may_rejoin: Callable[[], bool] = lambda: True) -> None:
         """Service the shard's stream while no request is open (called in the heartbeat thread).
@@ -427,7 +216,7 @@ class ShardClient:
         if not self._turn.acquire(blocking=False):
             return
         try:
-            if self._in_use or self._closing.is_set() or self.halt_cause:
+            if self._in_use or self.closing.is_set() or self.halt_cause:
                 return
             self._receive_unrequested()
             # The message with the run's end has just arrived, after which the shard closes the
@@ -439,52 +228,6 @@ class ShardClient:
                 self._revive()
         finally:
             self._turn.release()
-
-    def probe(self, timeout_seconds: float) -> bool:
-        """Return True if any server accepts connections at the shard's address."""
-        stream = ClientStream(self.address, credentials=self._credentials)
-        try:
-            stream.open(timeout_seconds)
-        except (Unreachable, UntrustedPeer):
-            return False
-        stream.close(0.0)
-        return True
-
-    def close(self) -> None:
-        """Close the stream to the shard after sending the queued messages."""
-        if self._session is not None:
-            self._session.close()
-        if self._encoder.channel is not None:
-            self._encoder.channel.close()
-
-    def _new_session(self) -> ClientSession:
-        return ClientSession(
-            self.address,
-            self.hello,
-            self._max_payload_bytes,
-            self._link,
-            self._dscp,
-            self._credentials,
-            self._arrivals,
-            self._make_offer,
-        )
-
-    def _join(self, dial: Callable[[], tuple[ClientSession, pb.Welcome]]) -> pb.Welcome:
-        """Open a stream to the shard, and send the unanswered request on the stream."""
-        self.protocol.join()
-        try:
-            self._session, self.welcome = dial()
-        except BaseException:
-            self._perform(self.protocol.lost())
-            raise
-        self.hello.run_id = self.welcome.run_id
-        self.hello.incarnation = self.welcome.incarnation
-        if self._encoder.channel is not None:
-            self._encoder.channel.open(self.address, self.welcome)
-        self.on_welcome(self.welcome)
-        welcome = pb.ToClient(welcome=self.welcome)
-        self._perform(self.protocol.receive(welcome, time.monotonic()))
-        return self.welcome
 
     def _receive_unrequested(self) -> None:
         """Process the shard's arrived messages; drop the stream if it is lost or silent."""
@@ -511,7 +254,7 @@ class ShardClient:
         with self._turn:
             self._lose(error)
             self._raise_if_ended()
-            if self._closing.is_set():
+            if self.closing.is_set():
                 raise Unreachable(f"stopped while waiting for {self.address}") from error
             logging.warning("stream to shard %s lost (%s); reconnecting", self.address, error)
             if self.protocol.is_expelled:
@@ -519,17 +262,3 @@ class ShardClient:
             if self._abandons:
                 self._abandon()
             self.connect()
-
-    def _lose(self, error: StreamLost) -> None:
-        self._lost_by = error
-        self._drop()
-        self._perform(self.protocol.lost())
-
-    def _drop(self) -> None:
-        if self._session is None:
-            return
-        self._bytes_before += self._session.stream.bytes_sent
-        self._received_before += self._session.stream.bytes_received
-        self._send_seconds_before += self._session.stream.send_seconds
-        self._session.close(0.0)
-        self._session = None

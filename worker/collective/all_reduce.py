@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
@@ -26,34 +27,27 @@ class MembershipChanged(Exception):
     """Raised if a member of a sum over workers is lost; the sum must be repeated without it."""
 
 
+@dataclasses.dataclass
 class Aggregator:
     """Sums float32 buffers over the workers that are members of a round.
 
     Source: the collective sum that ESync's barrier needs, after Li, Zhou et al., IEEE TSC 15(4).
+
+    Attributes:
+        algorithm: Name of the algorithm that sums updates over workers, a key of
+            thinwire.ops.collectives.REGISTRY.
+        worker: Id of this worker.
+        streams: gRPC streams from this worker to the other workers.
+        mailbox: Store of the parts of sums that other workers send.
+        on_late: Function that is called with the sender's worker id when a part of a sum is late.
+            It raises MembershipChanged if the part will not arrive.
     """
 
-    def __init__(
-        self,
-        algorithm: str,
-        worker: int,
-        streams: Peers,
-        mailbox: Mailbox,
-        on_late: Callable[[int], None],
-    ) -> None:
-        """Store the arguments.
-
-        Args:
-            algorithm: Name of the algorithm that sums updates over workers, a key of
-                thinwire.ops.collectives.REGISTRY.
-            worker: Id of this worker.
-            streams: gRPC streams from this worker to the other workers.
-            mailbox: Store of the parts of sums that other workers send.
-            on_late: Function that is called with the sender's worker id when a part of a sum is
-                late. It raises MembershipChanged if the part will not arrive.
-        """
-        self._name, self._steps = algorithm, REGISTRY[algorithm]
-        self._worker, self._streams = worker, streams
-        self._mailbox, self._on_late = mailbox, on_late
+    algorithm: str
+    worker: int
+    streams: Peers
+    mailbox: Mailbox
+    on_late: Callable[[int], None]
 
     def sum(
         self, name: RoundId, members: Sequence[CollectiveMember], buffers: Sequence[Float32]
@@ -74,8 +68,8 @@ class Aggregator:
                 those of the sum.
         """
         flat = np.concatenate([buffer.ravel() for buffer in buffers])
-        place = [member.worker for member in members].index(self._worker)
-        reduction = Reduction(self._steps(place, len(members), len(flat)), flat)
+        place = [member.worker for member in members].index(self.worker)
+        reduction = Reduction(REGISTRY[self.algorithm](place, len(members), len(flat)), flat)
         view = self._view(members)
         try:
             self._carry_out(reduction, name, view, members)
@@ -94,7 +88,7 @@ class Aggregator:
                 message = peers.Part(
                     view=view, generation=name.generation, round=name.number, number=part.number
                 )
-                self._streams.send(members[part.peer], message, reduction.buffer[start:stop])
+                self.streams.send(members[part.peer], message, reduction.buffer[start:stop])
             awaited = reduction.awaited
             if awaited is None:
                 return
@@ -107,9 +101,9 @@ class Aggregator:
 
     def _wait(self, name: PartName) -> memoryview:
         patience = _FIRST_PATIENCE_SECONDS
-        while (payload := self._mailbox.get(name, patience)) is None:
-            self._streams.check()
-            self._on_late(name.sender)
+        while (payload := self.mailbox.get(name, patience)) is None:
+            self.streams.check()
+            self.on_late(name.sender)
             patience = min(2 * patience, _LAST_PATIENCE_SECONDS)
         return payload
 
@@ -120,5 +114,5 @@ class Aggregator:
         words = struct.pack(
             f"<{2 * len(members)}Q", *(n for m in members for n in (m.worker, m.incarnation))
         )
-        digest = hashlib.blake2b(self._name.encode() + words, digest_size=8).digest()
+        digest = hashlib.blake2b(self.algorithm.encode() + words, digest_size=8).digest()
         return int.from_bytes(digest, "little")

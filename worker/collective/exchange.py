@@ -21,6 +21,7 @@ from absl import logging
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.kernels.numpy_ops import all_finite
 from thinwire.ops.push_head import PushHead, PushOrigin
+from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import Block, CodedValues, ConfigurationError, Kind, State
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import chunk_bytes_for
@@ -34,7 +35,7 @@ from thinwire.worker.collective.all_reduce import Aggregator, MembershipChanged
 from thinwire.worker.collective.mailbox import CollectiveMember, Mailbox, RoundId
 from thinwire.worker.collective.peers import Peers, listening_address
 from thinwire.worker.collective.replica import Neighbours, Replica
-from thinwire.worker.collective.service import PeerServer, guard_of, pace_of
+from thinwire.worker.collective.service import PeerServer, guard_of
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import PushRequest, ShardReply
 from thinwire.worker.flags import WorkerFlags
@@ -51,48 +52,6 @@ _PAUSE_SECONDS = 0.2  # pause between two queries to the peers, in seconds
 _STALL_SECONDS = 30.0
 
 
-class ModelCopy:
-    """Conversion between a worker's base weights and the blocks of shard 0's model."""
-
-    def __init__(self, core: WorkerCore) -> None:
-        """Store the worker's training engine `core`, whose base weights each method reads."""
-        self._core = core
-
-    def with_blocks(self, blocks: Iterable[Block]) -> Float32:
-        """Return a copy of the base weights [n], with dense blocks from shard 0 written over it."""
-        flat = self._core.base.copy()
-        for block in blocks:
-            flat[self._place(block.slot)] = block.values.data
-        return flat
-
-    def blocks(self) -> tuple[Block, ...]:
-        """Return the base weights (the weights that all workers have) as blocks of shard 0's model.
-
-        The blocks that `blocks` returns are views of the base weights, so the base weights must not
-        change before shard 0's reply arrives.
-        """
-        return tuple(
-            Block(
-                slot, piece.size, None, CodedValues("float32", self._core.base[self._place(slot)])
-            )
-            for slot, piece in enumerate(self._core.layouts[0].slices)
-        )
-
-    def alone(self, at: RoundId) -> PushRequest:
-        """Return an exchange that sends shard 0 the weights of version `at`, outside of a round."""
-        return PushRequest(
-            head=PushHead(self._core.step + 1, schedule_rate=self._core.learning_rate),
-            origins=[PushOrigin(at.number, at.generation)],
-            kind=Kind.VALUES,
-            shards=[self.blocks()],
-        )
-
-    def _place(self, slot: int) -> slice:
-        piece = self._core.layouts[0].slices[slot]
-        start = self._core.spec.offsets[piece.tensor] + piece.start
-        return slice(start, start + piece.size)
-
-
 class CollectiveExchange(Exchange):
     """Exchanges in which a worker sums updates with its peers and reports to shard 0."""
 
@@ -104,14 +63,15 @@ class CollectiveExchange(Exchange):
             core: Training engine of this worker.
         """
         self._own, self._core = own, core
-        self._copy = ModelCopy(core)
+        # Place of each slice of shard 0's model in the flat weights.
+        self._places = shard_positions(core.spec, core.layouts[0])
         method, size = core.method, core.base.nbytes
         self._replica = Replica(core.base, method, core.kernels)
         self._mailbox = Mailbox(_MODELS_KEPT * size + _SLACK_BYTES)
         link, me = own.device.link, own.id_worker
         self._guard = guard_of(self.credentials, self.nb_workers)
         self._server = PeerServer(
-            self._mailbox, self._replica.answer, size + _SLACK_BYTES, pace_of(link), self._guard
+            self._mailbox, self._replica.answer, size + _SLACK_BYTES, link, self._guard
         )
         model_bytes = self._replica.num_bytes + _SLACK_BYTES
         chunk = chunk_bytes_for(link)
@@ -164,7 +124,7 @@ class CollectiveExchange(Exchange):
         while True:
             (reply,) = super().pull()
             at = RoundId(reply.generation, reply.version)
-            self._replica.fetched(at, self._copy.with_blocks(reply.blocks))
+            self._replica.fetched(at, self._with_blocks(reply.blocks))
             self._mailbox.finish(at)
             if reply.stop or self._agree():
                 return [_without_weights(reply)]
@@ -181,7 +141,7 @@ class CollectiveExchange(Exchange):
         """
         request, at = self._request, self._replica.at
         goal = self._goal = RoundId(at.generation, at.number + 1)
-        outside_round = self._do_round(goal, self._copy.with_blocks(request.shards[0]))
+        outside_round = self._do_round(goal, self._with_blocks(request.shards[0]))
         if outside_round is not None:
             return [outside_round]
         self._mailbox.finish(goal)
@@ -262,7 +222,7 @@ class CollectiveExchange(Exchange):
             request,
             origins=[origin],
             kind=Kind.VALUES,
-            shards=[self._copy.blocks() if sends_weights else ()],
+            shards=[self._blocks() if sends_weights else ()],
             routed=(),
         )
         super().send(report)
@@ -311,6 +271,25 @@ class CollectiveExchange(Exchange):
         is_member = any(member.worker == self._own.id_worker for member in self._members)
         return is_member and RoundId(reply.generation, reply.version) == self._replica.at
 
+    def _with_blocks(self, blocks: Iterable[Block]) -> Float32:
+        """Return a copy of the base weights [n], with dense blocks from shard 0 written over it."""
+        flat = self._core.base.copy()
+        for block in blocks:
+            flat[self._places[block.slot]] = block.values.data
+        return flat
+
+    def _blocks(self) -> tuple[Block, ...]:
+        """Return the base weights (the weights that all workers have) as blocks of shard 0's model.
+
+        The blocks are views of the base weights, so the base weights must not change before shard
+        0's reply arrives.
+        """
+        views = (self._core.base[place] for place in self._places)
+        return tuple(
+            Block(slot, view.size, None, CodedValues("float32", view))
+            for slot, view in enumerate(views)
+        )
+
     # -- members and weights ------------------------------------------------------------------
 
     def _agree(self) -> bool:
@@ -350,7 +329,9 @@ class CollectiveExchange(Exchange):
         if not (self._leads and self._replica.stepped) or self._copied == at.number:
             return
         try:
-            super().send(self._copy.alone(at))
+            head = PushHead(self._core.step + 1, schedule_rate=self._core.learning_rate)
+            origin = PushOrigin(at.number, at.generation)
+            super().send(PushRequest(head, [origin], Kind.VALUES, [self._blocks()]))
             super().replies()
             self._copied = at.number
         except (Unreachable, RequestRejected, ShardGone, ConfigurationError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -27,35 +28,13 @@ class PeerLost(Exception):
     """Raised if a peer (another worker) cannot be reached, or the stream to it has broken."""
 
 
+@dataclasses.dataclass
 class _PeerConnection:
     """A worker's gRPC stream to one peer."""
 
-    def __init__(
-        self,
-        member: CollectiveMember,
-        greeting: peers.Greeting,
-        sender: EmulatedSender | None,
-        max_payload_bytes: int,
-        credentials: Credentials,
-    ) -> None:
-        self.member = member
-        self.stream = ClientStream(
-            member.address,
-            sender,
-            service=PEER_SERVICE,
-            credentials=credentials,
-            server_name=server_name_of_worker(member.worker),
-        )
-        self._assembler = MessageAssembler(peers.FromPeer, lambda message: max_payload_bytes)
-        try:
-            self.stream.open(_DIAL_SECONDS)
-        except Unreachable as error:
-            raise PeerLost(f"worker {member.worker} at {member.address} does not answer") from error
-        except UntrustedPeer as error:
-            raise PeerLost(f"worker {member.worker}: {error}") from error
-        claims = (part_of_worker(greeting.worker), greeting.run_id)
-        greeting.proof = self.stream.prove(claims)
-        self.stream.send((frame(peers.ToPeer(greeting=greeting)),))
+    member: CollectiveMember
+    stream: ClientStream
+    assembler: MessageAssembler[peers.FromPeer]
 
     def receive(self, progress_seconds: float) -> tuple[peers.Holding, memoryview] | None:
         """Return the peer's next reply, or None if no byte arrives for `progress_seconds`.
@@ -66,7 +45,7 @@ class _PeerConnection:
         who = f"worker {self.member.worker} at {self.member.address}"
         try:
             while True:
-                complete = self._assembler.feed(self.stream.receive(progress_seconds))
+                complete = self.assembler.feed(self.stream.receive(progress_seconds))
                 if complete is None:
                     continue
                 message, payload = complete
@@ -185,18 +164,33 @@ class Peers:
             self._drop(member, 1.0)
 
     def _to(self, member: CollectiveMember) -> _PeerConnection:
-        connection = self._open.get(member)
-        if connection is None:
-            greeting = peers.Greeting(
-                protocol_version=messages.PROTOCOL_VERSION,
-                run_id=self.run_id,
-                worker=self._worker,
-            )
-            connection = _PeerConnection(
-                member, greeting, self._sender, self._max_model_bytes, self._credentials
-            )
-            self._open[member] = connection
-        return connection
+        if member not in self._open:
+            self._open[member] = self._dial(member)
+        return self._open[member]
+
+    def _dial(self, member: CollectiveMember) -> _PeerConnection:
+        stream = ClientStream(
+            member.address,
+            self._sender,
+            service=PEER_SERVICE,
+            credentials=self._credentials,
+            server_name=server_name_of_worker(member.worker),
+        )
+        try:
+            stream.open(_DIAL_SECONDS)
+        except Unreachable as error:
+            raise PeerLost(f"worker {member.worker} at {member.address} does not answer") from error
+        except UntrustedPeer as error:
+            raise PeerLost(f"worker {member.worker}: {error}") from error
+        greeting = peers.Greeting(
+            protocol_version=messages.PROTOCOL_VERSION, run_id=self.run_id, worker=self._worker
+        )
+        greeting.proof = stream.peer.prove((part_of_worker(self._worker), self.run_id))
+        stream.send((frame(peers.ToPeer(greeting=greeting)),))
+        most = self._max_model_bytes
+        return _PeerConnection(
+            member, stream, MessageAssembler(peers.FromPeer, lambda message: most)
+        )
 
     def _drop(self, member: CollectiveMember, grace_seconds: float = 0.0) -> None:
         connection = self._open.pop(member)

@@ -9,9 +9,8 @@ from thinwire.proto import peers_pb2 as peers
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto import versions
 from thinwire.proto.framing import BytesLike, Malformed, MessageAssembler, frame, frames
-from thinwire.proto.grpc import ServerStream
+from thinwire.proto.grpc import GrpcServer, ServerStream
 from thinwire.proto.grpc.common import PEER_SERVICE
-from thinwire.proto.grpc.server import GrpcServer, serve
 from thinwire.proto.security.connection_guard import ConnectionGuard, Limits, MessageRate
 from thinwire.proto.security.credentials import part_of_worker
 from thinwire.runtime.run.credentials import Credentials
@@ -40,7 +39,7 @@ class PeerServer:
         mailbox: Mailbox,
         answer: QueryHandler,
         max_part_bytes: int,
-        pace: Callable[[ServerStream], None] = lambda stream: None,
+        link: Link | None = None,
         guard: ConnectionGuard | None = None,
     ) -> None:
         """Store the arguments of the Peer service, which `listen` starts.
@@ -51,13 +50,13 @@ class PeerServer:
                 of the streams.
             max_part_bytes: Largest accepted part of a sum, in bytes. The service refuses larger
                 parts before it allocates memory.
-            pace: Function that limits a new gRPC stream to the rate of this worker's emulated
-                network link.
+            link: Emulated network link of this worker, which limits the rate of each stream; None
+                for no limit.
             guard: Connection guard that limits and authenticates connections of peers; None to
                 admit every peer.
         """
         self._guard = guard or ConnectionGuard()
-        self._mailbox, self._answer, self._pace = mailbox, answer, pace
+        self._mailbox, self._answer, self._link = mailbox, answer, link
         self._max_part_bytes = max_part_bytes
         self._streams: list[ServerStream] = []
         # worker ids of the peers whose greetings were accepted, one for each stream
@@ -77,14 +76,10 @@ class PeerServer:
             thinwire.proto.grpc.PortInUse: Another process uses the port, or the address belongs to
                 another machine.
         """
-        self._server = serve(
-            address,
-            port,
-            self._read,
-            service=PEER_SERVICE,
-            guard=self._guard,
+        self._server = GrpcServer(
+            address, port, self._read, service=PEER_SERVICE, guard=self._guard
         )
-        return int(self._server.port)
+        return self._server.port
 
     def close(self) -> None:
         """Stop the Peer service and end its streams."""
@@ -109,7 +104,8 @@ class PeerServer:
     def _read(self, stream: ServerStream) -> None:
         assembler = MessageAssembler(peers.ToPeer, lambda message: self._max_part_bytes)
         self._streams.append(stream)
-        self._pace(stream)
+        if self._link is not None:
+            stream.pace(self._link, 1.0, 0)
         sender, rate = 0, MessageRate(self._guard.limits)
         try:
             for data in stream.incoming():
@@ -196,13 +192,3 @@ def guard_of(credentials: Credentials, nb_workers: int) -> ConnectionGuard:
     per_address = nb_workers + _SPARE_STREAMS
     limits = Limits(streams=per_address + _STREAMS_OF_OTHERS, streams_per_address=per_address)
     return ConnectionGuard(credentials, limits)
-
-
-def pace_of(link: Link) -> Callable[[ServerStream], None]:
-    """Return a function that limits a stream to the rate of a worker's emulated link."""
-
-    def pace(stream: ServerStream) -> None:
-        if link.active:
-            stream.pace(link, 1.0, 0)
-
-    return pace

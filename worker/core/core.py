@@ -145,7 +145,7 @@ class UpdatePacker:
             kernels=self._kernels,
             epoch=epoch,
             touched={slot: rows[n] for slot, n in enumerate(numbers) if n in rows},
-            leaves_dense=self._method.router.takes_device_arrays,
+            leaves_dense=self._method.router.uses_datagrams,
             finite=self._kernels.first_not_finite([values]) is None,  # one call for all tensors
             keep=keep,
         )

@@ -16,7 +16,7 @@ def collect(session: WorkerSession) -> list[Instrument]:
     seconds = spent | {"send": exchange.send_seconds}
     seconds["wait"] = max(0.0, spent["wait"] - exchange.send_seconds)
     datagrams = exchange.datagrams
-    return [
+    found = [
         counter(
             "steps", "Local steps of this worker, one mini-batch each.", session.steps.num_steps
         ),
@@ -64,22 +64,20 @@ def collect(session: WorkerSession) -> list[Instrument]:
             exchange.refused_peers,
             "reason",
         ),
-        *(
-            []
-            if datagrams is None
-            else [
-                counter(
-                    "datagrams_sent",
-                    "Datagrams sent to the network, by channel.",
-                    {str(number): count for number, count in enumerate(datagrams.datagrams)},
-                    "channel",
-                ),
-                counter(
-                    "datagrams_unsent",
-                    "Datagrams that were not sent, by reason.",
-                    datagrams.unsent,
-                    "reason",
-                ),
-            ]
-        ),
     ]
+    if datagrams is not None:
+        found += [
+            counter(
+                "datagrams_sent",
+                "Datagrams sent to the network, by channel.",
+                {str(number): count for number, count in enumerate(datagrams.datagrams)},
+                "channel",
+            ),
+            counter(
+                "datagrams_unsent",
+                "Datagrams that were not sent, by reason.",
+                datagrams.unsent,
+                "reason",
+            ),
+        ]
+    return found

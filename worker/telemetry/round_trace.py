@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from thinwire.ops.pacing import Pacer
+from thinwire.ops.pacing.base import Pacer
 from thinwire.runtime.telemetry import round_trace
-from thinwire.runtime.telemetry.round_trace import MeasuredBy, RoundRecord
+from thinwire.runtime.telemetry.round_trace import MeasuredBy, Round
 from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
@@ -54,9 +54,10 @@ class RoundMeasure:
         self._phases = round_trace.phases_of(pacer)
         self._counters, self._clock = counters, clock
         self._time = dict.fromkeys(self._phases, 0.0)
-        self._rows: collections.deque[RoundRecord] = collections.deque(maxlen=_MOST_ROWS)
+        self._rows: collections.deque[Round] = collections.deque(maxlen=_MOST_ROWS)
         self._sent: collections.deque[str] = collections.deque(maxlen=_BATCHES_TO_REPEAT)
         self._receiver: object = None
+        self._steps: list[dict[str, float]] = []  # times of each local step, for `StepMeasure`
         self.begin(0.0)
 
     def begin(self, seconds_before: float) -> None:
@@ -93,7 +94,7 @@ class RoundMeasure:
         head, before = request.head, self._bytes
         self._bytes = (self._counters.bytes_up, self._counters.bytes_down)
         self._rows.append(
-            RoundRecord(
+            Round(
                 num_iters=head.step,
                 num_samples=head.samples,
                 total_time=self._clock() - self._started_at,
@@ -144,12 +145,6 @@ class RoundMeasure:
 
 class StepMeasure(RoundMeasure):
     """Measures rounds and each of their local steps; the exchange follows the last local step."""
-
-    def __init__(
-        self, pacer: Pacer, counters: ByteCounters, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._steps: list[dict[str, float]] = []
-        super().__init__(pacer, counters, clock)
 
     def begin_step(self) -> None:
         """Start the measurement of one local step of the worker."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -12,7 +11,6 @@ from thinwire.ops.buffers import buffer
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed, frame
 from thinwire.proto.grpc import ServerStream
-from thinwire.ps.core import events
 from thinwire.ps.service.connections import Connection
 from thinwire.ps.service.containment import ClientRequest
 from thinwire.ps.service.stream_state import ClientStreamState
@@ -21,13 +19,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thinwire.proto.security.connection_guard import ConnectionGuard
+    from thinwire.ps.service.writer import ShardWriter
 
 #: Limit on the characters of a refusal's message, which may quote a long message of a client, and
 #: of an explanation that a client sends.
 LONGEST_MESSAGE = 2000
-
-#: Function that queues an event or work for the shard's writer thread.
-Put = Callable[[events.Event | ClientRequest | Callable[[], None]], None]
 
 
 class EndOfStream(Exception):
@@ -163,30 +159,26 @@ class Admission(Dialogue):
         """
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardSide:
-    """The parts of a shard that its dialogues with all kinds of clients use.
-
-    Attributes:
-        put: Function that queues an event or work for the shard's writer thread.
-        payload_limit: Largest legal payload of a client's message, in bytes.
-        payload_memory: Function that returns the memory of a payload of the given number of bytes.
-    """
-
-    put: Put
-    payload_limit: int
-    payload_memory: Callable[[int], NDArray[Any]]
-
-
 class ConnectedDialogue(Dialogue):
     """Dialogue with a client whose Hello fits the shard's model.
 
+    A dialogue refers to no part of the served model that holds weights, because the client's stream
+    may last longer than the model.
+
     Attributes:
         connection: The client's connection, which the shard's writer thread uses, too.
+
+    Args:
+        client: The client, whose Hello fits the shard.
+        hello: Hello message of the client.
+        writer: Handler of the client's messages on the shard's writer thread.
     """
 
-    def __init__(self, connection: Connection, shard: ShardSide) -> None:
-        self.connection, self._shard = connection, shard
+    def __init__(self, client: RemoteClient, hello: pb.Hello, writer: ShardWriter) -> None:
+        self._client, self._hello = client, hello
+        self._writer, self._shard = writer, writer.shard
+        self.connection = Connection(client.stream, hello, hello.incarnation)
+        self._largest_payload = writer.shard.served.largest_push
 
     @property
     def state(self) -> ClientStreamState:
@@ -207,18 +199,18 @@ class ConnectedDialogue(Dialogue):
 
     def payload_limit(self, message: pb.ToServer) -> int:
         """Return the largest legal payload of every client's messages, in bytes."""
-        return self._shard.payload_limit
+        return self._largest_payload
 
     def payload_memory(self, num_bytes: int) -> NDArray[Any]:
         """Return the memory of a payload, a [num_bytes] uint8 array."""
-        return self._shard.payload_memory(num_bytes)
+        return self._shard.payloads(num_bytes)
 
     def _serve(self, what: str, work: Callable[..., None], *arguments: Any) -> None:
         """Queue work for this client in the writer thread. If the work fails, `Containment` refuses
         only this client.
         """
         request = ClientRequest(self.connection, what, functools.partial(work, *arguments))
-        self._shard.put(request)
+        self._shard.queue.put(request)
 
     def _heartbeat(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
         """Do nothing: a frame of any message shows that the client is alive."""

@@ -2,90 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from thinwire.ops.types import ShardLayout
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
-from thinwire.proto.grpc.session import payload_limit
 from thinwire.ps.core import events
-from thinwire.ps.service.connections import Connection
-from thinwire.ps.service.dialogues.base import (
-    ConnectedDialogue,
-    EndOfStream,
-    RemoteClient,
-    ShardSide,
-)
+from thinwire.ps.service.dialogues.base import ConnectedDialogue, EndOfStream, RemoteClient
 from thinwire.ps.service.stream_state import ClientStreamState
 from thinwire.ps.wire import reports
-from thinwire.ps.wire.claims import ClaimBounds
-from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
+from thinwire.ps.wire.push_decoder import NonFinite
 
 if TYPE_CHECKING:
-    from thinwire.ps.datagrams.port import DatagramPort
+    from thinwire.ps.service.writer import ShardWriter
 
 #: A message renews its worker's lease if the last renewal is at least this part of a lease old.
 #: More renewals would only fill the writer thread's queue.
 _RENEWALS_PER_LEASE = 10
 #: Limit on the characters of the cause in a Leave message.
 _LONGEST_CAUSE = 100
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelIntake:
-    """The parts of a shard that receive messages about its current model.
-
-    Attributes:
-        decoder: Decoder of the workers' pushes.
-        bounds: Limits of the numbers that workers may report in messages, for example batch sizes.
-        datagrams: Port for datagrams and for pushes that consist of them; None if the training
-            method sends no datagrams.
-        share: Fraction of the model's values that the shard holds (0 to 1), for emulated links.
-    """
-
-    decoder: PushDecoder
-    bounds: ClaimBounds
-    datagrams: DatagramPort | None
-    share: float
-
-
-@dataclasses.dataclass(frozen=True)
-class WorkerAccounts:
-    """The parts of a shard that follow which workers there are, and how they are.
-
-    Attributes:
-        lease_seconds: Time in seconds without a message of a worker, after which the shard expels
-            the worker.
-        expect: Function called with a worker's incarnation and connection before its Join event is
-            queued.
-        lose: Function called with a worker's connection when the worker's stream has ended.
-        reports: (role, id) of a node -> newest JSON document that the node sent.
-        pass_on_rounds: Function that gets a worker's id and its reports on training rounds (called
-            on the writer thread).
-    """
-
-    lease_seconds: float
-    expect: Callable[[int, Connection], None]
-    lose: Callable[[Connection], None]
-    reports: dict[tuple[int, int], str]
-    pass_on_rounds: Callable[[int, str], None]
-
-
-def largest_push(layout: ShardLayout, aux_count: int, bounds: ClaimBounds) -> int:
-    """Return the largest legal payload of a worker's push, in bytes.
-
-    Args:
-        layout: Layout of the shard: the slices of variables that it holds.
-        aux_count: Number of values in each push that the shard averages over the workers.
-        bounds: Limits of the workers' messages. If a push may contain changes of the weights
-            outside the optimizer, it may be twice as large.
-    """
-    limit = payload_limit(layout, aux_count)
-    return limit + payload_limit(layout) if bounds.takes_changes else limit
 
 
 class WorkerDialogue(ConnectedDialogue):
@@ -95,28 +31,23 @@ class WorkerDialogue(ConnectedDialogue):
     refused without ending the stream.
     """
 
-    def __init__(
-        self,
-        client: RemoteClient,
-        hello: pb.Hello,
-        shard: ShardSide,
-        model: ModelIntake,
-        accounts: WorkerAccounts,
-    ) -> None:
-        incarnation = hello.incarnation or secrets.randbits(63) + 1
-        super().__init__(Connection(client.stream, hello, incarnation), shard)
-        self._client, self._hello, self._accounts = client, hello, accounts
-        self._model, self._decoder, self._datagrams = model, model.decoder, model.datagrams
-        self._put, self._id = shard.put, self.connection.id
+    def __init__(self, client: RemoteClient, hello: pb.Hello, writer: ShardWriter) -> None:
+        super().__init__(client, hello, writer)
+        if not hello.incarnation:
+            self.connection.incarnation = secrets.randbits(63) + 1
+        served = writer.shard.served  # read once: the writer thread may replace it meanwhile
+        self._decoder, self._bounds = served.decoder, served.bounds
+        self._datagrams, self._share = served.datagrams, served.share
+        self._put, self._id = writer.shard.queue.put, self.connection.id
         self._renewed_at = 0.0
-        self._renewal_seconds = accounts.lease_seconds / _RENEWALS_PER_LEASE
+        self._renewal_seconds = writer.shard.lease_seconds / _RENEWALS_PER_LEASE
 
     def begin(self) -> None:
         """Queue the worker's Join event, which the state machine accepts or rejects."""
         hello, connection = self._hello, self.connection
         seed = hello.link.seed + hello.shard
-        connection.stream.pace(connection.link, self._model.share, seed)
-        self._accounts.expect(connection.incarnation, connection)
+        connection.stream.pace(connection.link, self._share, seed)
+        self._writer.expect(connection)
         self._put(
             events.Join(
                 connection.id,
@@ -149,10 +80,10 @@ class WorkerDialogue(ConnectedDialogue):
 
     def end(self) -> None:
         """Note that the worker's stream has ended."""
-        self._accounts.lose(self.connection)
+        self._writer.lose(self.connection)
 
     def _pull(self, pull: pb.Pull, payload: memoryview) -> None:
-        self._model.bounds.check_pull(pull)
+        self._bounds.check_pull(pull)
         base = pull.base_version if pull.has_base else None
         self._put(events.Pull(self._id, self.connection.incarnation, base, pull.generation))
 
@@ -180,7 +111,7 @@ class WorkerDialogue(ConnectedDialogue):
         port.receiver.receive_from_stream(memoryview(datagrams.data), datagrams.size)
 
     def _query(self, query: pb.Query, payload: memoryview) -> None:
-        self._model.bounds.check_query(query)
+        self._bounds.check_query(query)
         seconds = (query.step_seconds, query.age_seconds, query.query_seconds)
         self._put(
             events.Query(self._id, query.incarnation, query.step, query.local_steps, *seconds)
@@ -193,10 +124,10 @@ class WorkerDialogue(ConnectedDialogue):
                 raise Malformed(
                     f"a worker's records of rounds have {len(report.rounds)} characters, too many"
                 )
-            self._serve("rounds", self._accounts.pass_on_rounds, self._id, report.rounds)
+            self._serve("rounds", self._writer.observers.pass_on_rounds, self._id, report.rounds)
             return
         reports.check_worker(report.document)
-        self._accounts.reports[(pb.ROLE_WORKER, self._id)] = report.document
+        self._shard.reports[(pb.ROLE_WORKER, self._id)] = report.document
 
     def _leave(self, leave: pb.Leave, payload: memoryview) -> None:
         if len(leave.cause) > _LONGEST_CAUSE:

@@ -8,7 +8,7 @@ import pytest
 from thinwire.data import write_adacomp
 from thinwire.data.partition import equal_range
 from thinwire.data.readers import adacomp
-from thinwire.data.registry import load_raw
+from thinwire.data.registry import DatasetRequest, load_raw
 from thinwire.ops.types import ConfigurationError
 
 SIZE = 3
@@ -25,10 +25,10 @@ def make_part(count: int, depth: int = 1) -> tuple[np.ndarray, np.ndarray]:
 def test_round_trip_with_remainder(tmp_path: Path, headers: bool, depth: int) -> None:
     images, labels = make_part(450, depth)
     adacomp.write(tmp_path, "test", images, labels, headers)
-    shards = adacomp.read(tmp_path, "test", SIZE, depth)
-    np.testing.assert_array_equal(shards.images, images)
-    np.testing.assert_array_equal(shards.labels, labels)
-    assert np.diff(shards.offsets).tolist() == [3] * 50 + [2] * 150
+    read_images, read_labels, offsets = adacomp.read(tmp_path, "test", SIZE, depth)
+    np.testing.assert_array_equal(read_images, images)
+    np.testing.assert_array_equal(read_labels, labels)
+    assert np.diff(offsets).tolist() == [3] * 50 + [2] * 150
 
 
 def test_names_and_headerless_sizes_are_the_originals(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_impossible_owners_are_refused(id_worker: int, nb_workers: int) -> None:
 def test_damage_is_named(tmp_path: Path) -> None:
     images, labels = make_part(200)
     adacomp.write(tmp_path, "test", images, labels)
-    damaged = adacomp.image_path(tmp_path, "test", 7)
+    damaged = adacomp.path_of(tmp_path, "test", "images", 7)
     damaged.write_bytes(damaged.read_bytes()[:-1])
     with pytest.raises(ConfigurationError, match="00007.*8 bytes; expected records of 9"):
         adacomp.read(tmp_path, "test", SIZE, 1)
@@ -71,18 +71,10 @@ def test_damage_is_named(tmp_path: Path) -> None:
         adacomp.read(tmp_path, "test", SIZE, 1)
 
 
-def test_some_files_only(tmp_path: Path) -> None:
-    images, labels = make_part(400)
-    adacomp.write(tmp_path, "test", images, labels)
-    shards = adacomp.read(tmp_path, "test", SIZE, 1, files=range(10, 12))
-    np.testing.assert_array_equal(shards.images, images[20:24])
-    assert shards.offsets.tolist() == [0, 2, 4]
-
-
 def test_tool_writes_what_load_reads(tmp_path: Path) -> None:
     assert write_adacomp.main(["fashion_mnist_sample", str(tmp_path)]) == 0
-    written = load_raw("fashion_mnist_sample", str(tmp_path), "train")
-    shipped = load_raw("fashion_mnist_sample", None, "train")
+    written = load_raw(DatasetRequest("fashion_mnist_sample", str(tmp_path)), "train")
+    shipped = load_raw(DatasetRequest("fashion_mnist_sample", None), "train")
     np.testing.assert_array_equal(written.images, shipped.images)
     np.testing.assert_array_equal(written.labels, shipped.labels)
     assert written.file_offsets is not None and len(written.file_offsets) == 1201

@@ -47,7 +47,7 @@ LAYOUTS: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_gives_the_same(tmp_path: Path, layout: str) -> None:
     LAYOUTS[layout](tmp_path)
-    raw = registry.load_raw("cifar10", str(tmp_path), "train", 32, 3)
+    raw = registry.load_raw(registry.DatasetRequest("cifar10", str(tmp_path), 32, 3), "train")
     pixels = np.concatenate([batches()[stem][0] for stem in STEMS[:5]])
     labels = np.concatenate([batches()[stem][1] for stem in STEMS[:5]])
     assert raw.labels.tolist() == labels.tolist() and raw.labels.dtype == np.int32
@@ -55,7 +55,7 @@ def test_every_layout_gives_the_same(tmp_path: Path, layout: str) -> None:
     for number, row, column, channel in ((0, 0, 0, 0), (7, 3, 30, 1), (19, 31, 31, 2)):
         stored = pixels[number, 1024 * channel + 32 * row + column]
         assert raw.images[number, row, column, channel] == stored
-    test = registry.load_raw("cifar10", str(tmp_path), "test", 32, 3)
+    test = registry.load_raw(registry.DatasetRequest("cifar10", str(tmp_path), 32, 3), "test")
     assert test.labels.tolist() == batches()["test_batch"][1].tolist()
 
 
@@ -63,7 +63,7 @@ def test_usual_scaling_and_augmentation(tmp_path: Path) -> None:
     write_binary(tmp_path)
     dataset = load(tmp_path)
     assert isinstance(dataset.train_images, lazy.Augmented)
-    raw = registry.load_raw("cifar10", str(tmp_path), "test", 32, 3).images
+    raw = registry.load_raw(registry.DatasetRequest("cifar10", str(tmp_path), 32, 3), "test").images
     mean, deviation = (np.array(values) for values in CHANNELS["cifar10"])
     assert (mean == (0.4914, 0.4822, 0.4465)).all() and deviation[2] == 0.2010
     np.testing.assert_allclose(dataset.test_images, (raw / 255 - mean) / deviation, atol=1e-5)

@@ -1,5 +1,6 @@
 """Text files give the same sequences on every worker, and test text is never trained on."""
 
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -57,13 +58,14 @@ def test_the_log_names_a_digest_of_what_was_read(
 
 
 def test_the_standard_library_is_there() -> None:
-    load = lambda: registry.load_raw("stdlib", None, "test", 28, 1, 256, task=TASKS["tokens"])  # noqa: E731
+    wanted = registry.DatasetRequest("stdlib", None, nb_classes=256, task=TASKS["tokens"])
+    load = lambda: registry.load_raw(wanted, "test")  # noqa: E731
     one, other = load(), load()
     assert one.images.shape == one.labels.shape == (source_text.NUM_TEST, CONTEXT)
     np.testing.assert_array_equal(one.images, other.images)
     assert one.images.min() >= 0 and one.images.max() < 256
     with pytest.raises(ConfigurationError, match=r"--nb_classes 1\d\d or more|--nb_classes 2"):
-        registry.load_raw("stdlib", None, "test", 28, 1, 64, task=TASKS["tokens"])
+        registry.load_raw(dataclasses.replace(wanted, nb_classes=64), "test")
 
 
 @pytest.mark.parametrize("content", [b"", b"short"])

@@ -199,10 +199,10 @@ def test_a_kept_index_that_points_beyond_the_file_is_not_used(tmp_path: Path) ->
 def test_a_folder_that_may_not_be_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(**arguments: object) -> None:
+    def refuse(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(tfrecords.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(tfrecords, "replace_file", refuse)
     path = write(tmp_path / "train-00000-of-00001", RECORD)
     assert len(tfrecords.index([path]).labels) == 1
     assert [each.name for each in tmp_path.iterdir()] == [path.name]

@@ -6,10 +6,10 @@ import pytest
 from tests.ops.drivers import BODIES
 from tests.virtual.run import MiniRun
 from tests.virtual.toy import method
-from thinwire.ops.codecs import build_codec, coding_of
 from thinwire.ops.codecs.base import EncodeContext
-from thinwire.ops.codecs.error_feedback import ErrorFeedback
+from thinwire.ops.codecs.error_feedback import ErrorFeedback, coding_of
 from thinwire.ops.codecs.power_sgd import PowerSgd
+from thinwire.ops.codecs.registry import build_codec
 from thinwire.ops.types import (
     VALUE_DTYPES,
     Block,

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from tests.virtual.toy import method
-from thinwire.ops.codecs import build_codec, coding_of
-from thinwire.ops.codecs.error_feedback import ErrorFeedback
+from thinwire.ops.codecs.error_feedback import ErrorFeedback, coding_of
+from thinwire.ops.codecs.registry import build_codec
 from thinwire.ops.codecs.top_k import TopK
 from thinwire.ops.codecs.wrappers import Clip, DenseBelow, RateAtSend, WarmUp
 from thinwire.ops.methods.method import METHODS

@@ -49,6 +49,7 @@ PAIRS = [
     pair
     for pair in [*((name,) for name in WRAPPERS), *itertools.product(WRAPPERS, repeat=2)]
     if sum(name in ONE_SIGN for name in pair) < 2
+    if "dense_below" not in pair[:-1]  # it is directly around the codec
 ]
 
 
@@ -98,7 +99,7 @@ def test_any_wrapper_goes_around_any_codec_and_wrapper(base, names):
 
 
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("outer", [(), ("dense_below",), ("warm_up",), ("warm_up", "dense_below")])
+@pytest.mark.parametrize("outer", [(), ("warm_up",)])
 @pytest.mark.parametrize("inner", [(), ("dense_below",)])
 def test_feedback_anywhere_keeps_what_is_not_sent(base, outer, inner):
     codec = wrapped(base, (*outer, "feedback", *inner))
@@ -114,27 +115,15 @@ def test_feedback_anywhere_keeps_what_is_not_sent(base, outer, inner):
 @pytest.mark.parametrize(
     "around", [("feedback",), ("momentum", "feedback"), ("descend", "carry"), ("clip",)]
 )
-def test_dense_below_is_the_same_outside_and_inside(base, around):
-    outside, inside = (
-        wrapped(base, ("dense_below", *around)),
-        wrapped(base, (*around, "dense_below")),
-    )
-    one, state = drive(outside, outside.init(SPEC, BODIES), range(1, 6))
-    other, same = drive(inside, inside.init(SPEC, BODIES), range(1, 6))
-    np.testing.assert_array_equal(one, other)
-    assert bits(state) == bits(same)
+def test_dense_below_sends_small_tensors_whole(base, around):
+    codec = wrapped(base, (*around, "dense_below"))
+    sent, _ = drive(codec, codec.init(SPEC, BODIES), range(1, 6))
     starts = SPEC.offsets
     small = [slot for slot, tensor in enumerate(SPEC.tensors) if tensor.size < SMALL]
     assert len(small) == 3
     for slot in small:
         # With int8 some codes are 0.
-        assert (one[:, starts[slot] : starts[slot + 1]] != 0).mean() > 0.9
-
-
-def test_of_two_limits_the_higher_counts():
-    codec = DenseBelow(DenseBelow(TopK(0.01), 2), SMALL)
-    packet, _ = codec.encode(gradients(1), codec.init(SPEC, BODIES), context(1))
-    assert [block.indices is None for block in packet.blocks] == [False, True, True, False, True]
+        assert (sent[:, starts[slot] : starts[slot + 1]] != 0).mean() > 0.9
 
 
 def test_small_matrices_of_powersgd_travel_whole():
@@ -151,7 +140,7 @@ def test_small_matrices_of_powersgd_travel_whole():
 
 @pytest.mark.parametrize(
     "around",
-    [("feedback",), ("feedback", "dense_below"), ("dense_below", "feedback"), ("warm_up", "carry")],
+    [("feedback",), ("feedback", "dense_below"), ("warm_up", "carry")],
 )
 def test_what_is_kept_back_is_found_whatever_goes_around_it(around):
     codec = wrapped("topk", around)

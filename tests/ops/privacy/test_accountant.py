@@ -9,8 +9,8 @@ from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 from dp_accounting.rdp import RdpAccountant
 
 from thinwire.ops.privacy import accountant
-from thinwire.ops.privacy.accountant import BLOCK, PrivacyLedger, epsilon, in_words
-from thinwire.ops.privacy.central import CentralPrivacy, NoPrivacy
+from thinwire.ops.privacy.accountant import BLOCK, epsilon, in_words, privacy_block
+from thinwire.ops.privacy.central import CentralPrivacy, Privacy
 from thinwire.ops.types import ConfigurationError
 
 
@@ -34,26 +34,26 @@ def test_before_the_first_round_nothing_is_released():
 
 
 def test_the_block_of_a_run():
-    ledger = PrivacyLedger(CentralPrivacy(0.5, 2.0), 1e-6)
-    assert ledger.block(7) == {
+    block = privacy_block(CentralPrivacy(0.5, 2.0), 1e-6, 7)
+    assert block == {
         BLOCK: {
             **{"clip": 0.5, "noise": 2.0, "delta": 1e-6, "rounds": 7},
             "epsilon": epsilon(2.0, 7, 1e-6),
         }
     }
-    words = in_words(ledger.block(7))
+    words = in_words(block)
     assert f"epsilon {epsilon(2.0, 7, 1e-6):.4g} at delta 1e-06" in words
     assert "7 rounds" in words
 
 
 def test_a_clip_alone_promises_nothing():
-    block = PrivacyLedger(CentralPrivacy(0.5), 1e-5).block(7)
+    block = privacy_block(CentralPrivacy(0.5), 1e-5, 7)
     assert block[BLOCK]["epsilon"] is None
     assert "epsilon" not in in_words(block)
 
 
 def test_without_privacy_there_is_no_block():
-    assert PrivacyLedger(NoPrivacy(), 1e-5).block(7) == {}
+    assert privacy_block(Privacy(), 1e-5, 7) == {}
     assert in_words({}) == ""
 
 

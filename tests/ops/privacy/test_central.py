@@ -11,7 +11,7 @@ from tests.virtual.toy import method
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.downlink import relay
 from thinwire.ops.methods.validation import check_averages, check_guards
-from thinwire.ops.privacy.central import CentralPrivacy, NoPrivacy, privacy_of
+from thinwire.ops.privacy.central import CentralPrivacy, Privacy, privacy_of
 from thinwire.ops.types import ConfigurationError, Update
 
 SECRET = bytes(range(32))
@@ -92,7 +92,7 @@ def test_noise_moves_every_weight_by_its_deviation():
 
 
 def test_without_flags_nothing_is_bounded():
-    assert privacy_of(0.0, 0.0) == NoPrivacy()
+    assert privacy_of(0.0, 0.0) == Privacy()
     plain = method("bsp")
     assert not [name for name, _ in plain.fingerprint() if name.startswith("privacy")]
 

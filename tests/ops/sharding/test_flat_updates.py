@@ -12,6 +12,7 @@ from thinwire.ops.types import Block, CodedValues, ModelSpec, ShardLayout, Slice
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
 
 SIZES = st.lists(st.integers(0, 12), min_size=1, max_size=6)
 
@@ -147,7 +148,7 @@ def test_a_block_that_spans_what_it_cannot_is_malformed(fields, words):
     fields = {"count": 10, "coding": pb.INDEX_CODING_BITMAP, "index_bytes": 2} | fields
     push = pb.Push(blocks=[pb.Block(**fields)])
     sizes = [piece.size for piece in LAYOUT.slices]
-    with pytest.raises(messages.Malformed, match=words):
+    with pytest.raises(Malformed, match=words):
         messages.blocks_from_message(push.blocks, memoryview(bytes(42)), sizes)
 
 
@@ -155,7 +156,7 @@ def test_slots_of_a_spanning_block_are_taken():
     spanning = pb.Block(slots=2, count=1, coding=pb.INDEX_CODING_BITMAP, index_bytes=2)
     push = pb.Push(blocks=[spanning, pb.Block(slot=1, count=6)])
     payload = memoryview(b"\1\0" + bytes(4 + 24))
-    with pytest.raises(messages.Malformed, match="slots 1 to 1 after slot 1"):
+    with pytest.raises(Malformed, match="slots 1 to 1 after slot 1"):
         messages.blocks_from_message(push.blocks, payload, [4, 6, 5])
-    with pytest.raises(messages.Malformed, match="spans 2 slots"):
+    with pytest.raises(Malformed, match="spans 2 slots"):
         messages.blocks_from_message(push.blocks[:1], payload[:6], [4, 6, 5], ranges=True)

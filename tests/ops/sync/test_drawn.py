@@ -15,7 +15,7 @@ from thinwire.ops.sync.base import ArrivalToken, Draw
 from thinwire.ops.sync.drawn import DrawnSync, draw, parse_draws
 from thinwire.ops.sync.rounds import Rounds
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.run.draws_file import DrawsFile, read_draws
+from thinwire.runtime.run.sync_files import DrawsFile, read_draws
 
 
 def begun(policy, workers, follows=False):

@@ -49,7 +49,8 @@ def test_what_is_coded_comes_back(size, block_entries, random):
     assert (back.slot, back.size, back.block_entries) == (3, size, block_entries)
     assert back.present.tolist() == present
     whole = np.full(size, -1.0, np.float32)
-    whole[wire_blocks.mask(back)] = back.values.data
+    there = np.repeat(back.present, wire_blocks.lengths(back.size, back.block_entries))
+    whole[there] = back.values.data
     there = np.repeat(np.array(present, bool), wire_blocks.lengths(size, block_entries))
     np.testing.assert_array_equal(whole, np.where(there, np.arange(size), -1.0))
 

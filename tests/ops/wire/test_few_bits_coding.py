@@ -17,6 +17,7 @@ from thinwire.ops.wire.index_codings import WireError
 from thinwire.ops.wire.value_codings import ValueCoding
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
 
 #: Three values of two chunks of 4 entries in each dtype, never changed.
 GOLDEN = {
@@ -179,5 +180,5 @@ def test_a_large_claim_allocates_nothing():
 
 def test_messages_refuse_plain_values_of_few_bits():
     block = pb.Block(slot=0, count=2, value_dtype=pb.VALUE_DTYPE_INT2)
-    with pytest.raises(messages.Malformed, match="plain int2 values"):
+    with pytest.raises(Malformed, match="plain int2 values"):
         messages.blocks_from_message([block], memoryview(b""), [2])

@@ -60,7 +60,7 @@ def talk(client, count=3, moves=True):
     welcome, _ = next_message(client, assembler)
     if welcome.welcome.HasField("bulk"):
         client.switch(welcome.welcome.bulk)
-        client.wait_until_moved(WAIT_SECONDS if moves else 0.0)
+        client.moved.wait(WAIT_SECONDS if moves else 0.0)
     for step in range(1, count + 1):
         talk_on(client, step, assembler)
 
@@ -135,7 +135,7 @@ def test_nothing_that_is_under_way_is_lost_or_overtaken():
         welcome, _ = next_message(client, assembler)
         time.sleep(0.02)
         client.switch(welcome.welcome.bulk)
-        assert client.wait_until_moved(WAIT_SECONDS)
+        assert client.moved.wait(WAIT_SECONDS)
         time.sleep(0.1)
         stop.set()
         numbers = []
@@ -183,7 +183,7 @@ def test_without_a_way_everything_goes_over_grpc(monkeypatch, spoil):
 
         client.switch = spoilt
         talk(client, moves=False)
-        assert not client.wait_until_moved(0.5) and not uses_bulk(client)
+        assert not client.moved.wait(0.5) and not uses_bulk(client)
     while _kept:
         _kept.pop().close()
 
@@ -293,7 +293,7 @@ def test_the_shards_last_words_arrive():
     with serving(farewell) as server, connected(server) as client:
         assembler = MessageAssembler(pb.ToClient, lambda message: 1 << 30)
         client.switch(next_message(client, assembler)[0].welcome.bulk)
-        assert client.wait_until_moved(WAIT_SECONDS)
+        assert client.moved.wait(WAIT_SECONDS)
         client.send((b"bye", b"and more, which nobody reads"))
         assert [client.receive(WAIT_SECONDS) for _ in range(2)] == [b"go", b"well"]
         with pytest.raises(grpc.StreamLost):
@@ -313,7 +313,7 @@ def test_a_close_ends_the_shards_half_after_what_was_queued():
         with connected(server) as client:
             assembler = MessageAssembler(pb.ToClient, lambda message: 1 << 30)
             client.switch(next_message(client, assembler)[0].welcome.bulk)
-            assert client.wait_until_moved(WAIT_SECONDS)
+            assert client.moved.wait(WAIT_SECONDS)
             for _ in range(100):
                 client.send((b"x" * 1000,))
         assert done.wait(WAIT_SECONDS)
@@ -389,12 +389,12 @@ def test_a_port_that_drops_holds_nothing_up_and_is_not_tried_again(monkeypatch, 
             session.send_control(pb.ToServer(heartbeat=pb.Heartbeat()))
             assert session.receive(WAIT_SECONDS)[0].WhichOneof("body") == "waiting"
         for number, session in enumerate(sessions):
-            assert number in blocked or session.stream.wait_until_moved(WAIT_SECONDS)
+            assert number in blocked or session.stream.moved.wait(WAIT_SECONDS)
         wait_until(lambda: len(caplog.messages) >= len(blocked), WAIT_SECONDS)
         assert len(shards.dialled) == 2 * len(blocked)  # a flood could have silenced it once
         for session in shards.join(stack):  # a rejoin of all
             assert session._hello.bulk == (session.shard not in blocked)
-            assert session.shard in blocked or session.stream.wait_until_moved(WAIT_SECONDS)
+            assert session.shard in blocked or session.stream.moved.wait(WAIT_SECONDS)
         assert len(shards.dialled) == 2 * len(blocked)
         assert len(caplog.messages) == len(blocked)
         for number in blocked:
@@ -484,7 +484,7 @@ def test_who_was_turned_away_moves_later_on_the_same_stream(monkeypatch):
         assert not uses_bulk(client)
         talk_on(client, 5)
         crowded.clear()
-        assert client.wait_until_moved(WAIT_SECONDS)
+        assert client.moved.wait(WAIT_SECONDS)
         talk_on(client, 6)
         assert uses_bulk(client)
 

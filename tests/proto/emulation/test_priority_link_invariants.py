@@ -94,7 +94,6 @@ def test_results_do_not_depend_on_when_time_is_advanced(link, background, offers
     again, early = offer_all(two, offers, look)
     expected, actual = one.advance(1e6), early + two.advance(1e6)
     assert fitting == again
-    assert one.counts == two.counts
     assert len(expected) == len(actual)
     for left, right in zip(expected, actual, strict=True):
         assert (left.at, left.item, left.bytes_on_wire) == (
@@ -108,7 +107,7 @@ def test_results_do_not_depend_on_when_time_is_advanced(link, background, offers
 
 @settings(deadline=None)
 @given(LINKS, BACKGROUND, OFFERS, st.integers(0, 9))
-def test_what_is_offered_arrives_or_is_counted(link, background, offers, seed):
+def test_what_fits_arrives_once_unless_it_is_lost_or_duplicated(link, background, offers, seed):
     model = PriorityLink(with_background(link, background), seed)
     fitting, _ = offer_all(model, offers)
     arrivals = drain(model)
@@ -117,17 +116,14 @@ def test_what_is_offered_arrives_or_is_counted(link, background, offers, seed):
     messages = [number for number, offer in enumerate(ordered) if offer[4]]
     assert sorted(a.item for a in arrivals if a.indices is None) == messages
     assert model.next_event() is None
-    assert model.num_trains == 0
-    counts = model.counts
-    arrived = sum(len(a.indices) for a in arrivals if a.indices is not None)
-    accounted = [c.datagrams - c.overflowed - c.lost + c.duplicated for c in counts]
-    assert arrived == sum(accounted)
     for number, capacity in fitting.items():
-        assert set(survivors(arrivals, number)) <= set(range(capacity))
-    passed = sum(count.bytes_on_wire for count in counts)
-    resent = sum(a.bytes_on_wire for a in arrivals if a.indices is None)
-    datagrams = sum(n * (ordered[at][3] + HEADER_BYTES) for at, n in fitting.items())
-    assert passed == resent + datagrams
+        arrived = survivors(arrivals, number)
+        assert set(arrived) <= set(range(capacity))
+        assert link.loss or len(set(arrived)) == capacity
+        assert link.duplicate or len(set(arrived)) == len(arrived)
+    sent = [n * (ordered[at][3] + HEADER_BYTES) for at, n in fitting.items()]
+    passed = sum(a.bytes_on_wire for a in arrivals if a.indices is not None)
+    assert link.loss or link.duplicate or passed == sum(sent)
 
 
 @given(OFFERS, st.integers(0, 9))

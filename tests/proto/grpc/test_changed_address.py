@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from thinwire.proto.grpc import ClientStream, serve
+from thinwire.proto.grpc import ClientStream, GrpcServer
 
 NAME = "ps-0.ps.test"
 
@@ -55,7 +55,7 @@ def listening(address, port, seen):
         for _ in stream.incoming():  # until the client ends it, after it was accepted
             pass
 
-    return serve(address, port, handle)
+    return GrpcServer(address, port, handle)
 
 
 def dial(names, port):

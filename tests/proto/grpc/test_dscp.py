@@ -36,7 +36,7 @@ def test_each_end_marks_what_it_sends(client, server):
         for data in stream.incoming():
             stream.send((data,))
 
-    serving = grpc.serve("127.0.0.1", 0, handler, dscp=server)
+    serving = grpc.GrpcServer("127.0.0.1", 0, handler, dscp=server)
     stream = grpc.ClientStream(f"127.0.0.1:{serving.port}", dscp=client)
     try:
         stream.open(WAIT_SECONDS)

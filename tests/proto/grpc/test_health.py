@@ -44,7 +44,7 @@ def test_a_shard_tells_in_each_phase_whether_it_takes_work():
         assert probe(address, WAIT_SECONDS) == "NOT_SERVING"  # the shard has not reached shard 0
         shard.open()
         assert probe(address, WAIT_SECONDS) == "SERVING"  # though workers have yet to come
-        shard.server._dispatch(shard.core.handle(events.Stop("max_seconds"), 1.0))
+        shard.server.writer.perform(shard.core.handle(events.Stop("max_seconds"), 1.0))
         assert probe(address, WAIT_SECONDS) == "NOT_SERVING"
     with pytest.raises(HealthCheckFailed, match="nothing answers at 127"):
         probe(address, 5.0)

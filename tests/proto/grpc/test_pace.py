@@ -58,7 +58,7 @@ def test_a_push_over_a_slow_wire_keeps_showing_life():
         for data in stream.incoming():
             arrived.put((time.monotonic(), len(data)))
 
-    server = grpc.serve("127.0.0.1", 0, listen)
+    server = grpc.GrpcServer("127.0.0.1", 0, listen)
     wire = Wire(f"127.0.0.1:{server.port}", bytes_per_second=200e3)
     client = grpc.ClientStream(wire.address)
     try:

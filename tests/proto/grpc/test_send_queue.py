@@ -55,7 +55,7 @@ def test_a_client_that_leaves_its_messages_is_cut_off(monkeypatch):
             stream.send(lambda gate=gate: gate.get(timeout=WAIT_SECONDS))  # nothing goes out
             while not stream.lost:
                 stream.send((bytes(1 << 14),))
-            over.put(stream.num_waiting_bytes)
+            over.put(stream._outgoing.num_bytes)
             gate.put([])
 
     with serving(refuse, guard) as server, connected(server) as client:

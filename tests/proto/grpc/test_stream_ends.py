@@ -54,7 +54,7 @@ def test_a_call_that_grpc_ends_without_its_metadata_is_given_up(monkeypatch):
             pass
 
     client = grpc.ClientStream("127.0.0.1:9")
-    monkeypatch.setattr(client, "_connect", lambda deadline, given_up: Channel())
+    monkeypatch.setattr(client.peer, "connect", lambda dscp, deadline, given_up: Channel())
     with pytest.raises(grpc.Unreachable, match="it stopped while"):
         client.open(3600.0)
 
@@ -113,7 +113,7 @@ from thinwire.proto import grpc as proto_grpc
 def echo(stream):
     for data in stream.incoming():
         stream.send([data])
-server = proto_grpc.serve("127.0.0.1", 0, echo)
+server = proto_grpc.GrpcServer("127.0.0.1", 0, echo)
 sys.stdout.write(f"{server.port}\\n")
 sys.stdout.flush()
 sys.stdin.read()
@@ -205,7 +205,7 @@ def test_a_port_in_use_is_a_clear_error():
         serving(echo) as server,
         pytest.raises(grpc.PortInUse, match=rf"{server.port}.*in use.*--port") as caught,
     ):
-        grpc.serve("127.0.0.1", server.port, echo)
+        grpc.GrpcServer("127.0.0.1", server.port, echo)
     assert isinstance(caught.value, ConfigurationError)
 
 

@@ -25,14 +25,14 @@ NUM_STRANGERS = 1200
 NODE = """
 import json, resource, sys, tempfile
 resource.setrlimit(resource.RLIMIT_NOFILE, (512, 1024))
-from thinwire.proto.grpc import serve
+from thinwire.proto.grpc import GrpcServer
 from thinwire.proto.security.connection_guard import ConnectionGuard, Limits
 guard = ConnectionGuard(limits=Limits(streams=50))
 def echo(stream):
     for data in stream.incoming():
         guard.hello_received(stream)
         stream.send((data,))
-server = serve("127.0.0.1", 0, echo, guard=guard)
+server = GrpcServer("127.0.0.1", 0, echo, guard=guard)
 print(server.port, flush=True)
 for line in sys.stdin:
     try:
@@ -86,7 +86,7 @@ def test_the_oldest_connections_of_the_greediest_end_and_members_stay(monkeypatc
             guard.hello_received(stream)
             stream.send((data,))
 
-    server = grpc_server.serve("127.0.0.1", 0, enter, guard=guard)
+    server = grpc_server.GrpcServer("127.0.0.1", 0, enter, guard=guard)
     strangers = []
     try:
         with connected(server) as member:

@@ -42,7 +42,7 @@ def serving(guard, handler=None):
             heard.put(refusal and refusal[0])
             stream.send([b"no" if refusal else b"welcome"])
 
-    server = grpc.serve("127.0.0.1", 0, handler or judge, guard=guard)
+    server = grpc.GrpcServer("127.0.0.1", 0, handler or judge, guard=guard)
     try:
         yield server.port, heard
     finally:
@@ -55,7 +55,7 @@ def claim(port, credentials, seconds=DIAL_SECONDS, **hello):
     try:
         stream.open(seconds)
         said = pb.Hello(**({"role": pb.ROLE_WORKER, "id": 1} | hello))
-        said.proof = stream.prove(trust.claims_of(said))
+        said.proof = stream.peer.prove(trust.claims_of(said))
         stream.send([said.SerializeToString()])
         return stream.receive(WAIT_SECONDS)
     finally:

@@ -40,7 +40,7 @@ def test_whoever_opens_no_stream_does_not_stay(monkeypatch, protected):
         for data in stream.incoming():
             stream.send((data,))
 
-    server = grpc_server.serve("127.0.0.1", 0, echo, guard=ConnectionGuard(mine))
+    server = grpc_server.GrpcServer("127.0.0.1", 0, echo, guard=ConnectionGuard(mine))
     try:
         began = time.monotonic()
         legal = ClientStream(f"127.0.0.1:{server.port}", credentials=theirs)

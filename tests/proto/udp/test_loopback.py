@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from tests.proto.udp_fakes import HOSTS, LINUX_ONLY, WAIT_SECONDS, Notes, poured, receiving
+from tests.proto.udp_fakes import HOSTS, LINUX_ONLY, WAIT_SECONDS, Notes, flush, poured, receiving
 from thinwire.ops.types import ConfigurationError
-from thinwire.proto import udp
-from thinwire.proto.udp import UdpReceiver, UdpSettings, connect
 from thinwire.proto.udp import sockets as udp_sockets
+from thinwire.proto.udp.receiver import UdpReceiver
+from thinwire.proto.udp.sender import UdpSettings, connect
 from thinwire.proto.udp.sockets import queue_priority, tos
 
 KEY = bytes(range(32))
@@ -36,7 +36,7 @@ class FilledBatch:
 
 @contextlib.contextmanager
 def sending(receiver, host="127.0.0.1", bucket=None, **options):
-    sender = udp.connect(host, receiver.ports, UdpSettings(KEY, **options), bucket)
+    sender = connect(host, receiver.ports, UdpSettings(KEY, **options), bucket)
     try:
         yield sender
     finally:
@@ -53,7 +53,7 @@ def test_datagrams_arrive_as_they_were_cut(host, segmentation, joining):
     ):
         batches = [FilledBatch(2, 1000, 40, 7), FilledBatch(2, 36, 3, 8), FilledBatch(2, 80, 1, 9)]
         sender.send(batches, 0)
-        assert sender.flush(WAIT_SECONDS)
+        assert flush(sender)
         whole = b"".join(bytes(batch.data) for batch in batches)
         arrived = owner.take(44)
         assert {channel for channel, _ in arrived} == {2}
@@ -149,7 +149,7 @@ def test_nobody_listening_is_counted():
         receiver.close()
         for step in range(10):
             sender.send([FilledBatch(1, 80, 1)], step)
-            assert sender.flush(WAIT_SECONDS)
+            assert flush(sender)
         assert sender.counts()[0].datagrams == 10
         assert sender.counts()[0].unreachable > 0 and sender.failure is None
 

@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from tests.proto.udp_fakes import Notes, poured
-from thinwire.proto.udp import UdpReceiver
 from thinwire.proto.udp import receiver as udp_receiver
+from thinwire.proto.udp.receiver import UdpReceiver
 
 
 class CpuClock:

@@ -5,9 +5,16 @@ import threading
 
 import pytest
 
+from tests.proto.udp_fakes import flush
 from thinwire.proto.udp import sender as udp_sender
-from thinwire.proto.udp.connect import pacing
-from thinwire.proto.udp.sender import MAX_SEGMENTS, MAX_SEND_BYTES, Outbox, UdpSender, UdpSettings
+from thinwire.proto.udp.sender import (
+    MAX_SEGMENTS,
+    MAX_SEND_BYTES,
+    Outbox,
+    UdpSender,
+    UdpSettings,
+    pacing,
+)
 
 WAIT_SECONDS = 20.0
 
@@ -89,7 +96,7 @@ def test_the_best_channel_goes_first_and_each_keeps_its_order(make):
     sender.send([FakeBatch(3, mark=2), FakeBatch(1, mark=3), FakeBatch(2, mark=4)], 1)
     sender.send([FakeBatch(1, mark=5)], 2)
     gate.set()
-    assert sender.flush(WAIT_SECONDS)
+    assert flush(sender)
     # The first of channel 3 may or may not have been taken before the rest came.
     order = [(channel, data[0]) for channel, _, data in log]
     assert [pair for pair in order if pair != (3, 1)] == [(1, 3), (1, 5), (2, 4), (3, 2)]
@@ -100,7 +107,7 @@ def test_a_batch_is_signed_once_and_leaves_in_one_call(make):
     sender, log, _, _ = make()
     batch = FakeBatch(1, count=5, size=100)
     sender.send([batch], 0)
-    assert sender.flush(WAIT_SECONDS)
+    assert flush(sender)
     assert batch.keys == [b"k" * 32]
     assert log == [(1, 100, bytes(500))]
     (counts,) = sender.counts()
@@ -112,7 +119,7 @@ def test_without_segmentation_each_datagram_is_sent_by_itself(make):
     batch = FakeBatch(1, count=3, size=100)
     batch.data[:] = bytes(range(300 // 2)) * 2
     sender.send([batch], 0)
-    assert sender.flush(WAIT_SECONDS)
+    assert flush(sender)
     assert [how for _, how, _ in log] == ["one"] * 3
     assert b"".join(data for _, _, data in log) == bytes(batch.data)
     assert sender.counts()[0].bytes_on_wire == 3 * 148
@@ -121,14 +128,14 @@ def test_without_segmentation_each_datagram_is_sent_by_itself(make):
 def test_small_datagrams_stay_within_the_kernel_s_number_of_cuts(make):
     sender, log, _, _ = make()
     sender.send([FakeBatch(1, count=150, size=8)], 0)
-    assert sender.flush(WAIT_SECONDS)
+    assert flush(sender)
     assert [len(data) // 8 for _, _, data in log] == [MAX_SEGMENTS, MAX_SEGMENTS, 22]
 
 
 def test_a_full_kernel_is_waited_for(make):
     sender, log, time, _ = make(errors=[errno.EAGAIN, errno.ENOBUFS])
     sender.send([FakeBatch(1, count=2)], 0)
-    assert sender.flush(WAIT_SECONDS)
+    assert flush(sender)
     assert len(log) == 1 and len(time.slept) == 2
     assert sender.counts()[0].refused == 0
 
@@ -136,7 +143,7 @@ def test_a_full_kernel_is_waited_for(make):
 def test_one_by_one_goes_on_where_the_kernel_stopped(make):
     sender, log, _, _ = make(errors=[None, errno.EAGAIN], segmentation=False)
     sender.send([FakeBatch(1, count=3)], 0)
-    assert sender.flush(WAIT_SECONDS)
+    assert flush(sender)
     assert len(log) == 3 and sender.counts()[0].datagrams == 3
 
 
@@ -144,7 +151,7 @@ def test_a_kernel_that_stays_full_costs_a_counted_piece(make):
     tries = round(udp_sender._GIVE_UP_SECONDS / udp_sender._RETRY_SECONDS)
     sender, log, time, _ = make(errors=[errno.EAGAIN] * (tries + 1))
     sender.send([FakeBatch(1, count=2), FakeBatch(1, count=1)], 0)
-    assert sender.flush(WAIT_SECONDS)
+    assert flush(sender)
     assert sender.counts()[0].refused == 2 and len(log) == 1
     assert time.now == pytest.approx(udp_sender._GIVE_UP_SECONDS, rel=0.02)
 
@@ -152,7 +159,7 @@ def test_a_kernel_that_stays_full_costs_a_counted_piece(make):
 def test_nobody_there_is_counted_and_sending_goes_on(make):
     sender, log, time, _ = make(errors=[errno.ECONNREFUSED] * 3)
     sender.send([FakeBatch(1, count=2), FakeBatch(1)], 0)
-    assert sender.flush(WAIT_SECONDS)
+    assert flush(sender)
     (counts,) = sender.counts()
     assert (counts.unreachable, counts.datagrams, len(log)) == (3, 3, 2)
     assert not time.slept
@@ -162,7 +169,7 @@ def test_too_large_halves_the_mtu_once_and_is_counted(make):
     sender, log, _, _ = make(errors=[errno.EMSGSIZE] * 3, mtu=1472)
     assert sender.mtu == 1472
     sender.send([FakeBatch(1, count=2, size=1472)] * 2 + [FakeBatch(1, size=736)], 0)
-    assert sender.flush(WAIT_SECONDS)
+    assert flush(sender)
     assert sender.mtu == 736
     assert sender.counts()[0].too_large == 5 and not log
 
@@ -170,7 +177,7 @@ def test_too_large_halves_the_mtu_once_and_is_counted(make):
 def test_a_path_that_cannot_cut_gets_them_one_by_one(make):
     sender, log, _, _ = make(errors=[errno.EIO])
     sender.send([FakeBatch(1, count=2), FakeBatch(1, count=2)], 0)
-    assert sender.flush(WAIT_SECONDS)
+    assert flush(sender)
     assert [how for _, how, _ in log] == ["one"] * 4
     assert sender.counts()[0].datagrams == 4
 
@@ -178,7 +185,7 @@ def test_a_path_that_cannot_cut_gets_them_one_by_one(make):
 def test_a_cut_that_fails_because_the_path_is_narrow_is_not_blamed_on_cutting(make):
     sender, log, _, _ = make(errors=[errno.EINVAL, errno.EMSGSIZE], mtu=1472)
     sender.send([FakeBatch(1, count=2, size=1472), FakeBatch(1, count=2, size=736)], 0)
-    assert sender.flush(WAIT_SECONDS)
+    assert flush(sender)
     assert [how for _, how, _ in log] == [736]
     assert sender.mtu == 736
 
@@ -186,7 +193,7 @@ def test_a_cut_that_fails_because_the_path_is_narrow_is_not_blamed_on_cutting(ma
 def test_other_errors_drop_a_piece_and_go_on(make):
     sender, log, _, _ = make(errors=[errno.EPERM, errno.ENETUNREACH], segmentation=False)
     sender.send([FakeBatch(1, count=2), FakeBatch(1), FakeBatch(1)], 0)
-    assert sender.flush(WAIT_SECONDS)
+    assert flush(sender)
     assert sender.counts()[0].refused == 3 and len(log) == 1
 
 
@@ -194,7 +201,7 @@ def test_pacing_keeps_the_rate_on_the_wire(make):
     bucket = pacing(8.0)  # 1,000,000 bytes a second, pieces of 1,000 bytes
     sender, log, time, _ = make(bucket=bucket)
     sender.send([FakeBatch(1, count=50, size=100)] * 10, 0)
-    assert sender.flush(WAIT_SECONDS)
+    assert flush(sender)
     num_bytes = sender.counts()[0].bytes_on_wire
     assert num_bytes == 500 * 128
     longest = 10 * 128
@@ -206,7 +213,7 @@ def test_pacing_keeps_the_rate_on_the_wire(make):
 def test_slow_pacing_still_sends_whole_datagrams(make):
     sender, log, time, _ = make(bucket=pacing(0.08))  # 10,000 bytes a second
     sender.send([FakeBatch(1, count=3, size=1472)], 0)
-    assert sender.flush(WAIT_SECONDS)
+    assert flush(sender)
     assert [len(data) for _, _, data in log] == [1472] * 3
     assert time.now == pytest.approx((2 * 1500 - 40) / 10_000, rel=0.01)
 
@@ -238,14 +245,14 @@ def test_close_drops_the_rest_and_joins(make):
     gate = threading.Event()
     sender, log, _, sockets = make(gate=gate)
     sender.send([FakeBatch(1) for _ in range(100)], 0)
-    assert not sender.flush(0.0)
+    assert not flush(sender, 0.0)
     closing = threading.Thread(target=sender.close)
     closing.start()
     gate.set()
     closing.join(WAIT_SECONDS)
     assert not closing.is_alive() and sockets[0].closed and len(log) < 100
     sender.send([FakeBatch(1)], 1)  # ignored
-    assert sender.flush(0.0)
+    assert flush(sender, 0.0)
     sender.close()
     assert not sender._thread.is_alive()
 
@@ -258,4 +265,4 @@ def test_a_sender_that_fails_says_so_and_takes_no_more(make):
     sender._thread.join(WAIT_SECONDS)
     assert isinstance(sender.failure, TypeError) and not log
     sender.send([FakeBatch(1)], 0)
-    assert sender.flush(0.0) or sender.failure
+    assert flush(sender, 0.0) or sender.failure

@@ -10,6 +10,7 @@ from tests.virtual.toy import KERNELS
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.sparse import DownAuto
 from thinwire.ops.downlink.types import (
+    ModelChange,
     ModelRequest,
     Operation,
     RelayedRound,
@@ -99,7 +100,7 @@ def test_a_reply_may_be_as_large_as_its_push_if_nothing_else_is_said():
     for down_ratio, expected in ((None, 250), (0.02, 20)):
         policy = DownAuto(0.01, down_ratio)
         state = policy.init(1000)
-        replicas.keep(1, dataclasses.replace(shard, theta=-theta), state)
+        replicas.keep(1, shard, state, -theta)
         handed = policy.gather(ModelRequest(1, 7, 1, push_bytes=1000), shard, state)
         assert len(handed.update[0].indices) == expected
 
@@ -115,7 +116,8 @@ def test_a_relayed_reply_is_judged_by_its_own_bytes():
         indices = np.sort(rng.choice(size, num_values, replace=False))
         coded = CodedValues("float16", np.ones(num_values, np.float16))
         update = RelayedUpdate(2, version, (Block(0, size, indices, coded),))
-        state = policy.record_update(indices, version, state, relayed=RelayedRound((update,), 1.0))
+        relayed = RelayedRound((update,), 1.0)
+        state = policy.record_update(ModelChange(indices, version, relayed=relayed), state)
     now = dataclasses.replace(shard, version=7)
     reply = policy.gather(ModelRequest(1, 1, 0, push_bytes=577), now, state)
     assert reply.operation is Operation.RELAY and reply.update.num_bytes < 8 * 577
@@ -132,7 +134,8 @@ def test_rounds_are_kept_from_when_there_is_somebody_to_relay_them_to():
     def push(version):
         indices = np.array([version, 50 + version])
         update = RelayedUpdate(1, version, (Block(0, size, indices, coded),))
-        policy.record_update(indices, version, state, relayed=RelayedRound((update,), 1.0))
+        relayed = RelayedRound((update,), 1.0)
+        policy.record_update(ModelChange(indices, version, relayed=relayed), state)
         return dataclasses.replace(shard, version=version)
 
     policy.gather(ModelRequest(1, 0, None), shard, state)

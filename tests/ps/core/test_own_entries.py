@@ -15,8 +15,8 @@ from tests.virtual.lossy import World
 from tests.virtual.run import MiniRun
 from tests.virtual.toy import SPEC, method
 from thinwire.ops.downlink.exact import DownDelta
-from thinwire.ops.downlink.own_entries import OwnEntries, find
-from thinwire.ops.downlink.types import ModelRequest, Operation, ShardView
+from thinwire.ops.downlink.own_entries import find
+from thinwire.ops.downlink.types import ModelChange, ModelRequest, Operation, OwnEntries, ShardView
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.push_head import PushHead
 from thinwire.ops.sharding.split import shard_positions
@@ -245,7 +245,8 @@ def test_the_window_of_positions_finds_what_a_look_at_all_entries_finds():
         mine = at[rng.random(len(at)) < 0.9]
         own = OwnEntries(worker, version, bases[worker], version, mine)
         theta[at] += 1
-        state = codec.record_update(at, version, state, own if rng.random() < 0.8 else None)
+        own = own if rng.random() < 0.8 else None
+        state = codec.record_update(ModelChange(at, version, own), state)
         request = ModelRequest(worker, version, bases[worker])
         shard = ShardView(view, version, load_kernels("numpy"), (0, size))
         window, state["scratch"]["window"] = state["scratch"]["window"], []
@@ -266,8 +267,8 @@ def test_own_entries_are_left_out_only_of_the_answer_to_that_push_from_that_base
     codec, size = DownDelta(), 100
     state, theta = codec.init(size), np.arange(size, dtype=np.float32)
     own = OwnEntries(1, 5, 0, 1, np.arange(3))
-    state = codec.record_update(np.arange(3), 1, state, own)
-    state = codec.record_update(np.arange(3, 6), 2, state)
+    state = codec.record_update(ModelChange(np.arange(3), 1, own), state)
+    state = codec.record_update(ModelChange(np.arange(3, 6), 2), state)
     shard = ShardView(theta, 2, load_kernels("numpy"), (0, size))
     for request, operation, lacking in (
         (ModelRequest(1, 5, 0), Operation.SET_REST, [3, 4, 5]),
@@ -295,7 +296,7 @@ def test_an_entry_that_leaves_the_normal_range_is_no_own_one():
 def test_who_lacks_a_dense_update_gets_the_whole_model(base, operation):
     codec, size = DownDelta(), 100
     state, theta = codec.init(size), np.ones(size, np.float32)
-    state = codec.record_update(None, 5, state)
-    state = codec.record_update(np.arange(3), 6, state)
+    state = codec.record_update(ModelChange(None, 5), state)
+    state = codec.record_update(ModelChange(np.arange(3), 6), state)
     shard = ShardView(theta, 6, load_kernels("numpy"), (0, size))
     assert codec.gather(ModelRequest(1, 7, base), shard, state).operation is operation

@@ -14,7 +14,7 @@ from thinwire.ops.types import ConfigurationError, Update
 from thinwire.ps.core import events
 from thinwire.ps.core.regrouper import RegroupFollower, RegroupPlanner
 from thinwire.ps.wire.epochs import decode_epoch, encode_epoch
-from thinwire.runtime.run.groups_file import write_groups
+from thinwire.runtime.run.sync_files import write_groups
 
 SPEEDS = [0.1, 0.1, 0.3, 0.3]
 

@@ -15,6 +15,7 @@ from thinwire.ops.downlink import relay
 from thinwire.ops.downlink.relay import DownRelay
 from thinwire.ops.downlink.sizes import block_bytes
 from thinwire.ops.downlink.types import (
+    ModelChange,
     ModelRequest,
     Operation,
     RelayedRound,
@@ -202,7 +203,7 @@ class TestWhatPays:
             coded = CodedValues("float16", np.ones(num_values, np.float16))
             update = RelayedUpdate(version, 5, (Block(0, self.size, indices, coded),))
             relayed = RelayedRound((update,), 1.0)
-            state = policy.record_update(indices, version, state, None, relayed)
+            state = policy.record_update(ModelChange(indices, version, None, relayed), state)
         if forgets:
             state["scratch"]["rounds"].pop(0)
         request = ModelRequest(3, 7, 0, 1000, is_urgent)
@@ -239,7 +240,7 @@ class TestWhatIsKept:
             if payload is not None:
                 block = dataclasses.replace(block, value_bytes=payload[: len(block.value_bytes)])
             relayed = RelayedRound((RelayedUpdate(1, version, (block,) * num_blocks),), 1.0)
-            state = policy.record_update(indices, version, state, None, relayed)
+            state = policy.record_update(ModelChange(indices, version, None, relayed), state)
         return policy, state
 
     def reply(self, num_rounds, **more):
@@ -270,7 +271,7 @@ class TestWhatIsKept:
         for copies, is_kept in ((1, True), (2, False)):
             state = policy.init(10_000)
             updates = tuple(dataclasses.replace(each, blocks=blocks * copies) for each in pushed)
-            policy.record_update(None, 1, state, None, RelayedRound(updates, 1.0))
+            policy.record_update(ModelChange(None, 1, None, RelayedRound(updates, 1.0)), state)
             assert bool(state["scratch"]["rounds"]) is is_kept
 
     def test_a_header_of_many_blocks_is_not_begun(self, monkeypatch):
@@ -288,7 +289,7 @@ class TestWhatIsKept:
 
     def test_nothing_before_an_update_that_cannot_be_relayed(self):
         policy, state = self.kept(5)
-        policy.record_update(np.arange(3), 6, state)
+        policy.record_update(ModelChange(np.arange(3), 6), state)
         assert not state["scratch"]["rounds"]
 
 
@@ -388,7 +389,8 @@ def test_of_a_workers_own_pushes_only_that_is_left_out_which_a_reply_answers():
         indices = np.arange(50 * version, 50 * version + 50)
         coded = CodedValues("float16", np.ones(50, np.float16))
         update = RelayedUpdate(worker, step, (Block(0, size, indices, coded),))
-        policy.record_update(indices, version, state, None, RelayedRound((update,), 1.0))
+        relayed = RelayedRound((update,), 1.0)
+        policy.record_update(ModelChange(indices, version, None, relayed), state)
     shard = ShardView(np.zeros(size, np.float32), 3, KERNELS, (0, size))
     reply, _ = on_the_wire(policy.gather(ModelRequest(1, 7, 0), shard, state).update)
     assert [(each.own, list(each.num_blocks)) for each in reply.rounds] == [

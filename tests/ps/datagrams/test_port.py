@@ -137,7 +137,7 @@ def test_what_comes_late_of_a_push_that_was_given_up_is_not_used(reason, given_u
     """The worker has all of it back, or forgets it; a push that comes again has not been."""
     server, dropped = Shard("dgt").server, []
     server.datagrams.receiver.on_push_refused = lambda *push: dropped.append(push)
-    server._reject(events.Reject(2, 2000, reason, "made here", 7, 1))
+    server.writer.reject(events.Reject(2, 2000, reason, "made here", 7, 1))
     assert dropped == ([(2, 7)] if given_up else [])
 
 

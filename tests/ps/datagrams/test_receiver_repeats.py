@@ -124,7 +124,7 @@ def test_what_is_kept_does_not_grow(reception):
 
 def _kept(assembler):
     """How many objects an assembler holds on to."""
-    late = assembler._late._held.values()
+    late = assembler._late.values()
     return (
         len(assembler._past)
         + len(assembler._window._open)

@@ -1,5 +1,6 @@
 """A restarted shard has the state of its journal, bit for bit."""
 
+import copy
 import dataclasses
 import random
 
@@ -321,6 +322,18 @@ def test_an_end_that_only_the_journal_knows_is_left_to_do(tmp_path):
     assert saved.finished is None
     saved.replay(lambda config, seconds: run.fresh(0, config, seconds), coder)
     assert saved.core["model"]["version"] == 20 and saved.finished is None
+
+
+@pytest.mark.parametrize("name", ["gsp", "esync", "adacomp"])
+def test_saved_state_stays_as_it_was_while_the_core_handles_events(tmp_path, name):
+    """A thread writes a snapshot and its soft state, while the shard trains on."""
+    run = JournaledRun(tmp_path, METHODS[name](), iter_max=20)
+    core = run.shards[0]
+    saved = core.state_dict(soft=True)
+    before, changed = copy.deepcopy(saved), repr(core.state_dict(soft=True))
+    run.run()
+    assert_same(saved, before, name)
+    assert repr(core.state_dict(soft=True)) != changed
 
 
 @pytest.mark.parametrize("overflow", [False, True])

@@ -4,15 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.barriers import parse, position_of
-from thinwire.ps.scripts.barriers import (
-    BarrierArrival,
-    BarrierOpening,
-    Barriers,
-    ChiefNamed,
-    FitStop,
-    ScriptsEnd,
-)
+from thinwire.ps.scripts.barriers import Barriers
+from thinwire.ps.scripts.evaluators import Evaluators
+from thinwire.ps.scripts.notices import ScriptsEnd, notice
 from thinwire.runtime.run.settings import (
     END_REASONS,
     EXIT_OF_STOP,
@@ -23,21 +19,40 @@ from thinwire.runtime.run.settings import (
     is_finished,
 )
 
-LEASE, PATIENCE = 10.0, 100.0
+LEASE, PATIENCE, SUPERVISOR = 10.0, 100.0, object()
 START, START_WITH_SUPERVISOR = STARTS = ("start", "start-with-supervisor")
+
+
+def opening(worker, name, **fields):
+    return notice(worker, barrier=pb.Barrier(name=name, **fields))
+
+
+def fit_stop(worker, fit, epochs):
+    return notice(worker, stop_fit=pb.StopFit(fit=fit, epochs=epochs))
+
+
+def body_of(outcome):
+    """Return the message in a notice; else the outcome itself."""
+    if isinstance(outcome, ScriptsEnd):
+        return outcome
+    return getattr(outcome.message, outcome.message.WhichOneof("body"))
 
 
 class Scripts:
     """Barriers with scripts named by a line of words, on a clock that the test moves."""
 
-    def __init__(self, nb_workers=2, barriers=None):
-        self.barriers = barriers or Barriers(nb_workers, LEASE, PATIENCE)
+    def __init__(self, nb_workers=2):
+        self.evaluators = Evaluators(LEASE)
+        self.barriers = Barriers(nb_workers, self.evaluators, LEASE, PATIENCE)
         self.now, self.outcomes = 0.0, []
         self.chiefs = {}  # as each script knows it
 
     def note(self, outcomes):
-        self.chiefs |= {o.worker: o.chief for o in outcomes if isinstance(o, ChiefNamed)}
-        self.outcomes += [o for o in outcomes if not isinstance(o, ChiefNamed)]
+        for outcome in outcomes:
+            if isinstance(named := body_of(outcome), pb.Chief):
+                self.chiefs[outcome.to] = named.worker
+            else:
+                self.outcomes.append(outcome)
         return self
 
     def begin(self, *workers, incarnation=1):
@@ -46,7 +61,7 @@ class Scripts:
         return self
 
     def arrive(self, worker, name, passed=(), **changes):
-        arrival = BarrierArrival(name, passed, **changes)
+        arrival = pb.Barrier(name=name, passed=passed, **changes)
         return self.note(self.barriers.arrive(worker, arrival, self.now))
 
     def finish(self, worker, failed=False, message=""):
@@ -62,9 +77,9 @@ class Scripts:
     @property
     def opened(self):
         """Return [(worker, name)] since the last look."""
-        found = [(o.worker, o.name) for o in self.outcomes if isinstance(o, BarrierOpening)]
-        self.outcomes = [o for o in self.outcomes if not isinstance(o, BarrierOpening)]
-        return found
+        found = [o for o in self.outcomes if isinstance(body_of(o), pb.Barrier)]
+        self.outcomes = [o for o in self.outcomes if o not in found]
+        return [(o.to, body_of(o).name) for o in found]
 
     @property
     def cause(self):
@@ -85,10 +100,10 @@ def test_a_script_stops_the_present_fit_of_all():
         scripts.arrive(worker, "fit-2-begin")
     stop = scripts.barriers.stop_fit
     assert stop(2, 1, 5, 0.0) == stop(2, 3, 5, 0.0) == [], "it is in the second"
-    assert stop(2, 2, 5, 0.0) == [FitStop(1, 2, 5)]
+    assert stop(2, 2, 5, 0.0) == [fit_stop(1, 2, 5)]
     assert stop(1, 2, 4, 0.0) == [], "once"
-    assert scripts.begin(1).outcomes[-1] == FitStop(1, 2, 5), "its stream was lost"
-    assert scripts.begin(3).outcomes[-1] == FitStop(3, 2, 0), "one that comes late"
+    assert scripts.begin(1).outcomes[-1] == fit_stop(1, 2, 5), "its stream was lost"
+    assert scripts.begin(3).outcomes[-1] == fit_stop(3, 2, 0), "one that comes late"
 
 
 def test_the_lowest_worker_that_is_not_lost_writes_the_files():
@@ -226,28 +241,6 @@ def test_one_that_stops_early_in_the_same_fit_does_not_stop_the_others():
     assert scripts.cause == FINISHED
 
 
-def test_time_in_which_the_shard_stood_still_does_not_count():
-    scripts = Scripts(2).begin(1, 2).arrive(1, "fit-1-end")
-    scripts.now += 5 * LEASE
-    scripts.barriers.excuse(5 * LEASE)
-    assert scripts.note(scripts.barriers.tick(scripts.now)).opened == []
-    assert scripts.wait(LEASE).opened == [(1, "fit-1-end")]
-
-
-def test_the_next_deadline_is_when_time_alone_opens_something():
-    scripts = Scripts(2)
-    assert scripts.barriers.next_deadline(0.0) is None
-    scripts.begin(1).arrive(1, "fit-1-begin")
-    assert scripts.barriers.next_deadline(scripts.now) == LEASE
-    scripts.begin(2)
-    scripts.wait(LEASE - 1, 1)
-    assert scripts.barriers.next_deadline(scripts.now) == LEASE, "worker 2 is lost then"
-    scripts.wait(1, 1)
-    assert scripts.opened == [(1, "fit-1-begin")]
-    scripts.finish(1, failed=True)
-    assert scripts.barriers.next_deadline(scripts.now) is None
-
-
 def test_names_of_fits_have_an_order():
     names = ["fit-1-begin", "fit-1-end", "fit-2-begin", "fit-10-end", "evaluate"]
     assert sorted(reversed(names), key=position_of) == names
@@ -286,7 +279,7 @@ class World:
 
     def forget(self):
         """Begin another shard, which knows nothing."""
-        self.barriers = Barriers(3, LEASE, PATIENCE)
+        self.barriers = Barriers(3, Evaluators(LEASE), LEASE, PATIENCE)
         self.come, self.seen = {}, {}  # worker -> newest barrier that it has come to; when
         self.opened = set()  # as far as this shard may know
         self.absent_at = None  # when those that never came are not waited for
@@ -294,21 +287,22 @@ class World:
     def note(self, worker, outcomes):
         """Check the shard's reaction to a worker's message or to the passing of time."""
         for outcome in outcomes:
-            if isinstance(outcome, ChiefNamed):
-                lost = set(range(1, outcome.chief)) & self.seen.keys() - self.finished
+            body = body_of(outcome)
+            if isinstance(body, pb.Chief):
+                lost = set(range(1, body.worker)) & self.seen.keys() - self.finished
                 assert all(self.now >= self.seen[each] + LEASE for each in lost)
                 continue
             if isinstance(outcome, ScriptsEnd):
                 assert self.ended is None
                 self.ended = outcome
                 continue
-            number = NAMES.index(outcome.name)
+            number = NAMES.index(body.name)
             if number not in self.opened:
                 self.check_that_all_have_come(number)
             self.opened.add(number)
-            if outcome.worker in self.waits and self.at[outcome.worker] == number:
-                self.waits.discard(outcome.worker)
-                self.at[outcome.worker] += 1
+            if outcome.to in self.waits and self.at[outcome.to] == number:
+                self.waits.discard(outcome.to)
+                self.at[outcome.to] += 1
 
     def check_that_all_have_come(self, number):
         for worker in (1, 2, 3):
@@ -330,7 +324,8 @@ class World:
             self.absent_at = min(self.absent_at, self.now + 2 * LEASE)
         self.come[worker] = self.at[worker] if name else self.at[worker] - 1
         self.seen[worker] = self.now
-        self.note(worker, self.barriers.arrive(worker, BarrierArrival(name, passed), self.now))
+        arrival = pb.Barrier(name=name, passed=passed)
+        self.note(worker, self.barriers.arrive(worker, arrival, self.now))
 
     def finish(self, worker):
         self.finished.add(worker)
@@ -409,8 +404,8 @@ def test_a_phase_begins_where_one_script_s_model_has_changed_and_the_lowest_offe
     scripts = Scripts(3).begin(2, 3).wait(PATIENCE, 2, 3)  # worker 1 has never come
     scripts.arrive(3, "fit-2-begin").arrive(2, "fit-2-begin", changes=True)
     assert scripts.outcomes == [
-        BarrierOpening(2, "fit-2-begin", changes=True, offers=True),
-        BarrierOpening(3, "fit-2-begin", changes=True),
+        opening(2, "fit-2-begin", changes=True, offers=True),
+        opening(3, "fit-2-begin", changes=True),
     ]
     assert scripts.barriers.phase == parse("fit-2-begin").phase == 4
     scripts.outcomes.clear()
@@ -421,7 +416,7 @@ def test_a_phase_begins_where_one_script_s_model_has_changed_and_the_lowest_offe
 
 def test_nobody_s_change_begins_no_phase():
     scripts = Scripts(2).begin(1, 2).arrive(1, "fit-1-left").arrive(2, "fit-1-left")
-    assert scripts.outcomes == [BarrierOpening(1, "fit-1-left"), BarrierOpening(2, "fit-1-left")]
+    assert scripts.outcomes == [opening(1, "fit-1-left"), opening(2, "fit-1-left")]
     assert scripts.barriers.phase == 0
 
 
@@ -430,7 +425,7 @@ def test_a_shard_that_was_started_again_learns_the_phase_and_a_late_script_too()
     scripts.arrive(1, "", passed=["fit-1-left", "fit-2-begin"], changed=["fit-1-left"])
     assert scripts.barriers.phase == 3
     scripts.begin(2).arrive(2, "fit-1-left")
-    assert scripts.outcomes == [BarrierOpening(2, "fit-1-left", changes=True)]
+    assert scripts.outcomes == [opening(2, "fit-1-left", changes=True)]
 
 
 # -- the run's first evaluator --------------------------------------------------------------------
@@ -447,55 +442,54 @@ def at_start(name=START, nb_workers=2):
 def test_nobody_trains_before_the_evaluator_has_come():
     for name in STARTS:
         scripts = Scripts().begin(1, 2)
-        scripts.barriers.first_evaluator.report(True)
+        scripts.evaluators.offer(SUPERVISOR, True)
         scripts.arrive(1, name).arrive(2, name).wait(LEASE / 2, 1, 2).wait(LEASE / 2, 1, 2)
         assert scripts.opened == []
-        scripts.barriers.first_evaluator.arrive()
+        scripts.evaluators.connect()
         assert scripts.wait(0).opened == [(1, name), (2, name)]
 
 
 def test_an_evaluator_alone_does_not_open_the_start():
     scripts = Scripts().begin(1, 2)
-    scripts.barriers.first_evaluator.arrive()
+    scripts.evaluators.connect()
     assert scripts.arrive(1, START).opened == []
     assert scripts.arrive(2, START).opened == [(1, START), (2, START)]
 
 
 def test_nobody_waits_for_an_evaluator_whose_process_has_ended():
     scripts = at_start(START_WITH_SUPERVISOR)
-    first = scripts.barriers.first_evaluator
-    first.report(True)
+    first = scripts.evaluators
+    first.offer(SUPERVISOR, True)
     assert scripts.wait(1, 1, 2).opened == []
-    first.report(False)
+    first.withdraw(SUPERVISOR, "", scripts.now)
     assert len(scripts.wait(0).opened) == 2
-    first.report(True)  # it is started again
+    first.offer(SUPERVISOR, True)  # it is started again
     assert scripts.begin(1, incarnation=2).arrive(1, START_WITH_SUPERVISOR).opened
 
 
 def test_a_supervisor_that_reports_nothing_is_waited_for_for_a_lease():
     assert len(at_start(START).opened) == 2, "no launcher has started one"
     scripts = at_start(START_WITH_SUPERVISOR)
-    assert scripts.barriers.next_deadline(scripts.now) == LEASE
     assert scripts.wait(LEASE - 1, 1, 2).opened == []
     assert len(scripts.wait(1, 1, 2).opened) == 2
 
 
 def test_a_supervisor_that_is_lost_may_come_back_within_a_lease():
     scripts = at_start(START_WITH_SUPERVISOR)
-    first = scripts.barriers.first_evaluator
-    first.report(True)
+    first = scripts.evaluators
+    first.offer(SUPERVISOR, True)
     scripts.wait(LEASE, 1, 2)
-    first.lose_supervisor(scripts.now)
+    first.lose(SUPERVISOR, scripts.now)
     assert scripts.wait(LEASE - 1, 1, 2).opened == []
-    first.report(True)
+    first.offer(SUPERVISOR, True)
     assert scripts.wait(LEASE - 1, 1, 2).opened == []
-    first.lose_supervisor(scripts.now)
+    first.lose(SUPERVISOR, scripts.now)
     assert len(scripts.wait(LEASE, 1, 2).opened) == 2
 
 
 def test_the_start_waits_no_longer_than_for_workers_that_never_come():
     scripts = Scripts(3).begin(1, 2).arrive(1, START).arrive(2, START)
-    scripts.barriers.first_evaluator.report(True)
+    scripts.evaluators.offer(SUPERVISOR, True)
     for _ in range(int(PATIENCE / LEASE * 2) - 1):
         assert scripts.wait(LEASE / 2, 1, 2).opened == []
     assert scripts.wait(LEASE / 2, 1, 2).opened == [(1, START), (2, START)]
@@ -510,32 +504,21 @@ def test_one_that_comes_later_does_not_wait_at_the_start():
 
 def test_a_shard_that_was_started_again_holds_nobody_who_has_passed_the_start():
     scripts = Scripts().begin(1, 2)
-    scripts.barriers.first_evaluator.report(True)
+    scripts.evaluators.offer(SUPERVISOR, True)
     scripts.arrive(1, "", passed=(START,)).arrive(2, START)
     assert scripts.opened == [(2, START)]
-
-
-def test_scripts_that_never_came_are_excused_for_a_stall_of_the_shard():
-    """They may have dialed while the shard stood still."""
-    barriers = Barriers(2, LEASE, PATIENCE)
-    barriers.begin(1, 1, 0.0)
-    barriers.excuse(50.0)
-    for now in (PATIENCE, PATIENCE + 49.0):
-        barriers.alive(1, now)
-        assert barriers.present(now) == [1, 2]
-    assert barriers.present(PATIENCE + 50.0) == [1]
 
 
 @pytest.mark.parametrize("settles", ["arrives", "ends"])
 def test_an_evaluator_that_is_started_again_holds_up_nobody(settles):
     """A script that has arrived has done its work at the top, which must precede the run."""
     scripts = Scripts().begin(1, 2).arrive(1, START_WITH_SUPERVISOR)
-    first = scripts.barriers.first_evaluator
-    first.report(True)
+    first = scripts.evaluators
+    first.offer(SUPERVISOR, True)
     if settles == "arrives":
-        first.arrive()
+        first.connect()
     else:
-        first.report(False)
-    first.report(True)  # it is killed, and another is on its way
+        first.withdraw(SUPERVISOR, "", scripts.now)
+    first.offer(SUPERVISOR, True)  # it is killed, and another is on its way
     opened = scripts.arrive(2, START_WITH_SUPERVISOR).opened
     assert opened == [(1, START_WITH_SUPERVISOR), (2, START_WITH_SUPERVISOR)]

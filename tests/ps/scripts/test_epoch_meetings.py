@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from tests.ps.scripts.test_run_control import Script
 from tests.ps.streams import Shard
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.scripts.epoch_meetings import (
-    HELD_SECONDS,
-    EpochMeetings,
-    FitEndsEarly,
-    MeetingAnswer,
-)
+from thinwire.ps.scripts.epoch_meetings import HELD_SECONDS, EpochMeetings
 
 
 def steps_end(epoch, waits=True, fit=1, **metrics):
@@ -35,8 +30,10 @@ class World:
 
     def __init__(self, *workers):
         self.present, self.held, self.now, self.version = set(workers), set(), 0.0, 0
-        self.meetings = EpochMeetings(lambda now: sorted(self.present), lambda: self.held)
-        self.outcomes = []
+        self.meetings = EpochMeetings(
+            lambda now: sorted(self.present), lambda: self.held, self.stop_fit
+        )
+        self.outcomes, self.stops = [], []
         self.wait(0)
         for worker in workers:
             self.begin(worker)
@@ -49,6 +46,10 @@ class World:
         self.outcomes += outcomes
         return self
 
+    def stop_fit(self, worker, fit, epochs, now):
+        self.stops.append((worker, fit, epochs))
+        return []
+
     def meet(self, worker, meeting):
         return self.note(self.meetings.meet(worker, meeting, self.now))
 
@@ -58,10 +59,10 @@ class World:
 
     @property
     def answers(self):
-        """Return worker -> its answer, since the last look."""
+        """Return worker -> its answer, since the last look; `ends` are the fits ended meanwhile."""
         taken, self.outcomes = self.outcomes, []
-        self.ends = [each for each in taken if isinstance(each, FitEndsEarly)]
-        return {each.worker: each.meeting for each in taken if isinstance(each, MeetingAnswer)}
+        self.ends, self.stops = self.stops, []
+        return {each.to: each.message.epoch_meeting for each in taken}
 
 
 def sums(answer):
@@ -111,7 +112,7 @@ def test_with_rounds_one_script_ends_the_fit_of_all_after_the_same_epoch():
     world.meet(1, epoch_ends(3))
     world.meet(2, epoch_ends(3, stops=True))
     assert {worker: each.epochs for worker, each in world.answers.items()} == {1: 4, 2: 4}
-    assert world.ends == [FitEndsEarly(2, 1, 4)]
+    assert world.ends == [(2, 1, 4)]
     world.meet(1, epoch_ends(0, fit=2))
     world.meet(2, epoch_ends(0, fit=2))
     assert {worker: each.epochs for worker, each in world.answers.items()} == {1: 0, 2: 0}
@@ -132,7 +133,7 @@ def test_without_rounds_the_fit_ends_after_the_epoch_that_the_fastest_is_in(wher
     world.meet(1, steps_end(2, waits=False))
     world.meet(1, epoch_ends(2, stops=True, waits=False))
     assert world.answers[1].epochs == epochs
-    assert world.ends == [FitEndsEarly(1, 1, epochs)]
+    assert world.ends == [(1, 1, epochs)]
     world.meet(2, epoch_ends(epochs - 1, waits=False))
     assert world.answers[2].epochs == epochs
     assert world.ends == [], "once"
@@ -197,7 +198,6 @@ def test_one_whose_worker_waits_in_a_round_is_not_waited_for_long():
     assert world.wait(HELD_SECONDS / 2).answers == {}
     world.wait(HELD_SECONDS / 2, updates=1)
     assert world.answers == {}, "rounds go on"
-    assert world.meetings.next_deadline(world.now) == world.now + HELD_SECONDS
     assert set(world.wait(HELD_SECONDS).answers) == {1}
 
 
@@ -211,7 +211,6 @@ def test_a_slow_script_is_waited_for_as_long_as_it_takes():
         for worker in (1, 2):
             world.meet(worker, epoch_ends(epoch))
         assert len(world.answers) == 2
-    assert world.meetings.next_deadline(world.now) is None
 
 
 def test_one_that_is_many_epochs_behind_gets_an_answer():
@@ -238,7 +237,7 @@ def test_a_stop_that_comes_late_ends_the_fit_after_the_epoch_that_has_begun():
     assert world.answers[1].epochs == 0
     world.meet(2, epoch_ends(2, stops=True))
     assert world.answers[2].epochs == 4
-    assert world.ends == [FitEndsEarly(2, 1, 4)]
+    assert world.ends == [(2, 1, 4)]
     world.meet(1, epoch_ends(3))
     world.meet(2, epoch_ends(3))
     assert {each.epochs for each in world.answers.values()} == {4}
@@ -262,13 +261,13 @@ def test_a_shard_that_is_started_again_gives_the_answers_of_before():
     for worker in (1, 2):
         world.meet(worker, steps_end(0, loss=[worker]))
     known = world.answers[1]
-    shard = EpochMeetings(lambda now: [1, 2])
+    shard = EpochMeetings(lambda now: [1, 2], frozenset, world.stop_fit)
     outcomes = shard.begin(2, 1, 0.0) + shard.meet(2, steps_end(0, loss=[2]), 0.0)
     assert outcomes == [], "worker 1 may have more to say"
     known.answers = True
     outcomes = shard.begin(1, 1, 0.0) + shard.meet(1, known, 0.0)
     (answer,) = outcomes
-    assert (answer.worker, sums(answer.meeting)) == (2, {"loss": [3.0]})
+    assert (answer.to, sums(answer.message.epoch_meeting)) == (2, {"loss": [3.0]})
 
 
 def test_scripts_meet_at_a_real_shard_and_hear_of_an_early_end():

@@ -8,15 +8,9 @@ from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.barriers import Point
 from thinwire.proto.security.credentials import PART_OF_SUPERVISOR, part_of
-from thinwire.ps.scripts.evaluations import (
-    ANSWER_SECONDS,
-    STALL_SECONDS,
-    START_SECONDS,
-    Evaluations,
-    ForEvaluator,
-    ForScript,
-    ForSupervisors,
-)
+from thinwire.ps.scripts.evaluations import STALL_SECONDS, Evaluations
+from thinwire.ps.scripts.evaluators import ANSWER_SECONDS, START_SECONDS, Evaluators
+from thinwire.ps.scripts.notices import EVALUATOR, SUPERVISORS, notice
 
 LEASE = 10.0
 
@@ -31,18 +25,45 @@ class World:
 
     def __init__(self, *workers, evaluator=True, supervisor=True):
         self.present, self.now, self.version = set(workers), 0.0, 0
-        self.state = Evaluations(LEASE, lambda now: sorted(self.present))
-        self.notices, self.seen, self.asked = [], [], []
+        self.evaluators = Evaluators(LEASE)
+        self.state = Evaluations(self.evaluators, lambda now: sorted(self.present))
+        self.notices, self.asked = [], []
         for worker in workers:
+            self.evaluators.script_came(self.now)
             self.note(self.state.begin(worker, 1, self.now))
         if supervisor:
-            self.seen += self.state.offer(7, self.now)
+            self.offer(7)
         if evaluator:
-            self.note(self.state.begin_evaluator(self.now))
+            self.begin_evaluator()
 
     def note(self, notices):
-        self.notices += notices
+        """Record notices; one for an evaluator that is not connected reaches nobody."""
+        reach = [each for each in notices if self.evaluators.is_connected or each.to != EVALUATOR]
+        self.notices += reach
         return self
+
+    def offer(self, supervisor):
+        """Return what a Supervisor gets that starts evaluators."""
+        self.evaluators.offer(supervisor, False)
+        seen = self.state.known_to_supervisors()
+        self.note(self.state.settle(self.now))
+        return seen
+
+    def withdraw(self, supervisor, why):
+        self.evaluators.withdraw(supervisor, why, self.now)
+        return self.note(self.state.settle(self.now))
+
+    def lose_supervisor(self, supervisor):
+        self.evaluators.lose(supervisor, self.now)
+        return self.note(self.state.settle(self.now))
+
+    def begin_evaluator(self):
+        self.evaluators.connect()
+        return self.note(self.state.begin_evaluator(self.now))
+
+    def end_evaluator(self):
+        self.evaluators.is_connected = False
+        return self.note(self.state.end_evaluator(self.now))
 
     def request(self, worker, fit, epoch, by_script=False):
         return self.note(self.state.request(worker, fit, epoch, self.now, by_script))
@@ -59,30 +80,30 @@ class World:
         self.version += updates
         return self.note(self.state.tick(self.now, self.version))
 
-    def _taken(self, kind):
-        found = [each for each in self.notices if isinstance(each, kind)]
-        self.notices = [each for each in self.notices if not isinstance(each, kind)]
+    def _taken(self, to):
+        found = [each for each in self.notices if to(each.to)]
+        self.notices = [each for each in self.notices if not to(each.to)]
         return found
 
     @property
     def requested(self):
         """Return the epochs that were requested of the evaluator since the last look."""
-        found = [each.message.epoch_ended for each in self._taken(ForEvaluator)]
+        found = [each.message.epoch_ended for each in self._taken(EVALUATOR.__eq__)]
         return [(each.fit, each.epoch) for each in found if each.fit]
 
-    def _is_request(self, notice):
-        is_request = notice.message.WhichOneof("body") == "epoch_ended"
+    def _is_request(self, asked):
+        is_request = asked.message.WhichOneof("body") == "epoch_ended"
         if is_request:
-            ended = notice.message.epoch_ended
-            self.asked.append((notice.worker, ended.fit, ended.epoch))
+            ended = asked.message.epoch_ended
+            self.asked.append((asked.to, ended.fit, ended.epoch))
         return is_request
 
     @property
     def answered(self):
         """Return (worker, fit, epoch, its loss or why it has no loss) since the previous call."""
         found = [
-            (each.worker, each.message.evaluated)
-            for each in self._taken(ForScript)
+            (each.to, each.message.evaluated)
+            for each in self._taken(EVALUATOR.__lt__)
             if not self._is_request(each)
         ]
         return [(worker, e.fit, e.epoch, e.nobody or e.metrics[0].values[0]) for worker, e in found]
@@ -133,7 +154,6 @@ def test_nobody_waits_for_a_leader_that_waits_itself():
     world.wait(1).request(2, 1, 0)
     for _ in range(9):
         assert world.wait(STALL_SECONDS - 1, updates=1).requested == []
-    assert world.state.next_deadline(world.now) == world.now + STALL_SECONDS
     assert world.wait(STALL_SECONDS, updates=0).requested == [(1, 0)]
 
 
@@ -141,20 +161,19 @@ def test_an_evaluator_that_comes_gets_what_is_requested():
     world = World(1, 2, evaluator=False)
     fit = pb.FitBegun(fit=1, validates=True, variables=[0], num_weights=1)
     world.note(world.state.begin_fit(1, fit, 0.0)).note(world.state.begin_fit(2, fit, 0.0))
-    assert [each.message.fit_begun for each in world._taken(ForSupervisors)] == [fit], "once"
-    world.request(1, 1, 0).note(world.state.begin_evaluator(world.now))
+    assert [each.message.fit_begun for each in world._taken(SUPERVISORS.__eq__)] == [fit], "once"
+    world.request(1, 1, 0).begin_evaluator()
     first, *_ = world.notices
-    assert first == ForEvaluator(pb.ToClient(fit_begun=fit))
+    assert first == notice(EVALUATOR, fit_begun=fit)
     assert world.requested == [(1, 0)]
-    world.note(world.state.end_evaluator(world.now)).wait(1)
-    world.note(world.state.begin_evaluator(world.now))
+    world.end_evaluator().wait(1)
+    world.begin_evaluator()
     assert world.requested == [(1, 0)], "another one gets it too"
 
 
 def test_without_a_supervisor_there_are_no_evaluations_after_a_lease():
     world = World(1, 2, evaluator=False, supervisor=False)
     assert world.wait(1).request(1, 1, 0).answered == []
-    assert world.state.next_deadline(world.now) == STALL_SECONDS + 1
     world.wait(LEASE - 1, updates=0)
     assert world.answered == [(1, 1, 0, "there is no Supervisor")]
     assert world.request(2, 1, 0).request(1, 1, 1).answered == [
@@ -165,13 +184,13 @@ def test_without_a_supervisor_there_are_no_evaluations_after_a_lease():
 
 def test_a_supervisor_that_is_killed_may_come_back_within_a_lease():
     world = World(1).request(1, 1, 0)
-    world.note(world.state.end_evaluator(world.now)).note(world.state.withdraw(7, "", world.now))
+    world.end_evaluator().lose_supervisor(7)
     world.wait(LEASE - 1)
     assert world.answered == []
-    world.state.offer(8, world.now)
+    world.offer(8)
     world.wait(START_SECONDS - LEASE)
     assert world.answered == []
-    world.note(world.state.begin_evaluator(world.now))
+    world.begin_evaluator()
     assert world.requested == [(1, 0), (1, 0)]
     assert world.answer(1, 0).answered == [(1, 1, 0, 0.5)]
 
@@ -179,11 +198,11 @@ def test_a_supervisor_that_is_killed_may_come_back_within_a_lease():
 def test_one_that_stays_away_leaves_that_epoch_without_and_the_next_ones_not():
     world = World(1, 2).request(1, 1, 0).answer(1, 0).request(1, 1, 1)
     world.answered  # noqa: B018
-    world.note(world.state.end_evaluator(world.now)).note(world.state.withdraw(7, "", world.now))
+    world.end_evaluator().lose_supervisor(7)
     assert world.wait(LEASE).answered == [(1, 1, 1, "there is no Supervisor")]
-    seen = world.state.offer(8, world.now)
+    seen = world.offer(8)
     assert [each.evaluated.epoch for each in seen] == [0], "what it had recorded, it gets again"
-    world.note(world.state.begin_evaluator(world.now))
+    world.begin_evaluator()
     assert world.request(2, 1, 1).answered == [(2, 1, 1, "there is no Supervisor")]
     world.requested  # noqa: B018
     assert world.request(1, 1, 2).requested == [(1, 2)]
@@ -191,9 +210,8 @@ def test_one_that_stays_away_leaves_that_epoch_without_and_the_next_ones_not():
 
 def test_an_evaluator_that_fails_is_not_waited_for():
     world = World(1, evaluator=False).request(1, 1, 0)
-    world.note(world.state.withdraw(7, "KeyError: 'x'", world.now))
+    world.withdraw(7, "KeyError: 'x'")
     assert world.answered == [(1, 1, 0, "KeyError: 'x'")]
-    assert world.state.next_deadline(world.now) is None
 
 
 def test_an_evaluator_that_does_not_come_is_waited_for_only_so_long():
@@ -212,13 +230,6 @@ def test_a_shard_that_is_started_again_learns_the_answers_of_its_scripts():
     world.note(world.state.know(1, evaluated(1, 3, loss=0.25), world.now))
     assert world.request(2, 1, 3).answered == [(2, 1, 3, 0.25)]
     assert world.request(2, 1, 4).request(1, 1, 4).requested == [(1, 4)]
-
-
-def test_a_time_in_which_the_process_stood_still_does_not_count():
-    world = World(1, evaluator=False, supervisor=False).request(1, 1, 0)
-    world.now += 100
-    world.state.excuse(100)
-    assert world.wait(0).answered == []
 
 
 # -- at a real server ---------------------------------------------------------------------------
@@ -361,13 +372,13 @@ def test_a_script_evaluates_in_place_of_the_evaluator():
     world.answer_of(1, 1, 0, loss=0.25)
     assert world.answered == [(1, 1, 0, 0.25), (2, 1, 0, 0.25)]
     assert world.request(3, 1, 0, by_script=True).answered == [(3, 1, 0, 0.25)]
-    (made,) = world.state.offer(8, world.now)
+    (made,) = world.offer(8)
     assert made.evaluated.by_script, "Supervisors record it"
 
 
 def test_an_evaluator_that_comes_later_learns_whose_the_fit_is():
     world = of_script()
-    world.state.end_evaluator(world.now)
+    world.end_evaluator()
     news = [each.message.epoch_ended for each in world.state.begin_evaluator(world.now)]
     assert news == [pb.EpochEnded(fit=1, epoch=0, by_script=True)]
 

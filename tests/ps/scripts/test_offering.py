@@ -321,7 +321,7 @@ class Stranger:
 def held(stage, run):
     """Return the stream of worker 2, once the shard has it wait."""
     stream, deadline = Stranger(run, 2), time.monotonic() + 10
-    while not stage.num_waiting and time.monotonic() < deadline:
+    while not stage._held and time.monotonic() < deadline:
         pass
     return stream
 
@@ -494,7 +494,7 @@ def test_nobody_is_late_whose_model_is_being_built(tmp_path):
         assert not reader.stream.closed and not stage.guard.refused
         stage.forget(reader.stream)  # which has brought its model, and is still the one
         assert not stage.claim(reader_of(3))
-        received = stage.taken()
+        received = stage._came.get_nowait()
         stage.refuse(received, "it is no good")
         assert stage.claim(other := reader_of(2))
         stage.tick()
@@ -523,16 +523,16 @@ def test_a_stream_offers_a_model_or_is_held(tmp_path):
             hello = run.worker(number).exchange.shards[0].hello
             assert reader.receive(frame(pb.ToServer(hello=hello)))
         assert offering.state is ClientStreamState.OFFERING
-        assert held.state is ClientStreamState.HELD and stage.num_waiting == 1
+        assert held.state is ClientStreamState.HELD and len(stage._held) == 1
         size = offered_bytes(stage.run, 0, OFFER)
         offer = pb.Offer(document=OFFER.to_json(), payload_bytes=size)
         assert offering.receive(frame(pb.ToServer(offer=offer)))
         assert offering.state is ClientStreamState.OFFERING, "the payload has not arrived"
         assert offering.receive(frame(pb.ToServer(chunk=pb.Chunk(data=bytes(size)))))
         assert offering.state is ClientStreamState.OFFERED
-        assert stage.taken().worker == 1
+        assert stage._came.get_nowait().worker == 1
         held.forget()
-        assert stage.num_waiting == 0
+        assert len(stage._held) == 0
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -45,7 +45,7 @@ class Script:
         self.worker = run.worker(number)
         self.worker.join()
         settings, _, own = run.settings(f"--id_worker={number}")
-        self.control = Control.of(settings, own.id_worker, self.worker.run_id, lambda *end: None)
+        self.control = Control(settings, own.id_worker, self.worker.run_id)
         self.weights = self.worker.begin()
 
     def step(self, gradient=1.0, samples=10):
@@ -236,7 +236,6 @@ def test_models_of_phases_that_were_undone_are_not_known():
     reply = events.Reply(0, 0, Operation.FULL, update, 5, 1, 0.1, samples=0, stop_reason=None)
     spans = ((0, 1), (2, 3), (4, 5), (6, 6))
     kept = [ended_models.EndedModel(*span, layout, 0, reply).to_plain() for span in spans]
-    models = ended_models.EndedModels(types.SimpleNamespace(load_all=lambda: kept))
-    models.restore(4)
+    models = ended_models.EndedModels(types.SimpleNamespace(load_all=lambda: kept), 4)
     assert [models.find(phase) is not None for phase in range(7)] == [True] * 4 + [False] * 3
     np.testing.assert_array_equal(models.find(3).reply.update.values, np.ones(3, np.float32))

@@ -11,9 +11,12 @@ from tests.virtual.toy import SPEC, method
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security.credentials import part_of, part_of_worker
-from thinwire.ps.service import server
+from thinwire.ps.scripts.run_control import RunControl
+from thinwire.ps.service import observers, server
 from thinwire.ps.service.served_model import ServedModel
 from thinwire.runtime.run.settings import FINISHED, SCRIPT_FAILED
+
+LEASE = 10.0
 
 
 def hello(worker, **fields):
@@ -170,10 +173,30 @@ def test_scripts_are_excused_for_the_time_in_which_the_shard_stood_still(monkeyp
     assert excused == [60.0]
 
 
+def test_scripts_that_never_came_are_excused_for_a_stall_of_the_shard():
+    """They may have dialed while the shard stood still; heartbeats are still in its queue."""
+    shard, now = Shard(), [0.0]
+    scripts = RunControl(shard.server, LEASE, clock=lambda: now[0])
+    scripts.barriers.begin(1, 1, scripts.now())
+    patience = shard.core.config.start_timeout_seconds
+    assert patience > 5 * LEASE
+    now[0] += 5 * LEASE
+    scripts.excuse(5 * LEASE)
+    scripts.tick()
+    assert scripts.is_running(1)
+    now[0] += LEASE
+    assert not scripts.is_running(1)
+    now[0] = patience + 5 * LEASE - 1
+    scripts.barriers.alive(1, scripts.now())
+    assert scripts.barriers.present(scripts.now()) == [1, 2]
+    now[0] += 1
+    assert scripts.barriers.present(scripts.now()) == [1]
+
+
 def test_slots_are_those_of_the_present_phase(monkeypatch):
     """It may begin at the version at which a script has requested them before."""
     sent = []
-    monkeypatch.setattr(server, "frames", lambda message, pieces: sent.append(pieces) or ())
+    monkeypatch.setattr(observers, "frames", lambda message, pieces: sent.append(pieces) or ())
     shard = Shard("asgd")
     one = Script(shard, 1).send(slots=pb.SlotsRequest(weights=True))
     other = MiniRun(method("asgd", nb_workers=2), iter_max=10**6).shards[0]

@@ -8,7 +8,6 @@ counted.
 from __future__ import annotations
 
 from thinwire.ops.types import ShardLayout
-from thinwire.proto.bulk.connection import most_buffer_bytes
 from thinwire.proto.bulk.handshake import MOST_HANDSHAKE_BYTES
 from thinwire.proto.bulk.tls import PIECE_BYTES
 from thinwire.proto.framing import MAX_MESSAGE_BYTES
@@ -16,7 +15,7 @@ from thinwire.proto.grpc.send_queue import MOST_CONTROL_BYTES, MOST_REPORT_BYTES
 from thinwire.proto.grpc.session import payload_limit
 from thinwire.proto.security.connection_guard import Limits
 from thinwire.ps.service.backlog import MOST_QUEUED_BYTES, MOST_QUEUED_REQUESTS
-from thinwire.ps.service.connections import KEPT_PER_WORKER
+from thinwire.ps.service.observers import KEPT_PER_WORKER
 from thinwire.ps.wire.reports import MAX_DOCUMENT_BYTES
 
 #: Messages of one stream that are in memory together: gRPC receives one, one waits for the reader,
@@ -57,7 +56,7 @@ def client_memory(layout: ShardLayout, aux_count: int, limits: Limits) -> dict[s
     return {
         "messages that arrive": _NUM_MESSAGES * MAX_MESSAGE_BYTES,
         "half a handshake of the bulk connection": 2 * MOST_HANDSHAKE_BYTES,  # 2: OpenSSL copies it
-        "buffers of the bulk connection": most_buffer_bytes() + _TLS_COPIES * PIECE_BYTES,
+        "buffers of the bulk connection": 4 + MAX_MESSAGE_BYTES + _TLS_COPIES * PIECE_BYTES,
         "a payload assembled from messages and decoded": (
             payload + update + _DECODING_BYTES * size
         ),

@@ -107,18 +107,18 @@ SCRIPT = {"role": pb.ROLE_SCRIPT, "id": ROGUE, "incarnation": 3, "fingerprint": 
 LOOKS = {"role": pb.ROLE_SUPERVISOR, "id": 0, "fingerprint": [], "model": []}
 EVALUATOR = LOOKS | {"role": pb.ROLE_EVALUATOR}
 REQUESTS = {
-    "welcome": ("server._welcome_message", {}, None),
+    "welcome": ("server.welcome_message", {}, None),
     "evaluation_pull": ("core.whole", LOOKS, {"pull": pb.Pull(observe=True)}),
     "script_hello": ("server.scripts.begin", SCRIPT, None),
-    "barrier": ("server.scripts.arrive", SCRIPT, {"barrier": pb.Barrier(name="fit-1-begin")}),
+    "barrier": ("server.scripts.receive", SCRIPT, {"barrier": pb.Barrier(name="fit-1-begin")}),
     "fit": ("server.scripts.receive", SCRIPT, {"fit_begun": pb.FitBegun(fit=1)}),
-    "stop_fit": ("server.scripts.stop_fit", SCRIPT, {"stop_fit": pb.StopFit(fit=1)}),
-    "finished": ("server.scripts.finish", SCRIPT, {"finished": pb.Finished()}),
-    "alive": ("server.scripts.alive", SCRIPT, {"heartbeat": pb.Heartbeat()}),
-    "slots": ("server.send_slots", SCRIPT, {"slots": pb.SlotsRequest()}),
+    "stop_fit": ("server.scripts.receive", SCRIPT, {"stop_fit": pb.StopFit(fit=1)}),
+    "finished": ("server.scripts.receive", SCRIPT, {"finished": pb.Finished()}),
+    "alive": ("server.scripts.receive", SCRIPT, {"heartbeat": pb.Heartbeat()}),
+    "slots": ("server.observers.send_slots", SCRIPT, {"slots": pb.SlotsRequest()}),
     "evaluator": ("server.scripts.offer_evaluator", LOOKS, {"evaluator": pb.Evaluator()}),
     "evaluated": (
-        "server.scripts.take_evaluation",
+        "server.scripts.receive",
         EVALUATOR,
         {"evaluated": pb.Evaluated(fit=1, versions=[1])},
     ),

@@ -12,7 +12,7 @@ from thinwire.ops.types import Link
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
-from thinwire.ps.service.handshake import check_hello, checked_link, hello_to_leader, identity
+from thinwire.ps.service.handshake import Identity, check_hello, checked_link, hello_to_leader
 from thinwire.runtime.run import fingerprint
 from thinwire.worker.client.exchange import Exchange
 
@@ -29,7 +29,7 @@ def judged(ps, worker):
     with given("--nb_workers=2", *ps):
         run = read_run()
     return check_hello(
-        hello_of(*worker), identity("run", 0, 1, 0, fingerprint.fingerprint(run), SPEC, [])
+        hello_of(*worker), Identity("run", 0, 1, 0, fingerprint.fingerprint(run), SPEC, [])
     )
 
 
@@ -98,7 +98,7 @@ def test_each_worker_may_have_a_batch_size_of_its_own():
 def test_only_a_supervisor_that_looks_need_not_know_the_number_of_shards(
     role, looks_only, is_refused
 ):
-    mine = identity("run", 0, 2, 0, [], SPEC, [])
+    mine = Identity("run", 0, 2, 0, [], SPEC, [])
     model = [] if looks_only else messages.tensors_of(SPEC)
     found = check_hello(pb.Hello(role=role, model=model), mine)
     assert (found is not None and found[0] == pb.REASON_TOPOLOGY) == is_refused
@@ -109,7 +109,7 @@ def test_only_a_supervisor_that_looks_need_not_know_the_number_of_shards(
 
 @pytest.mark.parametrize(("number", "is_refused"), [(0, True), (1, False), (2, False), (3, True)])
 def test_a_following_shard_is_one_of_the_others(number, is_refused):
-    mine = identity("run", 0, 3, 0, [], SPEC, [])
+    mine = Identity("run", 0, 3, 0, [], SPEC, [])
     found = check_hello(pb.Hello(role=pb.ROLE_SHARD, id=number, num_shards=3), mine)
     assert (found is not None and f"PS {number} does not follow shard 0" in found[1]) == is_refused
 
@@ -117,8 +117,8 @@ def test_a_following_shard_is_one_of_the_others(number, is_refused):
 @pytest.mark.parametrize(("phase", "reason"), [(1, True), (2, False), (3, True)])
 def test_a_following_shard_joins_in_the_phase_of_shard_0_alone(phase, reason):
     """A worker in a later phase has another model, and would take epochs of the earlier phase."""
-    mine = identity("run", 0, 2, 0, [], SPEC, [], phase=2)
-    theirs = identity("run", 1, 2, 0, [], SPEC, [], phase=phase)
+    mine = Identity("run", 0, 2, 0, [], SPEC, [], phase=2)
+    theirs = Identity("run", 1, 2, 0, [], SPEC, [], phase=phase)
     found = check_hello(hello_to_leader(theirs), mine)
     assert (found is not None) == reason
     if found is not None:

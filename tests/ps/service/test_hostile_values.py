@@ -16,7 +16,7 @@ from tests.ps.telemetry.test_instruments import instruments_of
 from tests.virtual.toy import SPEC
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import MAX_MESSAGE_BYTES
-from thinwire.ps.service.handshake import identity
+from thinwire.ps.service.handshake import Identity
 from thinwire.ps.telemetry.status import StatusReporter
 from thinwire.ps.wire.reports import MAX_DOCUMENT_BYTES
 from thinwire.runtime.telemetry.run_status import RunStatus, summarise
@@ -40,7 +40,7 @@ class Leader(Shard):
 
     def __init__(self, *method, **choices):
         super().__init__(*method, **choices)
-        mine = identity("run", 0, 2, 0, self.fingerprint, SPEC, [])
+        mine = Identity("run", 0, 2, 0, self.fingerprint, SPEC, [])
         self.server.open_for(mine, "{}")
 
     def hello(self, **fields):
@@ -163,7 +163,7 @@ def test_bytes_sent_to_a_worker_are_those_of_all_shards():
 def test_a_script_s_last_words_are_logged_in_one_line():
     shard = Leader("asgd")
     shard.say({"finished": pb.Finished(failed=True, message="one\n\x1b[2Jtwo")}, **SCRIPT)
-    assert shard.server.scripts._barriers.ended.message.isprintable()
+    assert shard.server.scripts.barriers.ended.message.isprintable()
 
 
 def test_a_status_with_all_labels_fits_into_one_message(monkeypatch):

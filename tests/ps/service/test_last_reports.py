@@ -9,7 +9,6 @@ from tests.ps.streams import Shard, Stream
 from thinwire.ops.types import ShardLayout, Slice
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
-from thinwire.ps.scripts.barriers import Barriers
 from thinwire.ps.scripts.run_control import RunControl
 from thinwire.ps.service import leader_client
 from thinwire.ps.telemetry.status import StatusReporter
@@ -100,9 +99,9 @@ def test_a_board_tells_what_it_is_handed():
 
 def test_a_worker_whose_script_goes_on_is_between_fits_and_has_not_left():
     shard = Shard()
-    barriers = Barriers(2, lease_seconds=10.0, patience_seconds=10.0)
     now = [0.0]
-    scripts = RunControl(barriers, 10.0, put=lambda event: None, clock=lambda: now[0])
+    scripts = RunControl(shard.server, 10.0, clock=lambda: now[0])
+    barriers = scripts.barriers
     board = board_of(shard, runs_script=scripts.is_running)
     shard.say({"pull": pb.Pull()}, {"leave": pb.Leave(cause="done")})
     (worker,) = board.states()

@@ -26,7 +26,7 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator
 from thinwire.ps.service import backlog
-from thinwire.ps.service.handshake import identity
+from thinwire.ps.service.handshake import Identity
 from thinwire.ps.service.served_model import ServedModel
 from thinwire.ps.service.server import ShardServer
 from thinwire.runtime.run.credentials import NO_CREDENTIALS
@@ -107,7 +107,7 @@ class Served:
         config = CoreConfig(Budget(10**6), Schedule(0.1), 2, spec=SPEC)
         self.core = PsCore(config, chosen, theta, KERNELS, Coordinator(2, 1e9))
         self.server = ShardServer(ServedModel.of(self.core, SPEC, self.layout), 1e9)
-        self.server.open_for(identity("run", 0, 1, 0, self.fingerprint, SPEC, []), "{}")
+        self.server.open_for(Identity("run", 0, 1, 0, self.fingerprint, SPEC, []), "{}")
         self.port = self.server.listen("127.0.0.1", 0)
         self.over, self.free = threading.Event(), threading.Event()
         self.writer = threading.Thread(

@@ -2,7 +2,7 @@
 
 from tests.ps.streams import HONEST, Shard
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.service.connections import RoundsRelay
+from thinwire.ps.service.observers import RoundsRelay
 
 
 class Listener:

@@ -8,11 +8,13 @@ import pytest
 from tests.ps.service.test_hostile_values import EVALUATOR, LOOKS, SCRIPT, SHARD, Leader
 from tests.ps.streams import ROGUE, Stream, frame, push_frame
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.service.dialogues.evaluator import EvaluatorDialogue
-from thinwire.ps.service.dialogues.follower import FollowerDialogue
+from thinwire.ps.service.dialogues.observers import (
+    EvaluatorDialogue,
+    FollowerDialogue,
+    SupervisorDialogue,
+)
 from thinwire.ps.service.dialogues.offer import OfferDialogue
 from thinwire.ps.service.dialogues.script import ScriptDialogue
-from thinwire.ps.service.dialogues.supervisor import SupervisorDialogue
 from thinwire.ps.service.dialogues.worker import WorkerDialogue
 from thinwire.ps.service.stream_state import ClientStreamState
 

@@ -8,7 +8,7 @@ from tests.ps.streams import Shard, Stream, frame
 from tests.virtual.toy import SPEC
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.service.connections import RoundsRelay
+from thinwire.ps.service.observers import RoundsRelay
 
 
 def supervisor(shard, evaluates=True):

@@ -19,7 +19,7 @@ from thinwire.proto.grpc.session import ClientSession
 from thinwire.proto.security.certificates import CertificateHolder, issue
 from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.proto.security.credentials import part_of_worker
-from thinwire.ps.service.handshake import identity
+from thinwire.ps.service.handshake import Identity
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 WAIT_SECONDS = 20.0
@@ -62,7 +62,7 @@ class Tap:
 @contextlib.contextmanager
 def tapped(guard):
     with shard_behind(guard) as (shard, port):
-        shard.server.identity = identity(RUN_ID, 0, 1, 0, shard.fingerprint, SPEC, [])
+        shard.server.identity = Identity(RUN_ID, 0, 1, 0, shard.fingerprint, SPEC, [])
         shard.server.document = '{"seams": "of nobody\'s business"}'
         tap = Tap(port)
         try:
@@ -74,11 +74,11 @@ def tapped(guard):
 def ask_for_everything(tap, credentials, shard, **hello):
     """Send Hello and immediately request the model; stay until the shard closes the connection."""
     session = ClientSession(f"127.0.0.1:{tap.port}", shard.hello(**hello), 1 << 20)
-    session._stream._credentials = credentials
-    session.stream._check_server = lambda: None  # a stranger does not check the server
+    session.stream.peer._credentials = credentials
+    session.stream.peer.check = lambda: None  # a stranger does not check the server
     session.stream.open(WAIT_SECONDS)
     said = shard.hello(**hello)
-    said.proof = session.stream.prove(())
+    said.proof = session.stream.peer.prove(())
     for message in (
         pb.ToServer(hello=said),
         pb.ToServer(pull=pb.Pull()),

@@ -165,18 +165,23 @@ def test_a_tool_with_nothing_says_what_is_missing_or_does_its_work(command, play
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["thinwire", "main.py"])
-def test_every_role_starts_with_nothing_typed(name, tmp_path, monkeypatch):
-    """Each is left alone until its first line, interrupted, and has no word of a fault."""
-    monkeypatch.chdir(tmp_path)
+def test_every_role_starts_with_nothing_typed(name, tmp_path):
+    """Each is left alone until its first line, interrupted, and has no word of a fault.
+
+    Each has a folder to itself: a role that is slow to stop has written records by then, and the
+    Simulator refuses a run directory with records of real processes.
+    """
     installed = tmp_path / "thinwire"
     installed.write_text(INSTALLED)
     lines = {"thinwire": [[str(installed), command] for command in cli.ROLES]}
     lines["main.py"] = [[MAIN], *([MAIN, f"--type_node={role}"] for role in ("PS", "Supervisor"))]
-    for words in lines[name]:
+    for number, words in enumerate(lines[name]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
         reading, writing = os.pipe()
         with open(reading, encoding="utf-8") as log, open(writing, "wb") as output:
             environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"}
-            process = forker().start(words, output, environment)
+            process = forker().start(words, output, environment, cwd=folder)
             output.close()
             try:
                 first = next(log, "")

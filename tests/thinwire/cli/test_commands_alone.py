@@ -218,7 +218,7 @@ def test_what_a_role_s_help_leaves_out_exists():
 
 def test_lists_of_choices_break_between_two_choices(monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
-    words = set(re.split(r"[\s|]+", help_text.full_text_of("thinwire")))
+    words = set(re.split(r"[\s|]+", help_text.text_of("thinwire", None, full=True)))
     for option in OPTIONS:
         wanted = re.split(r"[\s|]+", f"{option.text} [{option.values_and_default}]")
         assert {word for word in wanted if len(word) < 38} <= words, option.name

@@ -14,12 +14,12 @@ from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import INTERFACES, METHODS
 from thinwire.ops.optimizers.outer import SERVER_OPTIMIZERS
 from thinwire.ops.optimizers.server import SCRIPT
-from thinwire.ops.pacing import PACERS
+from thinwire.ops.pacing.registry import PACERS
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sync.rule import SYNC_RULES, Gsp
 from thinwire.ops.types import ConfigurationError
-from thinwire.ops.weighting import WEIGHTINGS
 from thinwire.ops.weighting.per_entry import PerEntry
+from thinwire.ops.weighting.registry import WEIGHTINGS
 from thinwire.worker import flags as worker_flags
 
 REGISTRIES = (

@@ -7,7 +7,7 @@ from thinwire.flags import launch
 from thinwire.flags.run import read_run
 from thinwire.flags.slurm import expand_hosts, step_of
 from thinwire.launcher.role import nodes_of
-from thinwire.launcher.run_locks import claim_run_directory
+from thinwire.launcher.run_start import claim_run_directory
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.directory import lock_of
 from thinwire.runtime.run.lock import LockOwner

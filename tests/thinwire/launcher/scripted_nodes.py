@@ -20,8 +20,6 @@ ENDLESS = Script(turns=10**9, code=130)
 class FakeProcess:
     """Ends with `code` after this many turns, or on a signal."""
 
-    is_followed = False
-
     def __init__(self, script):
         self.script, self.turns, self.code, self.heard = script, 0, None, []
 
@@ -94,9 +92,9 @@ def pretending(monkeypatch, tmp_path):
 
     def run(scripts=(), *flags, **behaviour):
         launcher = FakeLauncher(dict(scripts), **behaviour)
-        module = types.SimpleNamespace(prepare=lambda run, script=None: launcher)
+        module = types.SimpleNamespace(prepare=lambda run, script: launcher)
         monkeypatch.setitem(sys.modules, "fake_launcher", module)
-        monkeypatch.setitem(role.LAUNCHERS, "local", "fake_launcher")
+        monkeypatch.setitem(role.LAUNCHERS, "local", "fake_launcher:prepare")
         usual = ("--type_node=Cluster", "--nb_workers=2", "--nb_ps=2", f"--run_dir={tmp_path}")
         with given(*usual, *flags):
             try:

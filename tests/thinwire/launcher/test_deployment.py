@@ -58,7 +58,7 @@ def test_the_sent_code_is_whole_and_the_users_files_go_with_it(tmp_path, monkeyp
     with open_archive(made.archive) as archive:
         names = archive.getnames()
         assert {member.uname for member in archive} == {""}
-    launched = {"thinwire/__main__.py", made.watchdog[-1]}
+    launched = {"thinwire/__main__.py", made.programs.watchdog[-1]}
     assert launched | {"sent/model/.my model.py"} <= set(names)
     assert not [name for name in names if "__pycache__" in name]
     assert len(names) == len(set(names))
@@ -173,7 +173,7 @@ def test_unpacked_code_runs_also_over_an_earlier_copy_with_links(tmp_path):
     for _ in range(2):
         subprocess.run(unpack, input=deployment.pack({}), check=True)
     assert not [path for path in (tmp_path / "thinwire").iterdir() if path.is_symlink()]
-    assert "Thinwire" in run_in(tmp_path, *program.COPIED_NODE, "--help")
+    assert "Thinwire" in run_in(tmp_path, *program.COPIED.node, "--help")
     imports = "import thinwire.ops.sync.rule; print(thinwire.ops.sync.rule.__file__)"
     found = pathlib.Path(run_in(tmp_path, "-c", imports).strip())
     assert found == tmp_path / "thinwire" / "ops" / "sync" / "rule.py"

@@ -52,7 +52,7 @@ def in_the_step_of_a_graph(error):
     """As an exchange fails within a step: TensorFlow shows another error."""
 
     def exchange(x):
-        RECORD.fail(error)
+        RECORD.failure = error
         raise error
 
     tf.function(lambda x: tf.numpy_function(exchange, [x], tf.float32))(ONES)
@@ -69,7 +69,7 @@ def raised_by(way, error):
 
 @pytest.fixture(autouse=True)
 def _nothing_recorded(monkeypatch):
-    monkeypatch.setattr(RECORD, "_failure", None)
+    monkeypatch.setattr(RECORD, "failure", None)
 
 
 @pytest.mark.parametrize("way", [*WAYS, in_the_step_of_a_graph], ids=lambda way: way.__name__)

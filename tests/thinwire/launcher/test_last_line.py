@@ -53,11 +53,6 @@ class FollowedLauncher(FakeLauncher):
         super().__init__(scripts, **behaviour)
         self.lines = dict(lines)
 
-    def start(self, node):
-        process = super().start(node)
-        process.is_followed = True
-        return process
-
     def tend(self):
         super().tend()
         for name, process in self.processes.items():
@@ -79,7 +74,7 @@ def ended(monkeypatch, tmp_path):
         launcher = FollowedLauncher(dict.fromkeys(ALL, ENDLESS) | scripts, lines, **behaviour)
         module = types.SimpleNamespace(prepare=lambda *_: launcher)
         monkeypatch.setitem(sys.modules, "followed_launcher", module)
-        monkeypatch.setitem(role.LAUNCHERS, "local", "followed_launcher")
+        monkeypatch.setitem(role.LAUNCHERS, "local", "followed_launcher:prepare")
         screen, handler = io.StringIO(), absl_logging.get_absl_handler().python_handler
         monkeypatch.setattr(sys, "stderr", screen)
         monkeypatch.setattr(handler, "stream", screen)

@@ -197,7 +197,7 @@ def test_a_finished_run_starts_nobody_unless_it_is_to_be_overwritten(cluster, tm
 
 def launcher_here(*flags):
     with given("--type_node=Cluster", "--nb_workers=2", *flags):
-        return local.prepare(read_run())
+        return local.LocalLauncher(read_run())
 
 
 def test_port_0_means_free_ports():
@@ -253,7 +253,7 @@ def test_a_node_has_ended_when_its_last_lines_have_been_taken(monkeypatch):
             lines.append(line)
 
     code = "for number in range(2000): print(number)"
-    process = local.SupervisedProcess([sys.executable, "-c", code], Slow(), announced=False)
+    process = local.SupervisedProcess([sys.executable, "-c", code], Slow())
     wait = process._process.wait
 
     def ended(*arguments):

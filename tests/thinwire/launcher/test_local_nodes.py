@@ -33,7 +33,7 @@ from thinwire.launcher.role import Node
 node.define_flags()
 node.FLAGS(["main.py", *sys.argv[1:]])
 flags = ("--type_node=PS", f"--run_dir={node.FLAGS.run_dir}")
-process = local.prepare(read_run()).start(Node("ps-0", "PS", 0, flags))
+process = local.LocalLauncher(read_run()).start(Node("ps-0", "PS", 0, flags))
 time.sleep(100)
 """
 

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from thinwire.launcher.failures import COMPLETED, Failure
+from thinwire.launcher.line_merger import MergedLines
 from thinwire.launcher.output import Screen, SupervisorOutput, WorkerOutput, each_line, follow
 
 
@@ -40,6 +41,13 @@ class Terminal(io.StringIO):
         return True
 
 
+def worker_output(worker, screen, path, on_failure):
+    """Return the output of a run's only worker, whose lines wait for no other worker."""
+    merged = MergedLines([worker], lambda line: output.write(line.text, line.is_error))
+    output = WorkerOutput(worker, screen, path, on_failure, merged)
+    return output
+
+
 @pytest.fixture
 def streams():
     return io.StringIO(), io.StringIO()
@@ -49,7 +57,7 @@ def test_a_worker_s_lines_have_its_name_and_a_file(tmp_path, streams):
     failures = []
     path = tmp_path / "worker-2.out"
     screen = Screen(*streams)
-    output = WorkerOutput(2, screen, path, lambda *each: failures.append(each))
+    output = worker_output(2, screen, path, lambda *each: failures.append(each))
     output.on_line("\x1b[1mloss\x1b[0m: 1", False)
     output.on_line("careful", True)
     output.on_line(COMPLETED, False)
@@ -109,7 +117,7 @@ def test_a_terminal_that_is_gone_loses_lines_and_raises_nothing(monkeypatch, tmp
             raise OSError(errno.EIO, "Input/output error")
 
     screen = Screen(Gone(), io.StringIO())
-    output = WorkerOutput(1, screen, tmp_path / "worker-1.out", lambda *each: None)
+    output = worker_output(1, screen, tmp_path / "worker-1.out", lambda *each: None)
     screen.show("step 1")
     output.on_line("a line", False)
     screen.close()

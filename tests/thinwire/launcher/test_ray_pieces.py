@@ -49,7 +49,7 @@ def test_bad_runtime_environments(tmp_path, text):
 def test_flags_that_ray_does_not_heed(flag, words):
     on_ray = ("--type_node=Cluster", "--launcher=ray", flag)
     with given(*on_ray), pytest.raises(ConfigurationError, match=words):
-        ray.prepare(read_run())
+        ray.RayLauncher(read_run())
 
 
 def test_the_code_runs_where_ray_unpacks_it(tmp_path):
@@ -98,9 +98,7 @@ def test_an_actor_keeps_the_node_s_input_as_long_as_the_node(monkeypatch, tmp_pa
     assert actor.take_input(b"given") == str(path)  # the input of a restarted node
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     reads = [sys.executable, "-c", "import sys; print(sys.stdin.read())"]
-    command = watchdog_command(
-        sys.executable, WATCHDOG, reads, announce=False, given_input=f"file:{path}"
-    )
+    command = watchdog_command(sys.executable, WATCHDOG, reads, given_input=f"file:{path}")
     actor.start(command, "")
     assert actor.read(False, 100).strip() == b"given"
     assert actor.wait() == 0 and not path.exists()

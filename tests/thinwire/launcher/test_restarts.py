@@ -7,7 +7,7 @@ import pytest
 from tests.command_line import given
 from thinwire.flags import launch
 from thinwire.flags.slurm import SlurmStep
-from thinwire.launcher import slurm
+from thinwire.launcher import local
 from thinwire.launcher.role import Node, Restarts
 from thinwire.ops.types import ConfigurationError
 
@@ -79,11 +79,12 @@ def test_a_window_without_restarts_is_refused():
 def test_only_the_first_start_of_a_node_in_a_step_overwrites(monkeypatch):
     """A restarted worker resumes from its newest checkpoint."""
     started = []
-    monkeypatch.setattr(slurm, "start_here", lambda node, *flags: started.append(flags))
+    monkeypatch.setattr(local, "start_here", lambda node, *flags: started.append(flags))
     step = SlurmStep(0, 0, 0, ("here", "there"), (1, 1), 20000, 3)
+    monkeypatch.setattr(launch, "step_here", lambda: step)
     with given("--type_node=Cluster", "--insecure"):
         run = SimpleNamespace(addresses=("here:1",), overwrite=True)
-        launcher = slurm.SlurmLauncher(run, step)
+        launcher = local.SlurmLauncher(run)
         for restarts in (0, 1):
             for role in ("PS", "Worker"):
                 launcher.start(Node(role, role, 1, (), num_restarts=restarts))

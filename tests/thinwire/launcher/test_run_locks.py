@@ -5,7 +5,7 @@ import pytest
 from tests.command_line import given
 from thinwire.flags.run import read_run
 from thinwire.flags.slurm import SlurmStep
-from thinwire.launcher.run_locks import claim_run_directory
+from thinwire.launcher.run_start import claim_run_directory
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.directory import lock_of
 from thinwire.runtime.run.lock import LockOwner

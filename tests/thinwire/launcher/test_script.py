@@ -21,8 +21,8 @@ FLAGS = ("--seed=1", "--id_worker=2", "--run_dir=run", "--worker_threads=1", "--
 TRAINED = """
 from thinwire.worker.script import RECORD
 class Session: num_exchanges, stopped = 1, False
-RECORD.add(Session())
-RECORD.at_end(lambda failed, message: print("END", failed, message))
+RECORD.sessions.append(Session())
+RECORD.endings.append(lambda failed, message: print("END", failed, message))
 """
 
 
@@ -184,7 +184,7 @@ print(tf.random.uniform([]).numpy(), tf.config.threading.get_intra_op_parallelis
         (
             TRAINED
             + "end = SystemExit(0)\nfrom thinwire.worker.script import RECORD\n"
-            + "RECORD.leave_fit(end)\nraise end",
+            + "RECORD.left_fit_by = end\nraise end",
             1,
             ["in the middle of fit", "stop_training"],
         ),
@@ -273,7 +273,7 @@ def test_words_of_sys_exit_are_the_reason(tmp_path):
 def test_one_that_cannot_come_back_is_lost_and_ends_nothing(tmp_path):
     text = "from thinwire.worker.script import LeftBehind\nraise LeftBehind('too late')"
     code, out, error, failure = run(tmp_path, TRAINED + text)
-    assert (code, failure.code, failure.is_lost) == (3, 3, True), error
+    assert (code, failure.code, failure.cause) == (3, 3, Cause.LOST), error
     assert "too late" in failure.text and "Traceback" not in failure.text
     assert "END" not in out
 

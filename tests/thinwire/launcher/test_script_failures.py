@@ -1,5 +1,6 @@
 """A launcher's reaction to failing scripts: its output and its notifications."""
 
+import dataclasses
 import threading
 import types
 
@@ -22,13 +23,18 @@ class Shown:
         self.texts.append(text)
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    reconnect_timeout_seconds: float = 60.0
+
+
 def script_run(*workers):
     """Return a run of a script, without nodes."""
     made = run._ScriptRun.__new__(run._ScriptRun)
     made._cluster = types.SimpleNamespace(interrupted=threading.Event(), at_fault=set())
     made._failures, made._lock = {}, threading.Lock()
     made._workers = {worker: Shown() for worker in workers}
-    made._run = types.SimpleNamespace(addresses=("a:1",), nb_ps=1, credentials=None)
+    made._run = Settings()
     return made
 
 
@@ -66,7 +72,7 @@ def test_a_task_of_a_step_tells_shard_0_that_its_script_has_failed(
     heard = []
 
     class Control:
-        def __init__(self, address, worker, nb_ps, **unused):
+        def __init__(self, run, worker):
             self._worker = worker
 
         def finish(self, failed, message, patience_seconds):

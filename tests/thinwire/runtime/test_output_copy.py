@@ -10,12 +10,12 @@ import pytest
 
 from thinwire.runtime.output_copy import (
     BacklogState,
-    ClosedSink,
     DescriptorSink,
     LineBacklog,
     Offered,
     OutputCopy,
     OutputFile,
+    StreamSink,
 )
 
 LINE = b"x" * 99 + b"\n"
@@ -315,7 +315,7 @@ def test_a_file_on_a_full_disk(tmp_path):
 
 
 def test_a_process_without_stdout():
-    copy = OutputCopy("stdout", ClosedSink())
+    copy = OutputCopy("stdout", StreamSink(None))
     copy.put("a line\n", "worker 1")
     copy.close()
     assert "started without" in copy.report()

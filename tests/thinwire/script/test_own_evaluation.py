@@ -24,7 +24,7 @@ def reported(monkeypatch):
     """Return the evaluations of a script that is in a run."""
     found = []
     monkeypatch.setattr(RECORD, "chief", 1)
-    monkeypatch.setattr(RECORD, "_report", found.append)
+    monkeypatch.setattr(RECORD, "report", found.append)
     return found
 
 
@@ -47,16 +47,16 @@ def test_what_is_no_dictionary_of_numbers_is_refused(reported, found):
 
 
 def test_without_a_run_it_is_only_called(monkeypatch):
-    monkeypatch.setattr(RECORD, "_report", None)
+    monkeypatch.setattr(RECORD, "report", None)
     assert thinwire.evaluate(lambda: {"score": 2}) == {"score": 2.0}
 
 
 def test_a_loop_without_fit_reports_what_a_shard_takes(monkeypatch):
     sent = []
     control = types.SimpleNamespace(report=sent.append, interrupt=lambda: None)
-    monkeypatch.setattr(fit_barriers.Control, "of", lambda *args, **keywords: control)
-    monkeypatch.setattr(RECORD, "_report", None)
-    monkeypatch.setattr(RECORD, "_endings", [])
+    monkeypatch.setattr(fit_barriers, "Control", lambda *args, **keywords: control)
+    monkeypatch.setattr(RECORD, "report", None)
+    monkeypatch.setattr(RECORD, "endings", [])
     barriers = fit_barriers.FitBarriers(None, 1, "")
     atexit.unregister(barriers._finish_at_exit)
     interrupts.remove_listener(control.interrupt)

@@ -11,6 +11,7 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.script.session import Session
 from thinwire.script.settings import read_settings
 from thinwire.worker.core.messages import ScriptFigures
+from thinwire.worker.core.worker_round import MiniBatch
 
 BATCHES = [np.arange(start, start + 16) for start in range(0, 144, 16)]
 OPTIMIZERS = {
@@ -56,7 +57,7 @@ def test_one_worker_is_keras_alone(name, kind):
         session.assign()
         for batch in BATCHES:
             loss = local_step(model, optimizer, batch)
-            session.step(session.variables.read(), len(batch), loss)
+            session.part.step(MiniBatch(session.variables.read(), len(batch), loss))
             session.assign()
         session.close()
         held = server.snapshot().weights
@@ -73,12 +74,11 @@ def test_a_step_that_is_not_finite_is_skipped_and_the_last_good_weights_come_bac
         session = session_of(model, found)
         session.open()
         before = session.weights.copy()
-        info = session.step(np.full_like(before, np.nan), 16, 1.0)
+        info = session.part.step(MiniBatch(np.full_like(before, np.nan), 16, 1.0))
         assert (info.skipped, info.exchanged) == (True, False)
         np.testing.assert_array_equal(session.weights, before)
-        info = session.step(
-            before + 0.25, 16, 1.0, figures=ScriptFigures(PushHead(learning_rate=0.5))
-        )
+        figures = ScriptFigures(PushHead(learning_rate=0.5))
+        info = session.part.step(MiniBatch(before + 0.25, 16, 1.0, figures=figures))
         assert (info.skipped, info.exchanged) == (False, True)
         assert server.version == 1
         session.close()

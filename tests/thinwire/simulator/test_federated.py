@@ -8,8 +8,8 @@ from thinwire.data.partition import read_positions, write_positions
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.sync.drawn import parse_draws
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.run.draws_file import read_draws
 from thinwire.runtime.run.settings import DataChoice
+from thinwire.runtime.run.sync_files import read_draws
 
 WORKERS = 8
 FAILURES = "1@0.3-0.9,2@0.5,3@1-1.4,7@1.5-20,5@2.2-2.5"

@@ -17,14 +17,15 @@ LINK = Link(0.5, 20.0)
 
 def sent_by(worker):
     """Return a worker's future pushes to shard 0: (step, update) of each push."""
-    found, send = [], worker.exchange.send
+    connection = worker.exchange.connections[0]
+    found, send = [], connection.send
 
-    def noted(shard, event, sizes, counted):
-        if isinstance(event, events.Push) and shard == 0:
+    def noted(event, sizes, counted):
+        if isinstance(event, events.Push):
             found.append((event.head.step, event.update.values.copy()))
-        send(shard, event, sizes, counted)
+        send(event, sizes, counted)
 
-    worker.exchange.send = noted
+    connection.send = noted
     return found
 
 

@@ -13,8 +13,9 @@ from tests.supervisor.samples import make_status, write_run
 from tests.thinwire import toy
 from tests.virtual.toy import SPEC
 from thinwire import init_server
+from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.service.handshake import check_hello, identity
+from thinwire.ps.service.handshake import Identity, check_hello
 from thinwire.runtime.run.directory import LAUNCH_FILE, METRICS_FILE, lock_of
 from thinwire.runtime.run.lock import LockOwner, is_held
 from thinwire.tools import recorded, status
@@ -130,10 +131,10 @@ def test_a_running_run_answers_by_directory_and_by_address(tmp_path, capsys):
 
 
 def test_one_that_only_looks_need_not_know_the_number_of_shards():
-    mine = identity("run", 0, 3, 0, [], SPEC, [])
+    mine = Identity("run", 0, 3, 0, [], SPEC, [])
     hello = pb.Hello(role=pb.ROLE_SUPERVISOR)
     assert check_hello(hello, mine) is None
-    hello.model.extend(mine.model)  # one that evaluates must
+    hello.model.extend(messages.tensors_of(mine.spec))  # one that evaluates must
     assert check_hello(hello, mine)[0] == pb.REASON_TOPOLOGY
 
 

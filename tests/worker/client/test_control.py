@@ -12,9 +12,10 @@ from tests.waiting import patience, wait_until
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import Unreachable
 from thinwire.proto.grpc.session import RequestRejected
+from thinwire.runtime.run.credentials import NO_CREDENTIALS
 from thinwire.runtime.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
 from thinwire.worker.client import control as control_module
-from thinwire.worker.client.control import Control, RunHalted
+from thinwire.worker.client.control import Control, RunHalted, ScriptReports
 
 #: Seconds until a silent script's lease ends; few scripts die in these tests.
 LEASE = 1.5
@@ -46,25 +47,32 @@ def passes(control, *names):
     return Caller(*(lambda name=name: control.barrier(name) for name in names))
 
 
+def run_at(port, num_shards=1, seconds=20.0):
+    """The settings of a run that a control reads."""
+    return types.SimpleNamespace(
+        addresses=(f"127.0.0.1:{port}",),
+        nb_ps=num_shards,
+        credentials=NO_CREDENTIALS,
+        reconnect_timeout_seconds=seconds,
+    )
+
+
 @contextlib.contextmanager
 def scripts(nb_workers=2, **config):
     """Yield a cluster without training, and the control of each worker's script."""
     with InProcessCluster(method("asgd", nb_workers), 1, lease_seconds=LEASE, **config) as cluster:
-        ends, controls = [], []
+        controls = []
         try:
             for worker in range(1, nb_workers + 1):
-                end = lambda *what, worker=worker: ends.append((worker, *what))  # noqa: E731
-                address = f"127.0.0.1:{cluster.shards[0].port}"
-                control = Control(address, worker, 1, "run", patience_seconds=20.0, on_end=end)
-                controls.append(control)
-            yield cluster, controls, ends
+                controls.append(Control(run_at(cluster.shards[0].port), worker, "run"))
+            yield cluster, controls
         finally:
             for control in controls:
                 control.close()
 
 
 def test_barriers_and_the_end_of_all():
-    with scripts() as (cluster, (one, two), ends):
+    with scripts() as (cluster, (one, two)):
         first = passes(one, "fit-1-begin", "fit-1-end")
         passes(two, "fit-1-begin").end()
         wait_until(lambda: first.done == 1)
@@ -74,11 +82,10 @@ def test_barriers_and_the_end_of_all():
         assert one.finish()
         assert two.finish()
         wait_until(lambda: cluster.first.stop_reason == FINISHED)
-        assert ends == [], "they have ended by themselves"
 
 
 def test_a_shard_that_is_started_again_goes_on_with_the_scripts():
-    with scripts() as (cluster, (one, two), _):
+    with scripts() as (cluster, (one, two)):
         both = [passes(control, "fit-1-begin") for control in (one, two)]
         assert [caller.end().error for caller in both] == [None, None]
         waiting = passes(one, "fit-1-end", "fit-2-begin")
@@ -99,7 +106,7 @@ def test_a_shard_that_is_started_again_goes_on_with_the_scripts():
 
 
 def test_an_error_ends_everybody_who_waits():
-    with scripts(3) as (cluster, (one, two, three), ends):
+    with scripts(3) as (cluster, (one, two, three)):
         waiting = passes(one, "fit-1-begin")
         assert two.finish(failed=True, message="ValueError: no such column")
         error = waiting.end().error
@@ -108,27 +115,25 @@ def test_an_error_ends_everybody_who_waits():
         assert str(error) == (
             "the run has ended (script_failed): worker 2 failed: ValueError: no such column"
         )
-        wait_until(lambda: len(ends) == 2)
-        assert sorted(ends) == [(worker, SCRIPT_FAILED, error.message) for worker in (1, 3)]
-        assert three.ended.cause == SCRIPT_FAILED
-        with pytest.raises(RunHalted):
+        with pytest.raises(RunHalted) as raised:
             three.barrier("fit-1-begin")
+        assert (raised.value.cause, raised.value.message) == (SCRIPT_FAILED, error.message)
         assert not three.finish(), "there is nobody to report to"
         assert cluster.first.stop_reason == SCRIPT_FAILED
 
 
 def test_a_limit_of_the_run_ends_the_wait():
-    with scripts() as (cluster, (one, two), ends):
+    with scripts() as (cluster, (one, two)):
         del two
         waiting = passes(one, "fit-1-end")
-        wait_until(lambda: cluster.shards[0].server.scripts.next_deadline() is not None)
+        wait_until(lambda: list(cluster.shards[0].server.scripts.barriers._waiting()))
         cluster.stop("iter_max")
-        assert waiting.end().error.cause == "iter_max"
-        wait_until(lambda: (1, "iter_max", "") in ends)
+        error = waiting.end().error
+        assert (error.cause, error.message) == ("iter_max", "")
 
 
 def test_one_that_returns_early():
-    with scripts() as (_, (one, two), _ends):
+    with scripts() as (_, (one, two)):
         callers = [passes(control, "fit-1-begin", "fit-1-end") for control in (one, two)]
         assert [caller.end().error for caller in callers] == [None, None]
         assert one.finish()
@@ -138,7 +143,7 @@ def test_one_that_returns_early():
 
 
 def test_one_that_dies_is_waited_for_a_lease():
-    with scripts() as (_, (one, two), _ends):
+    with scripts() as (_, (one, two)):
         passes(one, "fit-1-begin")
         two.barrier("fit-1-begin")
         two.close()  # without a word
@@ -146,7 +151,7 @@ def test_one_that_dies_is_waited_for_a_lease():
 
 
 def test_a_wait_can_be_interrupted():
-    with scripts() as (_, (one, two), _ends):
+    with scripts() as (_, (one, two)):
         waiting = passes(one, "fit-1-begin")
         one.interrupt()
         assert isinstance(waiting.end().error, InterruptedError)
@@ -159,21 +164,21 @@ def test_a_wait_can_be_interrupted():
 
 
 def test_an_interrupted_script_waits_for_no_shard_that_is_gone():
-    with scripts() as (cluster, (one, _), _):
+    with scripts() as (cluster, (one, _)):
         cluster.shards[0].kill()
         one.interrupt()
         assert not one.finish(failed=True, wait_seconds=1e6)
 
 
 def test_a_script_of_another_run_is_refused():
-    with scripts() as (cluster, _, _ends):
-        stranger = Control(f"127.0.0.1:{cluster.shards[0].port}", 1, 1, "another run")
+    with scripts() as (cluster, _):
+        stranger = Control(run_at(cluster.shards[0].port), 1, "another run")
         with pytest.raises(RequestRejected, match="run_id"):
             stranger.barrier("fit-1-begin")
 
 
 def test_nobody_at_the_address():
-    control = Control("127.0.0.1:9", 1, patience_seconds=0.5)
+    control = Control(run_at(9, seconds=0.5), 1)
     with pytest.raises(Unreachable):
         control.barrier("fit-1-begin")
     assert not control.finish()
@@ -182,20 +187,20 @@ def test_nobody_at_the_address():
 def test_every_shard_ends_with_the_scripts():
     chosen = method("asgd", 1)
     with InProcessCluster(chosen, 2, lease_seconds=LEASE) as cluster:
-        control = Control(f"127.0.0.1:{cluster.shards[0].port}", 1, 2, "run")
+        control = Control(run_at(cluster.shards[0].port, 2), 1, "run")
         assert control.finish(failed=True, message="OSError")
         wait_until(lambda: all(shard.core.stop_reason for shard in cluster.shards))
         assert [shard.core.stop_reason for shard in cluster.shards] == [SCRIPT_FAILED] * 2
         with pytest.raises(RequestRejected, match="PS 1 of 2"):
-            Control(f"127.0.0.1:{cluster.shards[1].port}", 1, 2, "run").barrier("fit-1-begin")
+            Control(run_at(cluster.shards[1].port, 2), 1, "run").barrier("fit-1-begin")
 
 
 def test_an_evaluation_reaches_all_scripts_through_restarts_of_the_shard():
     run = contextlib.ExitStack()
     with run:
-        cluster, (one, two), _ = run.enter_context(scripts())
+        cluster, (one, two) = run.enter_context(scripts())
         fit = pb.FitBegun(fit=1, validates=True)
-        one.begin_fit(fit)
+        one.report_fit(pb.ToServer(fit_begun=fit))
         found = []
         waiting = Caller(lambda: found.append(one.evaluate(1, 0)))
         cluster.shards[0].kill()
@@ -207,51 +212,26 @@ def test_an_evaluation_reaches_all_scripts_through_restarts_of_the_shard():
         cluster.shards[0].come_back()
         assert two.evaluate(1, 0).nobody == "there is no Supervisor"
         interrupted = Caller(lambda: two.evaluate(1, 1))
-        wait_until(lambda: two._awaits is not None)
+        wait_until(lambda: two._reports.pending)
         two.interrupt()
         assert isinstance(interrupted.end().error, InterruptedError)
 
 
-class Recorder:
-    """A stream that records sent messages."""
-
-    def __init__(self):
-        self.sent = []
-
-    def send_control(self, message, counted=False):
-        self.sent.append(message)
-
-
-def test_a_shard_that_is_started_again_learns_at_which_barriers_the_model_changed(monkeypatch):
-    class Nobody:
-        def __init__(self, name, make, closing):
-            self.closing = closing
-
-        def dial(self, patience_seconds):
-            self.closing.wait()
-            raise Unreachable("nobody is there")
-
-    monkeypatch.setattr(control_module, "Dialler", Nobody)
-    control, stream = Control("127.0.0.1:1", 1), Recorder()
-    try:
-        for name, changes in (("fit-1-begin", True), ("fit-1-end", False)):
-            barrier = pb.Barrier(name=name, changes=changes)
-            control._receive(pb.ToClient(barrier=barrier))
-        control._report_again(stream)
-    finally:
-        control._session = None
-        control.close()
-    (told,) = [each.barrier for each in stream.sent]
+def test_a_shard_that_is_started_again_learns_at_which_barriers_the_model_changed():
+    reports = ScriptReports()
+    for name, changes in (("fit-1-begin", True), ("fit-1-end", False)):
+        reports.receive(pb.ToClient(barrier=pb.Barrier(name=name, changes=changes)))
+    (told,) = [each.barrier for each in reports.again()]
     assert list(told.passed) == ["fit-1-begin", "fit-1-end"]
     assert list(told.changed) == ["fit-1-begin"]
 
 
 def test_a_confirmation_in_the_last_second_of_the_wait_counts(monkeypatch):
-    control, waits = Control("127.0.0.1:9", 1, patience_seconds=20.0), []
+    control, waits = Control(run_at(9), 1), []
 
     def confirm(seconds):
         waits.append(seconds)
-        control._is_confirmed = True
+        control._reports.is_confirmed = True
 
     monkeypatch.setattr(control._changed, "wait", confirm)
     monkeypatch.setattr(control_module, "time", types.SimpleNamespace(monotonic=lambda: 100.0))

@@ -1,5 +1,7 @@
 """A worker's datagrams to one shard: over UDP, in the stream, and switches between the two."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from thinwire.ops.types import Block, CodedValues, Link
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.emulation.link import EmulatedSender
 from thinwire.proto.emulation.uplink import PrioritySender
-from thinwire.proto.udp import ChannelCounts
+from thinwire.proto.udp.sender import ChannelCounts
 from thinwire.worker.client.datagrams import DatagramChannel, WorkerTransport
 
 
@@ -36,7 +38,8 @@ class Way:
 
     def __init__(self, **transport):
         self.opened = []
-        self.channel = DatagramChannel(5, 2, Transport(**transport), False, self._connect)
+        router = types.SimpleNamespace(channels=2, marks_slots=False)
+        self.channel = DatagramChannel(5, router, Transport(**transport), self._connect)
 
     def _connect(self, host, ports, key):
         self.opened.append((host, tuple(ports)))

@@ -10,7 +10,7 @@ import pytest
 from tests.thinwire.runtime.telemetry.test_tensorboard import read
 from thinwire.ops.routing.base import Routed, UnreliableBlocks, ValueEncoding
 from thinwire.ops.routing.counters import SentCounts
-from thinwire.proto.udp.types import ChannelCounts
+from thinwire.proto.udp.sender import ChannelCounts
 from thinwire.runtime.persistence.documents import from_dict, to_dict
 from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker.client.datagrams import totals_of

@@ -7,8 +7,9 @@ import pytest
 from thinwire.ops.push_head import PushHead, PushOrigin
 from thinwire.ops.types import Kind
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import MessageAssembler
 from thinwire.proto.grpc import StreamLost, Unreachable
-from thinwire.worker.client import shard_client
+from thinwire.worker.client import shard_client, shard_connection
 from thinwire.worker.client.messages import PushEncoder
 from thinwire.worker.client.protocol import NewestEpoch
 from thinwire.worker.client.shard_client import PushRefused, ShardClient, ShardGone
@@ -31,13 +32,22 @@ class FakeStream:
     bytes_sent = bytes_received = 0
     send_seconds = 0.0
 
+    def __init__(self, said):
+        self.said = said
+
+    def send(self, parts):
+        assembler = MessageAssembler(pb.ToServer, lambda message: 1 << 20)
+        found = [whole for part in parts if (whole := assembler.feed(part)) is not None]
+        self.said += [(message.push.step, message.push.epoch) for message, _ in found]
+
 
 class FakeSession:
     """A stream to a shard; a test has written its messages."""
 
     def __init__(self, clock, heard=()):
         self.clock, self.heard, self.said, self.closed = clock, list(heard), [], False
-        self.stream, self.silent, self.lively = FakeStream(), False, True
+        self.stream, self.silent, self.lively = FakeStream(self.said), False, True
+        self.chunk_bytes = 1 << 20
 
     def listen_for(self, seconds):
         return self._next(1.0)
@@ -60,9 +70,6 @@ class FakeSession:
     def send_control(self, message, counted=False):
         self.said.append(message.WhichOneof("body"))
 
-    def send(self, message, pieces):
-        self.said.append((message.push.step, message.push.epoch))
-
     def close(self, grace_seconds=1.0):
         self.closed = True
 
@@ -72,7 +79,8 @@ class Client:
 
     def __init__(self, monkeypatch, *sessions, shard=0):
         self.clock, self.closing = FakeClock(), threading.Event()
-        monkeypatch.setattr(shard_client, "time", self.clock)
+        for module in (shard_client, shard_connection):
+            monkeypatch.setattr(module, "time", self.clock)
         hello = pb.Hello(role=pb.ROLE_WORKER, id=1, shard=shard)
         self.client = ShardClient(
             ADDRESS,

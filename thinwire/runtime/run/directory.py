@@ -71,21 +71,28 @@ def lock_files(run_dir: pathlib.Path) -> list[pathlib.Path]:
     return sorted((run_dir / _LOCKS).glob("*.lock"))
 
 
-def launched_with(run_dir: pathlib.Path) -> dict[str, Any]:
-    """Return the content of a run's launch.json (flags and script); empty if unreadable."""
+def _object_in(path: pathlib.Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if the file is missing or has other content."""
     try:
-        document = json.loads((run_dir / LAUNCH_FILE).read_text())
-        return dict(document)
+        return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return {}
 
 
+def launched_with(run_dir: pathlib.Path) -> dict[str, Any]:
+    """Return the content of a run's launch.json (flags and script); empty if unreadable."""
+    return _object_in(run_dir / LAUNCH_FILE)
+
+
+def summary_of(run_dir: pathlib.Path) -> dict[str, Any]:
+    """Return the content of a run's summary.json; empty if the file is missing or unreadable."""
+    return _object_in(run_dir / SUMMARY_FILE)
+
+
 def update_of_failure(run_dir: pathlib.Path) -> int | None:
     """Return the number of updates at which a failed script started; None without a failure."""
-    try:
-        return int(json.loads((run_dir / _FAILURE_FILE).read_text())["begun_at"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    begun_at = _object_in(run_dir / _FAILURE_FILE).get("begun_at")
+    return begun_at if isinstance(begun_at, int) else None
 
 
 def note_failure(run_dir: pathlib.Path, why: str, begun_at: int) -> None:

@@ -9,6 +9,8 @@ import pathlib
 import stat
 from collections.abc import Iterator
 
+from thinwire.ops.types import ConfigurationError
+
 #: Default size limit of a file, in bytes, larger than any certificate, token, hosts file or groups
 #: file.
 MOST_BYTES = 1 << 20
@@ -33,6 +35,19 @@ def read_bounded(path: str | pathlib.Path, most_bytes: int = MOST_BYTES) -> byte
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes", str(path))
     return content
+
+
+def read_text(flag: str, path: str, expected: str = "") -> str:
+    """Return the text of a file that a flag names; `expected` ends the message of an error.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or its content is no UTF-8 text.
+    """
+    try:
+        return read_bounded(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        text = f"--{flag}={path} cannot be read: {error}. {expected}"
+        raise ConfigurationError(text.rstrip()) from error
 
 
 @contextlib.contextmanager

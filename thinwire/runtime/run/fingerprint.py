@@ -16,6 +16,7 @@ def fingerprint(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
     different partitions, the data of the workers would overlap without an error.
     """
     data = run.data
+    follows_rate = run.method.takes_local_steps and run.schedule.goes_on_in_rounds
     offered = [("model_from", FROM_WORKER)] if run.model_is_offered else []
     return [
         *run.method.fingerprint(),
@@ -25,15 +26,13 @@ def fingerprint(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
         ("dirichlet_alpha", str(data.dirichlet_alpha)),
         ("no_block_shuffle", str(data.no_block_shuffle)),
         *offered,
-        *_followed_by_workers(run),
+        # From these, workers compute the learning rate between two exchanges.
+        *(_rates_and_limits(run) if follows_rate else []),
         *(offer.fingerprint() if offer is not None else ()),
     ]
 
 
-def _followed_by_workers(run: Run) -> list[tuple[str, str]]:
-    """Return the settings from which workers compute the learning rate between two exchanges."""
-    if not (run.method.takes_local_steps and run.schedule.goes_on_in_rounds):
-        return []
+def _rates_and_limits(run: Run) -> list[tuple[str, str]]:
     return [
         ("learning_rate", str(run.schedule.learning_rate)),
         ("lr_schedule", run.schedule.text),
@@ -45,10 +44,7 @@ def _followed_by_workers(run: Run) -> list[tuple[str, str]]:
 def shard_settings(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
     """Return (name, value) rows of the settings that must be equal on all PS shards."""
     return [
-        ("learning_rate", str(run.schedule.learning_rate)),
-        ("lr_schedule", run.schedule.text),
-        ("iter_max", str(run.iter_max)),
-        ("epochs", str(run.epochs)),
+        *_rates_and_limits(run),
         *((name, str(value)) for name, value in vars(run.guards).items()),
         *([("weights_digest", offer.weights_digest)] if offer is not None else ()),
     ]

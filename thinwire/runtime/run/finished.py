@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from thinwire.runtime.run.directory import SUMMARY_FILE, launched_with
+from thinwire.runtime.run.directory import launched_with, summary_of
 from thinwire.runtime.run.fingerprint import fingerprint, shard_settings
 from thinwire.runtime.run.program import digest_of
 from thinwire.runtime.run.resuming import OtherRun, first_setting, refusal
@@ -101,9 +100,9 @@ def finished_summary(run: Run, script: Sequence[str] = ()) -> str | None:
             and --resume is not given.
     """
     try:
-        summary = json.loads((run.run_dir / SUMMARY_FILE).read_text())
+        summary = summary_of(run.run_dir)
         reason = _finished(run, summary)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
     if reason is None:
         return None
@@ -150,9 +149,7 @@ def has_evaluated_summary(run: Run, updates: int, reason: str | None) -> bool:
         updates: Number of updates that the run had applied at its end.
         reason: Stop reason of the run; None if the run has no stop reason.
     """
-    try:
-        summary = json.loads((run.run_dir / SUMMARY_FILE).read_text())
-        is_current = summary["updates"] == updates and summary["stop_reason"] == reason
-        return bool(is_current and (summary.get("metrics") or summary["test_accuracy"] is not None))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    summary = summary_of(run.run_dir)
+    is_current = summary.get("updates") == updates and summary.get("stop_reason") == reason
+    has_metrics = summary.get("metrics") or summary.get("test_accuracy") is not None
+    return bool(is_current and has_metrics)

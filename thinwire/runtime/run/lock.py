@@ -31,8 +31,6 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Callable
-from types import TracebackType
 
 from thinwire.ops.types import ConfigurationError
 
@@ -124,28 +122,19 @@ def is_held(path: pathlib.Path) -> bool | None:
     return False
 
 
+@dataclasses.dataclass(eq=False)
 class DirectoryLock:
     """Exclusive lock of a directory for this process, from `take` until `release` or exit.
 
-    Args:
+    Attributes:
         path: Path of the lock file, outside the protected directory, which may be removed and
             recreated.
         protects: Path of the protected directory, for messages.
-        clock: Function that returns the monotonic time, in seconds. Tests replace the function.
-        sleep: Function that pauses between two attempts to lock the directory. Tests replace the
-            function.
     """
 
-    def __init__(
-        self,
-        path: pathlib.Path,
-        protects: pathlib.Path,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.path, self._protects = path, protects
-        self._clock, self._sleep = clock, sleep
-        self._descriptor: int | None = None
+    path: pathlib.Path
+    protects: pathlib.Path
+    _descriptor: int | None = dataclasses.field(default=None, init=False)
 
     def take(self, owner: LockOwner, patience_seconds: float = PATIENCE_SECONDS) -> DirectoryLock:
         """Lock the directory, write the owner into the lock file, and return this object.
@@ -161,10 +150,10 @@ class DirectoryLock:
             ConfigurationError: Another process holds the lock, or the directory cannot be written.
                 The lock file's content is unchanged if another process holds the lock.
         """
-        deadline, waits = self._clock() + patience_seconds, False
+        deadline, waits = time.monotonic() + patience_seconds, False
         try:
             while not self._try():
-                if self._clock() >= deadline:
+                if time.monotonic() >= deadline:
                     raise ConfigurationError(self._refusal())
                 if not waits:
                     _log.info(
@@ -173,7 +162,7 @@ class DirectoryLock:
                         patience_seconds,
                     )
                 waits = True
-                self._sleep(_PAUSE_SECONDS)
+                time.sleep(_PAUSE_SECONDS)
             self._write(owner)
         except OSError as error:
             self.release()
@@ -201,12 +190,7 @@ class DirectoryLock:
     def __enter__(self) -> DirectoryLock:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def _try(self) -> bool:
@@ -252,7 +236,7 @@ class DirectoryLock:
         owner = owner_of(self.path)
         named = str(owner) if owner else "a process that the lock file does not name"
         return (
-            f"{self._protects} is in use by another process ({named}; lock file {self.path}). Only "
+            f"{self.protects} is in use by another process ({named}; lock file {self.path}). Only "
             "one process may write there, because two would overwrite each other's files: stop the "
             "other process first, or give this process another --run_dir."
         )

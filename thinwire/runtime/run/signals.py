@@ -46,13 +46,6 @@ def admit_signals() -> None:
 
 
 @contextlib.contextmanager
-def raise_at_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt at a signal inside the with block, so that the block can clean up."""
-    with handle_signals(signal.default_int_handler):
-        yield
-
-
-@contextlib.contextmanager
 def handle_signals(
     handler: Handler,
     numbers: Sequence[signal.Signals] = END_SIGNALS,

@@ -7,6 +7,7 @@ instruments in Prometheus' text format.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Literal
 
@@ -36,18 +37,24 @@ class Instrument:
     values: Values
 
 
-def counter(
-    name: str, text: str, value: float | Mapping[str, float], label: str | None = None
+def _scalar(
+    kind: Literal["counter", "gauge"],
+    name: str,
+    text: str,
+    value: float | Mapping[str, float],
+    label: str | None = None,
 ) -> Instrument:
-    """Return a counter, an instrument that only grows, with one value or one per label value."""
-    return _scalar("counter", name, text, value, label)
+    """Return an instrument with one value, or with one value per label value."""
+    if isinstance(value, Mapping):
+        values: dict[tuple[str, ...], float] = {(key,): count for key, count in value.items()}
+        return Instrument(name, kind, text, (label or "",), values)
+    return Instrument(name, kind, text, (), {(): value})
 
 
-def gauge(
-    name: str, text: str, value: float | Mapping[str, float], label: str | None = None
-) -> Instrument:
-    """Return a gauge, an instrument that rises and falls, with one value or one per label value."""
-    return _scalar("gauge", name, text, value, label)
+#: Return a counter, an instrument that only grows, with one value or one per label value.
+counter = functools.partial(_scalar, "counter")
+#: Return a gauge, an instrument that rises and falls, with one value or one per label value.
+gauge = functools.partial(_scalar, "gauge")
 
 
 def histogram(name: str, text: str, counts: Mapping[int, int]) -> Instrument:
@@ -75,16 +82,3 @@ def since(instrument: Instrument, before: Instrument | None) -> Instrument:
         for labels, value in instrument.values.items()
     }
     return dataclasses.replace(instrument, values=values)
-
-
-def _scalar(
-    kind: Literal["counter", "gauge"],
-    name: str,
-    text: str,
-    value: float | Mapping[str, float],
-    label: str | None,
-) -> Instrument:
-    if isinstance(value, Mapping):
-        values: dict[tuple[str, ...], float] = {(key,): count for key, count in value.items()}
-        return Instrument(name, kind, text, (label or "",), values)
-    return Instrument(name, kind, text, (), {(): value})

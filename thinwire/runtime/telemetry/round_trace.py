@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from thinwire.ops.pacing import Pacer
+from thinwire.ops.pacing.base import Pacer
 from thinwire.runtime.persistence.documents import Document, parse_json
 
 CHECK_READY = "check ready"  # phase of ESync in which the worker queries the state server
@@ -38,25 +38,6 @@ MAX_BATCH_BYTES = 200 << 10
 _DECIMALS = 6  # number of decimals of seconds and other fractions in a record
 
 
-class RoundRecord(NamedTuple):
-    """Time record of one training round, in seconds of the worker's monotonic clock."""
-
-    num_iters: int  # number of the worker's exchange with the PS, from 1
-    num_samples: int  # number of examples that the worker trained on in this round
-    total_time: float  # seconds of training by this worker so far, over all its incarnations
-    n_local: int  # number of local steps in this round
-    epoch: int  # number of completed passes over the worker's own examples
-    version: int  # number of updates of PS shard 0's model after the round
-    staleness: int  # number of updates applied between this worker's pull and push
-    loss: float | None  # mean training loss over the round's local steps; None: unknown
-    bytes_sent: int  # bytes sent to all PS shards in this round, with framing
-    bytes_received: int  # bytes received from all PS shards in this round, with framing
-    barrier_wait: float  # seconds for which a PS delayed its reply to wait for workers
-    transfer: float  # seconds of the exchange except the barrier: links, queues, merging
-    time: dict[str, float]  # phase name -> seconds in this round
-    steps: list[dict[str, float]] | None  # per local step: phase -> seconds; None: not recorded
-
-
 @dataclasses.dataclass(frozen=True)
 class MeasuredBy(Document):
     """Worker process that measured a batch of time records of training rounds."""
@@ -67,24 +48,26 @@ class MeasuredBy(Document):
     life: str  # id of the worker's process, within which `num_iters` grows
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Round(Document):
     """Time record of one training round, and the worker that measured it, as a line of a file."""
 
-    num_iters: int
-    num_samples: int
-    total_time: float
-    time: dict[str, float]
-    n_local: int = 1
-    epoch: int = 0
-    version: int = 0
-    staleness: int = 0
-    loss: float | None = None
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    barrier_wait: float = 0.0
-    transfer: float = 0.0
+    num_iters: int  # number of the worker's exchange with the PS, from 1
+    num_samples: int  # number of examples that the worker trained on in this round
+    total_time: float  # seconds of training by this worker so far, over all its incarnations
+    n_local: int = 1  # number of local steps in this round
+    epoch: int = 0  # number of completed passes over the worker's own examples
+    version: int = 0  # number of updates of PS shard 0's model after the round
+    staleness: int = 0  # number of updates applied between this worker's pull and push
+    loss: float | None = None  # mean training loss over the round's local steps; None: unknown
+    bytes_sent: int = 0  # bytes sent to all PS shards in this round, with framing
+    bytes_received: int = 0  # bytes received from all PS shards in this round, with framing
+    barrier_wait: float = 0.0  # seconds for which a PS delayed its reply to wait for workers
+    transfer: float = 0.0  # seconds of the exchange except the barrier: links, queues, merging
+    time: dict[str, float]  # phase name -> seconds in this round
+    # Per local step: phase -> seconds; None: not recorded
     steps: list[dict[str, float]] | None = None
+    # Fields of `MeasuredBy`
     host: str = "unknown"
     device: str = "cpu"
     rank: int = 0
@@ -106,6 +89,10 @@ class Round(Document):
         return self.n_local + (1 if CHECK_READY in self.time else 0)
 
 
+_ORIGIN = {field.name for field in dataclasses.fields(MeasuredBy)}
+_COLUMNS = [field.name for field in dataclasses.fields(Round) if field.name not in _ORIGIN]
+
+
 def phases_of(pacer: Pacer) -> tuple[str, ...]:
     """Return the names of the phases of a worker's training round under a pacer, in order."""
     local = pacer.queries or not pacer.push_now(1)
@@ -119,25 +106,22 @@ def phases_of(pacer: Pacer) -> tuple[str, ...]:
     )
 
 
-def pack(origin: MeasuredBy, rows: Iterable[RoundRecord]) -> list[str]:
+def pack(origin: MeasuredBy, rows: Iterable[Round]) -> list[str]:
     """Encode training-round records in batches of up to MAX_BATCH_BYTES; shorten long records."""
-    head = {**origin.to_dict(), "columns": list(RoundRecord._fields)}
+    head = {**origin.to_dict(), "columns": _COLUMNS}
     start = _dumps(head)[:-1] + ',"rows":['
-    batches: list[str] = []
-    texts: list[str] = []
-    size = len(start)
+    batches: list[list[str]] = []
+    size = MAX_BATCH_BYTES
     for row in rows:
         text = _dumps(_plain(row))
         if len(start) + len(text) + 2 > MAX_BATCH_BYTES:
-            text = _dumps(_plain(row._replace(steps=None)))
-        if texts and size + len(text) + 3 > MAX_BATCH_BYTES:
-            batches.append(f"{start}{','.join(texts)}]}}")
-            texts, size = [], len(start)
-        texts.append(text)
+            text = _dumps(_plain(dataclasses.replace(row, steps=None)))
+        if size + len(text) + 3 > MAX_BATCH_BYTES:
+            batches.append([])
+            size = len(start)
+        batches[-1].append(text)
         size += len(text) + 1
-    if texts:
-        batches.append(f"{start}{','.join(texts)}]}}")
-    return batches
+    return [f"{start}{','.join(texts)}]}}" for texts in batches]
 
 
 def unpack(text: str | bytes) -> list[Round]:
@@ -166,8 +150,8 @@ def _named(columns: Sequence[str], row: Any) -> dict[str, Any]:
     return dict(zip(columns, row, strict=True))
 
 
-def _plain(row: RoundRecord) -> list[Any]:
-    return [_rounded(value) for value in row]
+def _plain(row: Round) -> list[Any]:
+    return [_rounded(getattr(row, name)) for name in _COLUMNS]
 
 
 def _rounded(value: Any) -> Any:

@@ -12,21 +12,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from thinwire.ops.routing.counters import SentCounts
-from thinwire.runtime.persistence.documents import Document, parse_json, write_json_atomically
+from thinwire.runtime.persistence.documents import Document
 from thinwire.runtime.run.target import ACCURACY, ACCURACY_REACHED, Target
 from thinwire.runtime.telemetry.evaluation import Evaluation, ranges, standing
-
-__all__ = [
-    "ACCURACY_MARKS",
-    "SUMMARY_SCHEMA",
-    "Histogram",
-    "MembershipCounts",
-    "RunStatus",
-    "WorkerMetrics",
-    "parse_json",
-    "summarise",
-    "write_json_atomically",
-]
 
 SUMMARY_SCHEMA = 1
 ACCURACY_MARKS = (0.50, 0.60, 0.70, 0.75, 0.80, 0.85, 0.88, 0.90)
@@ -158,11 +146,6 @@ class RunStatus(Document):
     stop_reason: str | None = None  # reason why the run ended; None while the run trains
 
     @property
-    def dense_bytes(self) -> int:
-        """Size of all parameters of the model as float32, in bytes."""
-        return 4 * self.num_parameters
-
-    @property
     def loss(self) -> float | None:
         """Mean of all workers' last training losses; None if no worker has reported a loss."""
         losses = [worker.loss for worker in self.workers if worker.loss is not None]
@@ -232,13 +215,14 @@ def summarise(
 
 def _traffic(status: RunStatus) -> dict[str, Any]:
     """Return a run's sent bytes in total and per exchange with the PS, and compression ratios."""
+    dense_bytes = 4 * status.num_parameters  # size of all parameters of the model as float32
     return {
         "bytes_up": status.bytes_up,
         "bytes_down": status.bytes_down,
         "bytes_up_per_push": _ratio(status.bytes_up, status.pushes),
         "bytes_down_per_pull": _ratio(status.bytes_down, status.pulls),
-        "compression_up": _ratio(status.dense_bytes * status.pushes, status.bytes_up),
-        "compression_down": _ratio(status.dense_bytes * status.pulls, status.bytes_down),
+        "compression_up": _ratio(dense_bytes * status.pushes, status.bytes_up),
+        "compression_down": _ratio(dense_bytes * status.pulls, status.bytes_down),
     }
 
 

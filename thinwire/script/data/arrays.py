@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from thinwire.data.partition import split
 from thinwire.ops.types import ConfigurationError
-from thinwire.script.data.place import BatchParts, Shared, StepRows, WorkerPlace
-from thinwire.script.data.rounds import UnknownRounds, dealt_rounds, full_rounds
+from thinwire.script.data.place import Shared, WorkerPlace
 from thinwire.script.data.windows import as_traced, count_epochs
 
 #: Batch size in rows that Keras' `fit` uses if the script gives none.
@@ -93,35 +92,26 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         batch_size = math.ceil(total / steps) if steps else DEFAULT_BATCH_SIZE
     worker_batch = place.part_of_batch(batch_size)
     if worker_batch != batch_size or steps or place.is_shared:
-        if fit_arguments.get("validation_data") is not None and not fit_arguments.get(
-            "validation_batch_size"
-        ):
-            fit_arguments["validation_batch_size"] = batch_size
+        if fit_arguments.get("validation_data") is not None:
+            own_size = fit_arguments.get("validation_batch_size")
+            fit_arguments["validation_batch_size"] = own_size or batch_size
         fit_arguments["batch_size"] = worker_batch
-    short_by, batch_parts, sizes = 0, BatchParts.alike(place), None
+    sizes = None
     if place.is_shared:
         shares = _Shares.of(data[1], total, batch_size, place)
-        if shares.is_dealt:
-            fit_arguments["steps_per_epoch"] = steps_of_worker(
-                fit_arguments, total, batch_size, place
-            )
+        if shares.window:
+            own_steps = steps_of_worker(fit_arguments, total, batch_size, place)
+            fit_arguments["steps_per_epoch"] = own_steps
         elif steps:
             fit_arguments["steps_per_epoch"] = place.steps(steps)
-        if steps and fit_arguments["steps_per_epoch"]:
-            batch_parts = BatchParts.of_steps(place, steps)
-        else:
-            short_by = shares.short_by
-            batch_parts = BatchParts.of_rows(place, batch_size, shares.sizes)
         sizes = shares.sizes
         fit_arguments |= _batches(fit_arguments, shares, place)
-    num_examples = total if place.shard == "auto" else None
-    rounds = _rounds(place, batch_size, total, sizes, bool(fit_arguments.get("steps_per_epoch")))
-    return Shared(fit_arguments, batch_size, num_examples, short_by, batch_parts, rounds)
+    return Shared.of_rows(fit_arguments, place, batch_size, total, sizes, steps)
 
 
 def steps_of_worker(
     given: dict[str, Any],
-    total: int,
+    total: int | None,
     batch_size: int,
     place: WorkerPlace,
     is_repeated: bool = False,
@@ -136,7 +126,8 @@ def steps_of_worker(
 
     Args:
         given: Arguments of the call of Keras' `fit`, by name.
-        total: Number of rows in one pass over the training data.
+        total: Number of rows in one pass over the training data; None if unknown, or if no batch
+            can be short.
         batch_size: Batch size that the script passes to `fit`, in rows.
         place: This worker's number in the run, and the rules that divide the training data among
             workers.
@@ -146,11 +137,8 @@ def steps_of_worker(
         ConfigurationError: A batch in the middle of an epoch has fewer rows than the run has
             workers.
     """
-    steps, num_remaining, num_batches = (
-        given.get("steps_per_epoch"),
-        total % batch_size,
-        -(-total // batch_size),
-    )
+    steps = given.get("steps_per_epoch")
+    num_batches, num_remaining = -(-(total or 0) // batch_size), (total or 0) % batch_size
     if place.lacks_rows(num_remaining) and (steps or is_repeated):
         if steps == num_batches and not is_repeated:
             # an epoch of `fit` without steps_per_epoch is one pass, whose end Keras finds itself
@@ -164,59 +152,21 @@ def steps_of_worker(
     return place.steps(steps) if steps else None
 
 
-def _rounds(
-    place: WorkerPlace, batch_size: int, total: int, sizes: tuple[int, ...] | None, repeats: bool
-) -> StepRows | None:
-    """Return the row counts of all workers in each step; None if workers do not divide batches.
-
-    Args:
-        place: This worker's number in the run, and the rules that divide the training data among
-            workers.
-        batch_size: Batch size that the script passes to `fit`, in rows.
-        total: Number of rows that the script gave to `fit` on this worker.
-        sizes: Number of rows of each worker; None if the script itself divides its rows among
-            workers.
-        repeats: True if the script passes steps_per_epoch to `fit`.
-    """
-    if not place.divides_batch:
-        return None
-    if sizes is not None:
-        return dealt_rounds(place, batch_size, sizes, repeats)
-    if total % place.part_of_batch(batch_size) == 0:
-        return full_rounds(place, batch_size)
-    return UnknownRounds(
-        f"the script divides its rows itself, and the {total} rows of this worker end with a short "
-        "batch"
-    )
-
-
-def _reorders(shuffle: Any) -> bool:
-    """Return True if the argument `shuffle` of `fit` moves rows between batches."""
-    return bool(shuffle) and shuffle != "batch"
-
-
 @dataclasses.dataclass(frozen=True)
 class _Shares:
     """Rule by which the rows of a script's arrays become this worker's batches.
 
     Attributes:
-        rows: [n] int64 row numbers of an epoch in the script's order. If `is_dealt`, they are the
-            rows of all workers, else the rows of this worker.
-        window: Number of entries of `rows` from which this worker makes one batch.
-        is_dealt: True if the rows of each window (the rows for one batch of each worker) are
-            divided among the workers again in each epoch.
+        rows: [n] int64 row numbers of an epoch in the script's order: the rows of all workers if
+            there is a `window`, else the rows of this worker.
+        window: Number of rows in a window (the rows for one batch of each worker) whose rows are
+            divided among the workers again in each epoch; None if this worker's rows stay the same.
         sizes: For each worker, the number of rows in an epoch.
-        num_batches: Number of this worker's batches in an epoch.
-        short_by: Number of steps by which this worker's epoch is shorter than the longest epoch of
-            any worker.
     """
 
     rows: NDArray[np.int64]
-    window: int
-    is_dealt: bool
+    window: int | None
     sizes: tuple[int, ...]
-    num_batches: int
-    short_by: int
 
     @classmethod
     def of(cls, targets: Any, total: int, batch_size: int, place: WorkerPlace) -> _Shares:
@@ -229,22 +179,10 @@ class _Shares:
                     f"at least one each. Use --nb_workers={total} at most, or give fit more rows."
                 )
             window = place.run_batch(batch_size)
-            sizes = place.dealt_rows(total, window)
             rows = np.arange(total, dtype=np.int64)
-        else:
-            parts = split(labels_of(targets, total, rule.partition), rule)
-            sizes = tuple(len(part) for part in parts)
-            rows, window = parts[place.worker - 1], place.part_of_batch(batch_size)
-        steps = place.steps_of_rows(batch_size, sizes)
-        num_batches, short_by = steps[place.worker - 1], place.short_by(steps)
-        return cls(rows, window, rule.partition == _EQUAL, sizes, num_batches, short_by)
-
-    def num_own(self, place: WorkerPlace) -> int:
-        """Return the number of this worker's rows in an epoch."""
-        if not self.is_dealt:
-            return len(self.rows)
-        num_windows, num_remaining = divmod(len(self.rows), self.window)
-        return num_windows * place.num_dealt(self.window) + place.num_dealt(num_remaining)
+            return cls(rows, window, place.dealt_rows(total, window))
+        parts = split(labels_of(targets, total, rule.partition), rule)
+        return cls(parts[place.worker - 1], None, tuple(len(part) for part in parts))
 
     def rows_of_epoch(self, epoch: int, shuffle: Any, place: WorkerPlace) -> NDArray[np.int64]:
         """Return the row numbers of this worker in an epoch, in the order of its batches.
@@ -256,19 +194,15 @@ class _Shares:
                 among workers.
         """
         rows = self.rows
-        if _reorders(shuffle):
-            seed_worker = 0 if self.is_dealt else place.worker
+        if shuffle and shuffle != "batch":  # "batch" moves no rows between batches
+            seed_worker = 0 if self.window else place.worker
             seed = [place.rule.seed, place.fits_before, epoch, seed_worker, _ORDERS]
             rows = np.random.default_rng(seed).permutation(rows)
-        if self.is_dealt:
-            total, window = len(rows), self.window
-            rows = np.concatenate(
-                [
-                    rows[start + place.positions(min(window, total - start), epoch, window_number)]
-                    for window_number, start in enumerate(range(0, total, window))
-                ]
-            )
-        return rows
+        if not self.window:
+            return rows
+        windows = np.split(rows, range(self.window, len(rows), self.window))
+        dealt = [each[place.positions(len(each), epoch, n)] for n, each in enumerate(windows)]
+        return np.concatenate(dealt)
 
 
 def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict[str, Any]:
@@ -291,26 +225,30 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
         array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     )
     size, shuffle = given["batch_size"], given.get("shuffle", True)
+    num_own = shares.sizes[place.worker - 1]
+    num_batches = -(-num_own // size)
     # A model may need a static batch size. As in Keras, the batch size is static if all batches are
     # full.
-    shape = [size if shares.num_own(place) % size == 0 else None]
+    shape = [size if num_own % size == 0 else None]
 
     def rows_of_epoch(epoch: Any) -> NDArray[np.int64]:
         return shares.rows_of_epoch(int(epoch), shuffle, place)
 
+    @as_traced
     def batches_of_epoch(epoch: Any) -> Any:
         rows = tf.numpy_function(rows_of_epoch, [epoch], tf.int64)
 
+        @as_traced
         def batch(number: Any) -> Any:
             return tf.ensure_shape(rows[number * size : (number + 1) * size], shape)
 
-        return tf.data.Dataset.range(shares.num_batches).map(as_traced(batch))
+        return tf.data.Dataset.range(num_batches).map(batch)
 
-    rows = count_epochs().flat_map(as_traced(batches_of_epoch))
+    rows = count_epochs().flat_map(batches_of_epoch)
     batches = tf.data.Dataset.zip((rows, tf.data.Dataset.from_tensors(arrays).repeat())).map(
         as_traced(_gather), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
-    fixed_length = tf.data.experimental.assert_cardinality(shares.num_batches)
+    fixed_length = tf.data.experimental.assert_cardinality(num_batches)
     return {
         "x": batches.apply(fixed_length).prefetch(tf.data.AUTOTUNE),
         "y": None,

@@ -22,6 +22,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.python.data.util import structure
 
+from thinwire.script.data import pipeline
 from thinwire.script.data.place import WorkerPlace, deal
 from thinwire.script.data.rows import arrays_of_rows
 from thinwire.script.data.windows import rows_in, take_rows_of
@@ -58,46 +59,26 @@ def mixes_rows(wrapper: Any, batch: Any, place: WorkerPlace) -> bool:
                 return False
         except tf.errors.OpError:
             return False
-        attempt = _Attempt(wrapper, call, batch, whole)
-        return attempt.mixes(place) or attempt.reacts()
-
-
-class _Attempt:
-    """Test of a map: the map's function, a batch, and the function's result for the batch."""
-
-    def __init__(self, wrapper: Any, call: Callable[..., Any], batch: Any, whole: Any) -> None:
-        self._taken = arrays_of_rows(wrapper._input_structure)
-        self._given = arrays_of_rows(wrapper.output_structure)
-        self._call, self._batch, self._whole = call, batch, whole
-        self._num_rows = int(rows_in(batch, self._taken))
-
-    def mixes(self, place: WorkerPlace) -> bool:
-        """Return True if the map gives other rows for parts of a batch than for the whole batch."""
-        owners = deal(self._num_rows, place.num_workers, (place.rule.seed, 0, 0, 0))
+        given = arrays_of_rows(wrapper.output_structure)
+        taken = arrays_of_rows(wrapper._input_structure)
+        num_rows = int(rows_in(batch, taken))
+        owners = deal(num_rows, place.num_workers, (place.rule.seed, 0, 0, 0))
         for worker in np.unique(owners):
             rows = np.flatnonzero(owners == worker)
             try:
-                part = self._call(take_rows_of(self._batch, rows, self._taken))
-                if not _are_alike(take_rows_of(self._whole, rows, self._given), part):
+                part = call(take_rows_of(batch, rows, taken))
+                if not _are_alike(take_rows_of(whole, rows, given), part):
                     return True
             except (tf.errors.OpError, ValueError):
                 return True
-        return False
-
-    def reacts(self) -> bool:
-        """Return True if a change of a batch's first row changes the map's results for later rows.
-
-        The method `mixes` misses a map that depends on the maximum of a batch, for example, if all
-        parts of the batch happen to have the same maximum. A change of the first row reveals a map
-        that depends on the maximum of a batch.
-        """
-        other_rows = np.arange(1, self._num_rows)
+        # The parts do not reveal a map that depends on the maximum of a batch, for example, if all
+        # parts happen to have the same maximum. A change of the first row reveals such a map.
         try:
-            changed = self._call(tf.nest.map_structure(_with_other_first_row, self._batch))
+            changed = call(tf.nest.map_structure(_with_other_first_row, batch))
         except tf.errors.OpError:
             return False  # the map's function cannot process the batch with the changed row
-        results = [take_rows_of(rows, other_rows, self._given) for rows in (self._whole, changed)]
-        return not _are_alike(*results)
+        other_rows = np.arange(1, num_rows)
+        return not _are_alike(*(take_rows_of(each, other_rows, given) for each in (whole, changed)))
 
 
 def _with_other_first_row(rows: Any) -> Any:
@@ -119,25 +100,20 @@ def _with_other_first_row(rows: Any) -> Any:
 
 def _are_alike(first: Any, second: Any) -> bool:
     """Return True if two results of the map's function are equal except for rounding."""
-    pairs = [tf.nest.flatten(result, expand_composites=True) for result in (first, second)]
-    if len(pairs[0]) != len(pairs[1]):
-        return False
-    for first_leaf, second_leaf in zip(*pairs, strict=True):
-        if first_leaf is None or second_leaf is None:
-            continue
-        a, b = np.asarray(first_leaf), np.asarray(second_leaf)
-        if a.shape != b.shape:
-            return False
-        if not first_leaf.dtype.is_floating:
-            if not np.array_equal(a, b):
-                return False
-            continue
-        a, b = a.astype(np.float64), b.astype(np.float64)
-        finite = np.abs(a[np.isfinite(a)])
-        limit = _ROUNDINGS * float(tf.experimental.numpy.finfo(first_leaf.dtype.as_numpy_dtype).eps)
-        if not np.allclose(a, b, rtol=0, atol=limit * finite.max(initial=0), equal_nan=True):
-            return False
-    return True
+    leaves = [tf.nest.flatten(result, expand_composites=True) for result in (first, second)]
+    return len(leaves[0]) == len(leaves[1]) and all(map(_are_close, *leaves))
+
+
+def _are_close(first: Any, second: Any) -> bool:
+    if first is None or second is None:
+        return True
+    a, b = np.asarray(first), np.asarray(second)
+    if a.shape != b.shape or not first.dtype.is_floating:
+        return bool(np.array_equal(a, b))
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    largest = np.abs(a[np.isfinite(a)]).max(initial=0)
+    limit = _ROUNDINGS * float(tf.experimental.numpy.finfo(first.dtype.as_numpy_dtype).eps)
+    return bool(np.allclose(a, b, rtol=0, atol=limit * largest, equal_nan=True))
 
 
 @contextlib.contextmanager
@@ -169,10 +145,7 @@ def _without_randomness(wrapper: Any) -> Callable[..., Any] | None:
     """Return a map's function with constants as random draws; None if that is impossible."""
     function = wrapper.function
     definition = function.graph.as_graph_def()
-    bodies = [
-        definition.node,
-        *(library_function.node_def for library_function in definition.library.function),
-    ]
+    bodies = pipeline.bodies_of(definition)
     ops = {node.op for body in bodies for node in body}
     if any(_OTHER_DRAWS.search(op) for op in ops):
         return None
@@ -194,41 +167,39 @@ def _replace_draws(body: Any, suffix: str) -> None:
     """Replace every random op in a graph or in one of its functions by a constant, in place."""
     constants = []
     for node in body:
+        attributes = node.attr
         if node.op in _SHUFFLES:
-            kind = node.attr["T"].type
-            replacement = node_def_pb2.NodeDef(name=node.name, op="Identity", input=node.input[:1])
-            replacement.attr["T"].type = kind
-            node.CopyFrom(replacement)
+            _replace(node, "Identity", node.input[:1], T=attributes["T"].type)
         elif _DRAWS.fullmatch(node.op):
-            kind = (node.attr["Tout"] if "Tout" in node.attr else node.attr["dtype"]).type
-            of_shape = (node.attr["Tshape"] if "Tshape" in node.attr else node.attr["T"]).type
-            value = node_def_pb2.NodeDef(name=f"{node.name}_drawn", op="Const")
-            value.attr["dtype"].type = kind
+            kind = attributes["Tout" if "Tout" in attributes else "dtype"].type
+            of_shape = attributes["Tshape" if "Tshape" in attributes else "T"].type
             # these draws are replaced by the lowest number that the op may draw
             if "UniformInt" in node.op:
                 lowest = node.input[-2 if not node.input[-1].startswith("^") else -3]
             else:
+                value = node_def_pb2.NodeDef(name=f"{node.name}_drawn", op="Const")
+                value.attr["dtype"].type = kind
                 tensor = tf.make_tensor_proto(0.5 if tf.DType(kind).is_floating else 1, dtype=kind)
                 value.attr["value"].tensor.CopyFrom(tensor)
                 constants.append(value)
                 lowest = value.name + suffix
-            replacement = node_def_pb2.NodeDef(
-                name=node.name, op="Fill", input=[node.input[0], lowest]
-            )
-            replacement.attr["T"].type, replacement.attr["index_type"].type = kind, of_shape
-            node.CopyFrom(replacement)
+            _replace(node, "Fill", [node.input[0], lowest], T=kind, index_type=of_shape)
     body.extend(constants)
+
+
+def _replace(node: Any, op: str, inputs: Any, **types: int) -> None:
+    """Replace the op of a graph's node, its inputs and the types in its attributes."""
+    replacement = node_def_pb2.NodeDef(name=node.name, op=op, input=inputs)
+    for name, kind in types.items():
+        replacement.attr[name].type = kind
+    node.CopyFrom(replacement)
 
 
 def _rename_functions(definition: graph_pb2.GraphDef) -> None:
     """Rename a graph's functions, because TensorFlow has registered functions of these names."""
     names = {library_function.signature.name for library_function in definition.library.function}
     new_names = {name: f"{name}_{id(definition)}_drawn" for name in names}
-    bodies = [
-        definition.node,
-        *(library_function.node_def for library_function in definition.library.function),
-    ]
-    for node in (node for body in bodies for node in body):
+    for node in (node for body in pipeline.bodies_of(definition) for node in body):
         node.op = new_names.get(node.op, node.op)
         for value in node.attr.values():
             called = value.list.func if value.HasField("list") else []

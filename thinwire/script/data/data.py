@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from thinwire.data.partition import split
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.arrays import are_arrays, labels_of, num_rows, share_arrays, take_rows
-from thinwire.script.data.batches import is_py_dataset, part_of_batches, share_batches
-from thinwire.script.data.datasets import is_dataset, part_of_dataset, share_dataset
+from thinwire.script.data.batches import part_of_batches, share_batches
+from thinwire.script.data.datasets import part_of_dataset, share_dataset
 from thinwire.script.data.place import Shared, WorkerPlace
 from thinwire.script.data.ray_data import is_ray_dataset, part_of_ray_dataset, share_ray_dataset
 
+#: For each type of data sets: a function that recognizes it, a function that divides the data set
+#: of a `fit`, and a function that returns one worker's part.
+_DATA_SETS: tuple[tuple[Callable[..., bool], Callable[..., Shared], Callable[..., Any]], ...] = (
+    (lambda x: isinstance(x, tf.data.Dataset), share_dataset, part_of_dataset),
+    (lambda x: isinstance(x, keras.utils.PyDataset), share_batches, part_of_batches),
+    (is_ray_dataset, share_ray_dataset, part_of_ray_dataset),
+)
 _SCALARS = (str, bytes, int, float, np.generic)
 
 __all__ = ["Shared", "WorkerPlace", "part_of_data", "share"]
@@ -40,12 +49,9 @@ def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
             the data, or a worker would get no data.
     """
     x = arguments.get("x")
-    if is_dataset(x):
-        return share_dataset(arguments, place)
-    if is_py_dataset(x):
-        return share_batches(arguments, place)
-    if is_ray_dataset(x):
-        return share_ray_dataset(arguments, place)
+    for is_known, share_data_set, _ in _DATA_SETS:
+        if is_known(x):
+            return share_data_set(arguments, place)
     if x is not None and are_arrays((x, arguments.get("y"), arguments.get("sample_weight"))):
         return share_arrays(arguments, place)
     if place.is_shared and (what := _unshareable(x)):
@@ -88,13 +94,9 @@ def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
         ConfigurationError: The data has no rows, or Thinwire cannot divide it into disjoint,
             non-empty parts that cover the data.
     """
-    first = data[0] if len(data) == 1 else None
-    if is_dataset(first):
-        return part_of_dataset(first, place)
-    if is_py_dataset(first):
-        return part_of_batches(first, place)
-    if is_ray_dataset(first):
-        return part_of_ray_dataset(first, place)
+    for is_known, _, part_of in _DATA_SETS:
+        if len(data) == 1 and is_known(data[0]):
+            return part_of(data[0], place)
     arrays = tuple(_with_arrays(component) for component in data)
     if not are_arrays(arrays):
         kinds = ", ".join(type(leaf).__name__ for leaf in keras.tree.flatten(arrays))

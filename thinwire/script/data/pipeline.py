@@ -8,7 +8,8 @@ module does not list is rejected, because its elements may differ between worker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -62,49 +63,59 @@ def _again(wrapper: Any) -> Callable[..., Any]:
     return converted
 
 
+def _mapped(node: Pipeline, source: Pipeline, in_order: bool) -> Pipeline:
+    return source.map(_again(node._map_func), **_parallelism(node, in_order))
+
+
 def _interleaved(node: Pipeline, source: Pipeline, in_order: bool) -> Pipeline:
     cycle = int(node._cycle_length)
     return source.interleave(
         _again(node._map_func),
         cycle_length=_CYCLE_LENGTH if in_order and cycle < 0 else cycle,
         block_length=node._block_length,
-        num_parallel_calls=getattr(node, "_num_parallel_calls", None),
-        deterministic=_order(node, in_order) if hasattr(node, "_num_parallel_calls") else None,
+        **_parallelism(node, in_order),
     )
 
 
-def _order(node: Pipeline, in_order: bool) -> bool | None:
-    """Return the argument `deterministic` for rebuilding a parallel tf.data transformation."""
-    if in_order:
-        return True
+def _parallelism(node: Pipeline, in_order: bool) -> dict[str, Any]:
+    """Return the arguments for rebuilding a tf.data transformation that are for a parallel one."""
+    if not hasattr(node, "_num_parallel_calls"):
+        return {}
+    order = True if in_order else _order(node)
+    return {"num_parallel_calls": node._num_parallel_calls, "deterministic": order}
+
+
+def _order(node: Pipeline) -> bool | None:
+    """Return the argument `deterministic` of a parallel tf.data transformation."""
     deterministic = getattr(node, "_deterministic", None)
-    return (
-        _attribute(node, "deterministic")
-        if deterministic is None
-        else _DETERMINISTIC[deterministic]
-    )
+    if deterministic is None:
+        return _attribute(node, "deterministic")
+    return _DETERMINISTIC[deterministic]
 
 
 def _attribute(node: Pipeline, name: str) -> bool | None:
     """Return an attribute that only the graph node of a transformation has; else the default."""
-    try:
-        graph = graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
-    except tf.errors.OpError:  # a part of the tf.data pipeline cannot be serialized
+    graph = _graph_of(node)
+    if graph is None:
         return False
     last = [entry for entry in graph.node if name in entry.attr][-1]
     return _DETERMINISTIC[last.attr[name].s.decode()]
+
+
+def _graph_of(node: Pipeline) -> Any:
+    """Return the graph of a pipeline; None if a part of the pipeline cannot be serialized."""
+    try:
+        return graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
+    except tf.errors.OpError:
+        return None
 
 
 #: Maps the class name of a transformation to a function of (transformation, new input, True for a
 #: fixed order) that returns the transformation on the new input. These transformations turn parts
 #: of their input into parts of their output, in any order.
 _REBUILD: dict[str, Callable[[Pipeline, Pipeline, bool], Pipeline]] = {
-    "_MapDataset": lambda node, source, _: source.map(_again(node._map_func)),
-    "_ParallelMapDataset": lambda node, source, in_order: source.map(
-        _again(node._map_func),
-        num_parallel_calls=node._num_parallel_calls,
-        deterministic=_order(node, in_order),
-    ),
+    "_MapDataset": _mapped,
+    "_ParallelMapDataset": _mapped,
     "_FilterDataset": lambda node, source, _: source.filter(_again(node._predicate)),
     "_FlatMapDataset": lambda node, source, _: source.flat_map(_again(node._map_func)),
     "_InterleaveDataset": _interleaved,
@@ -137,34 +148,31 @@ _REBUILD_WHOLE: dict[str, Callable[[Pipeline, Pipeline], Pipeline]] = {
         node._size, node._shift, node._stride, node._drop_remainder
     ),
 }
-#: Class names of transformations that make one output element of each input element, in order.
-_ONE_TO_ONE = (
-    "_MapDataset",
-    "_ParallelMapDataset",
-    "_PrefetchDataset",
-    "_OptionsDataset",
-    "_RestructuredDataset",
-    "_DenseToRaggedDataset",
-    "CacheDataset",
-)
 #: Class names of transformations that need a different seed or file on each worker, or that have
 #: several inputs (zip).
 SHUFFLE, CACHE, ZIP = "_ShuffleDataset", "CacheDataset", "_ZipDataset"
 _CHOICE = "_DirectedInterleaveDataset"
 BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset")
+_MAPS = ("_MapDataset", "_ParallelMapDataset")
 REPEAT, SNAPSHOT = "_RepeatDataset", "_SnapshotDataset"
 #: Class names of transformations that replay the elements of their first pass in later passes.
 KEEPING = (CACHE, SNAPSHOT)
-#: Class names of transformations whose output elements are not the batches that they receive.
-_OTHER_ELEMENTS = (
-    "_UnbatchDataset",
+#: Class names of transformations that make one output element of each input element, in order.
+_ONE_TO_ONE = (
+    *_MAPS,
+    "_PrefetchDataset",
+    "_OptionsDataset",
+    "_RestructuredDataset",
+    "_DenseToRaggedDataset",
+    CACHE,
+)
+#: Class names of transformations that make any number of elements of each element.
+_FLATTENING = (
     "_FlatMapDataset",
     "_InterleaveDataset",
     "_ParallelInterleaveDataset",
     "ParallelInterleaveDataset",
 )
-#: Class names of transformations with functions that were traced for a fixed element shape.
-_WITH_FUNCTIONS = ("_MapDataset", "_ParallelMapDataset", "_FilterDataset", SNAPSHOT)
 
 
 def is_one_to_one(node: Pipeline) -> bool:
@@ -174,12 +182,12 @@ def is_one_to_one(node: Pipeline) -> bool:
 
 def changes_elements(node: Pipeline) -> bool:
     """Return True if a tf.data transformation's outputs are not single elements of its input."""
-    return name_of(node) in _OTHER_ELEMENTS
+    return name_of(node) in ("_UnbatchDataset", *_FLATTENING)
 
 
 def has_functions(node: Pipeline) -> bool:
     """Return True if a tf.data transformation has a function traced for a fixed element shape."""
-    return name_of(node) in _WITH_FUNCTIONS
+    return name_of(node) in (*_MAPS, "_FilterDataset", SNAPSHOT)
 
 
 def may_drop(node: Pipeline) -> bool:
@@ -187,9 +195,14 @@ def may_drop(node: Pipeline) -> bool:
     return name_of(node) in ("_FilterDataset", "_IgnoreErrorsDataset")
 
 
+def keep_elements(nodes: Sequence[Pipeline]) -> bool:
+    """Return True if a transformation in a list replays elements, as a cache does."""
+    return any(name_of(node) in KEEPING for node in nodes)
+
+
 def is_map(node: Pipeline) -> bool:
     """Return True if a tf.data transformation is a `map`."""
-    return name_of(node) in ("_MapDataset", "_ParallelMapDataset")
+    return name_of(node) in _MAPS
 
 
 def repeats(node: Pipeline) -> int:
@@ -238,7 +251,7 @@ def _passed_by(node: Pipeline) -> Pipeline | None:
     if name_of(node) == _CHOICE:
         return tf.data.Dataset.choose_from_datasets(parts[1:], parts[0])
     if len(sources) == 1 and is_rebuilt_whole(node):
-        return rebuild_in_order(node, parts[0], 1, None)
+        return rebuild(node, parts[0], 1, in_order=True)
     return None
 
 
@@ -248,46 +261,12 @@ def commutes(node: Pipeline) -> bool:
 
 
 def is_rebuilt_whole(node: Pipeline) -> bool:
-    """Return True if `rebuild_in_order` can rebuild a tf.data transformation on a new input."""
+    """Return True if `rebuild` can rebuild a tf.data transformation on a new input."""
     return commutes(node) or name_of(node) in _REBUILD_WHOLE
 
 
-def rebuild(
-    node: Pipeline,
-    source: Pipeline,
-    worker: int,
-    batch_size: int | None = None,
-    seed: int | None = None,
-) -> Pipeline:
-    """Return a tf.data transformation, rebuilt so that its input is a part of its former input.
-
-    Args:
-        node: tf.data transformation to rebuild, for which `commutes` is True.
-        source: Dataset that becomes the input of the rebuilt tf.data transformation.
-        worker: Number of the worker, which is added to the names of cache files.
-        batch_size: New batch size in rows, if the transformation makes batches; None: keep the
-            batch size.
-        seed: Seed of the shuffle's order, if the transformation is a shuffle; None: the shuffle
-            gets no seed.
-    """
-    return _rebuilt(node, source, worker, batch_size, seed, False)
-
-
-def rebuild_in_order(node: Pipeline, source: Pipeline, worker: int, seed: int | None) -> Pipeline:
-    """Return a tf.data transformation, rebuilt on a new input with the same order on every worker.
-
-    Args:
-        node: tf.data transformation to rebuild, for which `is_rebuilt_whole` is True.
-        source: Dataset that becomes the input of the rebuilt tf.data transformation.
-        worker: Number of the worker, which is added to the names of cache files.
-        seed: Seed of the shuffle's order, if the transformation is a shuffle; None for other
-            transformations.
-    """
-    return _rebuilt(node, source, worker, None, seed, True)
-
-
 def seed_of(node: Pipeline) -> int | None:
-    """Return the seed of a shuffle; None if the shuffle has no seed."""
+    """Return the seed of a shuffle; None if a tf.data transformation has no seed."""
     return int(node._seed2) if _is_seeded(node) else None
 
 
@@ -296,14 +275,27 @@ def reshuffles(node: Pipeline) -> bool:
     return bool(node._reshuffle_each_iteration)
 
 
-def _rebuilt(
+def rebuild(
     node: Pipeline,
     source: Pipeline,
     worker: int,
-    batch_size: int | None,
-    seed: int | None,
-    in_order: bool,
+    batch_size: int | None = None,
+    seed: int | None = None,
+    in_order: bool = False,
 ) -> Pipeline:
+    """Return a tf.data transformation, rebuilt on a new input.
+
+    Args:
+        node: tf.data transformation to rebuild, for which `is_rebuilt_whole` is True. If the new
+            input is a part of its former input, `commutes` is True for the transformation.
+        source: Dataset that becomes the input of the rebuilt tf.data transformation.
+        worker: Number of the worker, which is added to the names of cache files.
+        batch_size: New batch size in rows, if the transformation makes batches; None: keep the
+            batch size.
+        seed: Seed of the shuffle's order, if the transformation is a shuffle; None: the shuffle
+            gets no seed.
+        in_order: True to fix an order that is the same on every worker.
+    """
     name = name_of(node)
     if name in _REBUILD_WHOLE:
         return _REBUILD_WHOLE[name](node, source)
@@ -337,17 +329,10 @@ def drops_remainder(node: Pipeline) -> bool:
 
 
 def _batched(node: Pipeline, source: Pipeline, batch_size: int, in_order: bool) -> Pipeline:
-    drop = node._drop_remainder
+    drop = drops_remainder(node)
     if name_of(node) == "_PaddedBatchDataset":
         return source.padded_batch(batch_size, node._padded_shapes, node._padding_values, drop)
-    if name_of(node) == "_ParallelBatchDataset":
-        return source.batch(
-            batch_size,
-            drop_remainder=drops_remainder(node),
-            num_parallel_calls=node._num_parallel_calls,
-            deterministic=_order(node, in_order),
-        )
-    return source.batch(batch_size, drop_remainder=drops_remainder(node))
+    return source.batch(batch_size, drop_remainder=drop, **_parallelism(node, in_order))
 
 
 def _is_seeded(node: Pipeline) -> bool:
@@ -357,6 +342,7 @@ def _is_seeded(node: Pipeline) -> bool:
 # -- checks that every worker gets the same elements in the same order -----------------------------
 
 #: Class names of transformations whose output order depends only on the order of their inputs.
+#: Transformations that `rebuild` can rebuild keep the order as well, if `_CHECKS` has no check.
 _KEEP_ORDER = (
     "_TensorSliceDataset",
     "_TensorDataset",
@@ -365,69 +351,33 @@ _KEEP_ORDER = (
     "TextLineDatasetV2",
     "FixedLengthRecordDatasetV2",
     "CsvDatasetV2",
-    "_MapDataset",
-    "_PrefetchDataset",
-    "_OptionsDataset",
-    "_RepeatDataset",
-    "_RestructuredDataset",
-    "_UnbatchDataset",
-    "_DenseToRaggedDataset",
-    "_IgnoreErrorsDataset",
-    "CacheDataset",
-    "_BatchDataset",
-    "_PaddedBatchDataset",
     "_RebatchDataset",
     "_LegacyRebatchDataset",
-    "_ZipDataset",
     "_ConcatenateDataset",
-    "_TakeDataset",
-    "_SkipDataset",
     "_ShardDataset",
-    "_WindowDataset",
     "_UniqueDataset",
-    "_AssertCardinalityDataset",
-    "_DirectedInterleaveDataset",
+    ZIP,
+    _CHOICE,
 )
-#: Maps the class name of a transformation, whose order is fixed if its functions are pure, to the
-#: names of the attributes that hold these functions.
-_FUNCTIONS_OF: Mapping[str, tuple[str, ...]] = {
-    "_FilterDataset": ("_predicate",),
-    "_TakeWhileDataset": ("_predicate",),
-    "_FlatMapDataset": ("_map_func",),
-    "_InterleaveDataset": ("_map_func",),
-    "_ParallelInterleaveDataset": ("_map_func",),
-    "ParallelInterleaveDataset": ("_map_func",),
-    "_ScanDataset": ("_scan_func",),
-    "_GroupByWindowDataset": ("_key_func", "_reduce_func", "_window_size_func"),
-}
-#: Names of ops that TensorFlow marks as stateful, but whose result depends only on their inputs.
-_PURE_OPS = (
-    "Assert",
-    "PrintV2",
-    "PartitionedCall",
-    "StatefulPartitionedCall",
-    "If",
-    "While",
-    "Case",
-    "ReadVariableOp",
-    "LookupTableFindV2",
-    "LookupTableSizeV2",
-    "TensorDataset",
-    "TensorSliceDataset",
-    "SparseTensorSliceDataset",
-    "RangeDataset",
-    "TFRecordDataset",
-    "TFRecordDatasetV2",
-    "TextLineDataset",
-    "FixedLengthRecordDatasetV2",
-    "CSVDatasetV2",
-    "DummyMemoryCache",
-    "_Retval",
+#: Class names of transformations whose order is fixed if their functions are pure.
+_NEED_PURE_FUNCTIONS = (
+    *_FLATTENING,
+    "_FilterDataset",
+    "_TakeWhileDataset",
+    "_ScanDataset",
+    "_GroupByWindowDataset",
+)
+#: Ops that TensorFlow marks as stateful, but whose result depends only on their inputs.
+_PURE_OPS = re.compile(
+    r"Assert|PrintV2|(Stateful)?PartitionedCall|If|While|Case|ReadVariableOp|_Retval"
+    r"|LookupTable(Find|Size)V2|DummyMemoryCache|TFRecordDataset(V2)?"
+    r"|(Tensor|TensorSlice|SparseTensorSlice|Range|TextLine)Dataset"
+    r"|(FixedLengthRecord|CSV)DatasetV2"
 )
 
 
 def has_open_order(node: Pipeline, whole: Pipeline) -> bool:
-    """Return True if a tf.data transformation's order may vary but `rebuild_in_order` can fix it.
+    """Return True if a tf.data transformation's order may vary but `rebuild` can fix it.
 
     The order of a shuffle may vary, because it depends on the number of earlier iterations.
 
@@ -466,35 +416,34 @@ def _reasons(node: Pipeline, unordered: bool) -> Iterator[str]:
 
 def _reason(node: Pipeline, unordered: bool) -> str:
     name = name_of(node)
-    if name in _KEEP_ORDER:
-        return ""
-    if name in _FUNCTIONS_OF:
-        for attribute in _FUNCTIONS_OF[name]:
-            reason = _impure(getattr(node, attribute).function.graph.as_graph_def())
-            if reason:
-                return f"{plain_name(node)} calls a function with {reason}"
-    check = _CHECKS.get(name)
-    if check is not None:
-        return check(node, unordered)
-    return "" if name in _FUNCTIONS_OF else f"{plain_name(node)} may give any order"
+    needs_pure = name in _NEED_PURE_FUNCTIONS
+    for function in node._functions() if needs_pure else ():
+        if reason := _impure(function.function.graph.as_graph_def()):
+            return f"{plain_name(node)} calls a function with {reason}"
+    if name in _CHECKS:
+        return _CHECKS[name](node, unordered)
+    is_known = needs_pure or name in _KEEP_ORDER or is_rebuilt_whole(node)
+    return "" if is_known else f"{plain_name(node)} may give any order"
+
+
+def bodies_of(graph: Any) -> list[Any]:
+    """Return the lists of nodes of a graph: of the graph itself, then of each of its functions."""
+    return [graph.node, *(function.node_def for function in graph.library.function)]
 
 
 def _impure(graph: Any) -> str:
     """Return the name of an op in a graph whose result may vary between calls, or ""."""
-    bodies = [graph.node, *(function.node_def for function in graph.library.function)]
-    for node in (node for body in bodies for node in body):
+    functions = {function.signature.name for function in graph.library.function}
+    for node in (node for body in bodies_of(graph) for node in body):
         definition = op_def_registry.get(node.op)
         if node.op == "GeneratorDataset":
             return "a Python generator"
         if node.op.startswith("Shuffle") or node.op == "DummySeedGenerator":
             return "a shuffle in it"
         stateful = definition is None or definition.is_stateful
-        known = node.op in _PURE_OPS or any(
-            node.op == function.signature.name for function in graph.library.function
-        )
-        if stateful and not known:
+        if stateful and not (_PURE_OPS.fullmatch(node.op) or node.op in functions):
             return f"{node.op} in it"
-        if node.attr["deterministic"].s == b"false" if "deterministic" in node.attr else False:
+        if "deterministic" in node.attr and node.attr["deterministic"].s == b"false":
             return "deterministic=False in it"
     return ""
 
@@ -510,18 +459,15 @@ def _seeds(node: Pipeline, unordered: bool) -> str:
 
 
 def _parallel(node: Pipeline, unordered: bool) -> str:
-    chosen = _order(node, in_order=False)
-    if chosen is False or (chosen is None and unordered):
-        return f"{plain_name(node)} is not deterministic"
-    return ""
+    chosen = _order(node)
+    is_open = unordered if chosen is None else not chosen
+    return f"{plain_name(node)} is not deterministic" if is_open else ""
 
 
 def _cycle(node: Pipeline, unordered: bool) -> str:
     if int(node._cycle_length) < 0:
         return "interleave has no cycle_length, so that its order depends on the machine"
-    parallel = hasattr(node, "_num_parallel_calls")
-    chosen = _order(node, in_order=False) if parallel else True
-    if chosen is False or (chosen is None and unordered):
+    if hasattr(node, "_num_parallel_calls") and _parallel(node, unordered):
         return "interleave is not deterministic"
     return ""
 
@@ -549,18 +495,10 @@ def _loaded(node: Pipeline, unordered: bool) -> str:
     return f"load calls a reader_func with {reason}" if reason else ""
 
 
-def _snapshot(node: Pipeline, unordered: bool) -> str:
-    """Return why a `snapshot` cannot be divided: each worker writes only its part to a file."""
-    return "snapshot keeps files that workers must not share"
-
-
 def _graph(node: Pipeline, unordered: bool) -> str:
     """Return why the elements of a dataset, made from its serialized graph, may vary, or ""."""
-    try:
-        graph = graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
-    except tf.errors.OpError:
-        return "a dataset of unknown origin may give any order"
-    return _impure(graph)
+    graph = _graph_of(node)
+    return "a dataset of unknown origin may give any order" if graph is None else _impure(graph)
 
 
 _CHECKS: Mapping[str, Callable[[Pipeline, bool], str]] = {
@@ -574,9 +512,10 @@ _CHECKS: Mapping[str, Callable[[Pipeline, bool], str]] = {
     "TFRecordDatasetV2": _records,
     "_VariantDataset": _graph,
     "_LoadDataset": _loaded,
-    SNAPSHOT: _snapshot,
+    # each worker writes only its part to a file
+    SNAPSHOT: lambda node, unordered: "snapshot keeps files that workers must not share",
 }
-#: Class names of transformations whose order may vary but can be fixed by `rebuild_in_order`.
+#: Class names of transformations whose order may vary but can be fixed by `rebuild`.
 _WITH_OPEN_ORDER = (
     "_ParallelMapDataset",
     "_ParallelBatchDataset",

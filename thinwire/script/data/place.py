@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,11 @@ class WorkerPlace:
         return dataclasses.replace(self, shard="auto")
 
     @property
+    def workers(self) -> range:
+        """Numbers of all workers of the run, 1..num_workers."""
+        return range(1, self.num_workers + 1)
+
+    @property
     def parts_of_batch(self) -> int:
         """Number of parts in a worker's mini-batch; the script's batch has `num_workers` parts."""
         return 1 if self.divides_batch else self.num_workers
@@ -120,25 +125,33 @@ class WorkerPlace:
             )
         return self.num_dealt(batch_size, worker)
 
+    def parts_of_all(self, batch_size: int) -> tuple[int, ...]:
+        """Return the number of rows that each worker takes of each batch of the script."""
+        return tuple(self.part_of_batch(batch_size, worker) for worker in self.workers)
+
     def run_batch(self, batch_size: int) -> int:
         """Return the number of rows from which all workers together make one batch each."""
         return batch_size if self.divides_batch else batch_size * self.num_workers
 
-    def positions(self, num_rows: int, epoch: int, window: int) -> NDArray[np.int64]:
-        """Return the positions of this worker's rows in a window, by the function `deal`.
+    def owners(self, num_rows: int, epoch: int, window: int) -> NDArray[np.int64]:
+        """Return the number of the worker that gets each row of a window, by the function `deal`.
 
         Args:
             num_rows: Number of rows in the window (the rows for one batch of each worker).
             epoch: Number of the pass over the data within the call of `fit`, from 0.
             window: Number of the window (the rows for one batch of each worker) within the epoch,
                 from 0.
+        """
+        fit, epoch = (0, 0) if self.deals_alike else (self.fits_before, epoch)
+        return deal(num_rows, self.num_workers, (self.rule.seed, fit, epoch, window))
+
+    def positions(self, num_rows: int, epoch: int, window: int) -> NDArray[np.int64]:
+        """Return the positions of this worker's rows in a window, as `owners` deals them.
 
         Returns:
             [n] int64, ascending. Each position of the window belongs to exactly one worker.
         """
-        fit, epoch = (0, 0) if self.deals_alike else (self.fits_before, epoch)
-        seed = (self.rule.seed, fit, epoch, window)
-        return np.flatnonzero(deal(num_rows, self.num_workers, seed) == self.worker)
+        return np.flatnonzero(self.owners(num_rows, epoch, window) == self.worker)
 
     def num_dealt(self, num_rows: int, worker: int = 0) -> int:
         """Return how many rows of a window a worker gets; worker 0 means this worker."""
@@ -151,10 +164,9 @@ class WorkerPlace:
         (4, 3)
         """
         num_windows, num_remaining = divmod(total, window)
-        workers = range(1, self.num_workers + 1)
         return tuple(
             num_windows * self.num_dealt(window, worker) + self.num_dealt(num_remaining, worker)
-            for worker in workers
+            for worker in self.workers
         )
 
     def steps_of_rows(
@@ -167,19 +179,10 @@ class WorkerPlace:
             rows: For each worker, the number of rows in one pass over the data.
             drops_rest: True if the script drops a last batch with fewer rows.
         """
-        sizes = [self.part_of_batch(batch_size, worker + 1) for worker in range(self.num_workers)]
-        pairs = zip(rows, sizes, strict=True)
+        pairs = zip(rows, self.parts_of_all(batch_size), strict=True)
         return tuple(
             num_rows // size if drops_rest else -(-num_rows // size) for num_rows, size in pairs
         )
-
-    def short_by(self, steps: Sequence[int]) -> int:
-        """Return by how many steps this worker's epoch is shorter than the longest epoch.
-
-        Args:
-            steps: For each worker, the number of steps in an epoch.
-        """
-        return max(steps) - steps[self.worker - 1] if self.one_group else 0
 
     def lacks_rows(self, num_rows: int) -> bool:
         """Return True if workers divide a batch with rows, but with fewer rows than workers."""
@@ -201,19 +204,31 @@ class WorkerPlace:
             "worker take batches of the script's size."
         )
 
-    def steps(self, num_steps: int) -> int:
-        """Return this worker's number of steps, for a script that sets steps_per_epoch.
+    def steps(self, num_steps: int, worker: int = 0) -> int:
+        """Return a worker's number of steps, for a script that sets steps_per_epoch.
 
         If workers take parts of each batch, every worker takes as many steps_per_epoch as the
         script sets. If workers train on whole batches, the workers divide the number of
         steps_per_epoch that the script sets. Workers that step together get equal numbers of steps,
-        rounded up, because each step waits for all workers.
+        rounded up, because each step waits for all workers. Worker 0 means this worker.
         """
         if self.divides_batch or not self.is_shared:
             return num_steps
         if self.one_group:
             return -(-num_steps // self.num_workers)
-        return max(1, len(range(self.worker - 1, num_steps, self.num_workers)))
+        return max(1, self.num_dealt(num_steps, worker))
+
+    def check_partition(self, kind: str) -> None:
+        """Raise an error if --partition has a rule that Thinwire does not apply to a data set.
+
+        Args:
+            kind: Name of the data set's type, for example "tf.data.Dataset".
+        """
+        if self.rule.partition != "iid":
+            raise ConfigurationError(
+                f"--partition={self.rule.partition} divides only arrays among the workers, but the "
+                f"script called fit with a {kind}. Use --partition=iid, or give fit arrays."
+            )
 
 
 class UnfilledRounds:
@@ -295,8 +310,7 @@ class BatchParts:
     @classmethod
     def of_steps(cls, place: WorkerPlace, num_steps: int) -> BatchParts:
         """Return a `BatchParts` of a worker's mini-batches, for an epoch with `num_steps` steps."""
-        workers = range(1, place.num_workers + 1)
-        steps = [dataclasses.replace(place, worker=worker).steps(num_steps) for worker in workers]
+        steps = [place.steps(num_steps, worker) for worker in place.workers]
         return cls._of_pass(place, num_steps, steps, steps)
 
     @classmethod
@@ -329,11 +343,36 @@ class BatchParts:
         return cls(parts, steps[index] or None, last if is_plain else parts)
 
 
-class StepRows(Protocol):
-    """Number of training rows in each round of an epoch, in which every worker takes one step."""
+@dataclasses.dataclass(frozen=True)
+class StepRows:
+    """Number of training rows in each round of an epoch, in which every worker takes one step.
+
+    A loss that sums over rows must sum over the rows of all workers in a round. A server averages
+    the workers' gradients, weighted by their numbers of rows. So a worker must know the number of
+    rows of all workers in a round to scale its own gradient.
+
+    Attributes:
+        place: Number of this worker, and the rules that divide data among workers. If the workers
+            do not step together, a round's number of rows is estimated from this worker's rows.
+        of_step: Function of a step's number (from 0) that returns the number of rows of each worker
+            in the step; None if no worker can know how many rows the other workers have.
+        reason: Text that ends an error message: why the number of rows of all workers is unknown.
+
+    >>> place = WorkerPlace(1, 2, True, PartitionRule("iid", 2, seed=1))
+    >>> rounds = StepRows.of_rows(place, 3, (5, 2))
+    >>> [rounds.num_rows(step, own) for step, own in enumerate((2, 2, 1))]
+    [3, 3, 1]
+    """
+
+    place: WorkerPlace
+    of_step: Callable[[int], Sequence[int]] | None
+    reason: str = ""
 
     def num_rows(self, step: int, own: int) -> int:
         """Return the number of rows that all workers together train on in a step.
+
+        If the number of rows in this worker's batch is unexpected, the numbers of rows of the other
+        workers are unknown, too.
 
         Args:
             step: Number of the training step within the epoch, from 0.
@@ -343,6 +382,57 @@ class StepRows(Protocol):
             ConfigurationError: The number of rows of all workers is unknown, or `own` is not the
                 number of rows that this worker should have.
         """
+        place = self.place
+        if not place.one_group:
+            return own * place.num_workers
+        if self.of_step is None:
+            raise ConfigurationError(
+                f"the rows of all workers in a step are unknown: {self.reason}"
+            )
+        rows = self.of_step(step)
+        if own != rows[place.worker - 1]:
+            raise ConfigurationError(
+                f"training step {step} of the epoch has {own} rows on this worker; expected "
+                f"{rows[place.worker - 1]} rows, computed from the batch size and the number of "
+                "rows"
+            )
+        return sum(rows)
+
+    @classmethod
+    def full(cls, place: WorkerPlace, batch_size: int) -> StepRows:
+        """Return the row counts of the rounds of an epoch in which every batch is full."""
+        sizes = place.parts_of_all(batch_size)
+        return cls(place, lambda step: sizes)
+
+    @classmethod
+    def of_rows(
+        cls, place: WorkerPlace, batch_size: int, rows: Sequence[int] | None, repeats: bool = False
+    ) -> StepRows:
+        """Return the row counts of rounds in which the workers divide the script's batch size.
+
+        Args:
+            place: Number of this worker, which takes a part of each batch, and the rules that
+                divide data among workers.
+            batch_size: Batch size that the script passes to `fit`, in rows.
+            rows: For each worker, the number of rows in one pass over the data; None if unknown.
+            repeats: True if an epoch may be longer or shorter than one pass over the data.
+        """
+        if rows is None:
+            reason = "the number of rows in the training data is not known, and the last batch may "
+            return cls(place, None, f"{reason}be short")
+        pairs = tuple(zip(place.parts_of_all(batch_size), rows, strict=True))
+        are_full = not any(total % size for size, total in pairs)
+        if are_full and (repeats or len({total // size for size, total in pairs}) == 1):
+            return cls.full(place, batch_size)
+        if repeats:
+            reason = (
+                f"the training data of {sum(rows)} rows are repeated, and batches of {batch_size} "
+                "leave a short one at the end of each pass"
+            )
+            return cls(place, None, reason)
+        return cls(
+            place, lambda step: [max(0, min(size, total - step * size)) for size, total in pairs]
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,6 +460,72 @@ class Shared:
     parts: BatchParts = dataclasses.field(default_factory=BatchParts)
     rounds: StepRows | None = None
     unfilled: UnfilledRounds | None = None
+
+    @classmethod
+    def of_rows(
+        cls,
+        arguments: dict[str, Any],
+        place: WorkerPlace,
+        batch_size: int,
+        total: int,
+        rows: Sequence[int] | None,
+        steps: int | None,
+    ) -> Shared:
+        """Return the `Shared` for data with a known number of rows.
+
+        Args:
+            arguments: Arguments of Keras' `fit` with this worker's part of the data, by name.
+            place: This worker's number in the run, and the rules that divide the training data
+                among workers.
+            batch_size: Batch size that the script passes to `fit`, in rows.
+            total: Number of rows that the script gave to `fit` on this worker.
+            rows: For each worker, the number of rows in an epoch; None if the script itself divides
+                its rows among workers.
+            steps: The argument steps_per_epoch that the script passes to `fit`.
+        """
+        has_steps, rounds = bool(arguments.get("steps_per_epoch")), None
+        if place.divides_batch and rows is not None:
+            rounds = StepRows.of_rows(place, batch_size, rows, has_steps)
+        elif place.divides_batch and total % place.part_of_batch(batch_size) == 0:
+            rounds = StepRows.full(place, batch_size)
+        elif place.divides_batch:
+            rounds = StepRows(
+                place,
+                None,
+                f"the script divides its rows itself, and the {total} rows of this worker end with "
+                "a short batch",
+            )
+        num_examples = total if place.shard == "auto" else None
+        counted = steps if has_steps and rows is not None else None
+        short_by, parts = last_steps(place, counted, batch_size, rows)
+        return cls(arguments, batch_size, num_examples, short_by, parts, rounds)
+
+
+def last_steps(
+    place: WorkerPlace,
+    steps: int | None,
+    batch_size: int | None,
+    rows: Sequence[int] | None,
+    drops_rest: bool = False,
+) -> tuple[int, BatchParts]:
+    """Return by how many steps this worker's pass is shorter than the longest, and its batch parts.
+
+    Args:
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
+        steps: The argument steps_per_epoch that the script passes to `fit`; None if a pass over the
+            data has all its steps.
+        batch_size: Batch size that the script passes to `fit`, in rows; None if unknown.
+        rows: For each worker, the number of rows in one pass over the data; None if unknown.
+        drops_rest: True if the script drops a last batch with fewer rows.
+    """
+    if steps:
+        return 0, BatchParts.of_steps(place, steps)
+    if rows is None or batch_size is None:
+        return 0, BatchParts.alike(place)
+    all_steps = place.steps_of_rows(batch_size, rows, drops_rest)
+    short_by = max(all_steps) - all_steps[place.worker - 1] if place.one_group else 0
+    return short_by, BatchParts.of_rows(place, batch_size, rows, drops_rest)
 
 
 def deal(num_rows: int, num_workers: int, seed: Sequence[int]) -> NDArray[np.int64]:

@@ -5,6 +5,7 @@ This module does not import Ray, so that a script without Ray data sets does not
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,7 @@ import tensorflow as tf
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.arrays import DEFAULT_BATCH_SIZE, steps_of_worker
-from thinwire.script.data.place import BatchParts, Shared, WorkerPlace
-from thinwire.script.data.rounds import dealt_rounds
+from thinwire.script.data.place import Shared, WorkerPlace
 
 _MODULE = "ray.data"
 
@@ -46,40 +46,30 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
             data set has fewer rows than the run has workers.
     """
     fit_arguments, dataset = dict(arguments), arguments["x"]
-    if place.is_shared and place.rule.partition != "iid":
-        raise ConfigurationError(
-            f"--partition={place.rule.partition} divides only arrays among the workers, but the "
-            "script called fit with a ray.data.Dataset. Use --partition=iid, or give fit arrays."
-        )
+    if place.is_shared:
+        place.check_partition("ray.data.Dataset")
     size = fit_arguments.get("batch_size") or DEFAULT_BATCH_SIZE
     worker_batch, run_batch = place.part_of_batch(size), place.run_batch(size)
-    total = int(dataset.count())
-    workers = place.num_workers if place.is_shared else 1
+    total, rows = _num_rows(dataset, place), None
+    columns = _Columns.of(dataset, fit_arguments)
+    window = run_batch if place.is_shared else worker_batch
+    fit_arguments["x"] = _batches(dataset, columns, total, window, place)
+    fit_arguments |= {"y": None, "sample_weight": None, "batch_size": None, "shuffle": False}
+    if place.is_shared:
+        rows = place.dealt_rows(total, run_batch)
+        fit_arguments["steps_per_epoch"] = steps_of_worker(fit_arguments, total, size, place)
+    return Shared.of_rows(fit_arguments, place, size, total, rows, arguments.get("steps_per_epoch"))
+
+
+def _num_rows(dataset: Any, place: WorkerPlace) -> int:
+    """Return a Ray data set's number of rows; raise an error if there are fewer than workers."""
+    total, workers = int(dataset.count()), place.num_workers if place.is_shared else 1
     if total < workers:
         raise ConfigurationError(
             f"{total} rows of a ray.data.Dataset cannot be shared by {workers} workers; expected "
             f"at least one row each. Use --nb_workers={max(total, 1)} at most, or more data."
         )
-    columns = _Columns.of(dataset, fit_arguments)
-    fit_arguments["x"] = _batches(
-        dataset, columns, total, run_batch if place.is_shared else worker_batch, place
-    )
-    fit_arguments |= {"y": None, "sample_weight": None, "batch_size": None, "shuffle": False}
-    short_by, batch_parts, rows = 0, BatchParts.alike(place), None
-    if place.is_shared:
-        rows = place.dealt_rows(total, run_batch)
-        steps = fit_arguments.get("steps_per_epoch")
-        fit_arguments["steps_per_epoch"] = steps_of_worker(fit_arguments, total, size, place)
-        if steps and fit_arguments["steps_per_epoch"]:
-            batch_parts = BatchParts.of_steps(place, steps)
-        else:
-            short_by = place.short_by(place.steps_of_rows(size, rows))
-            batch_parts = BatchParts.of_rows(place, size, rows)
-    num_examples = total if place.shard == "auto" else None
-    rounds = None
-    if place.divides_batch:
-        rounds = dealt_rounds(place, size, rows, bool(fit_arguments.get("steps_per_epoch")))
-    return Shared(fit_arguments, size, num_examples, short_by, batch_parts, rounds)
+    return total
 
 
 def part_of_ray_dataset(dataset: Any, place: WorkerPlace) -> Any:
@@ -91,12 +81,7 @@ def part_of_ray_dataset(dataset: Any, place: WorkerPlace) -> Any:
     if not place.is_shared:
         return dataset
     _keep_order(dataset)
-    total, number = int(dataset.count()), place.num_workers
-    if total < number:
-        raise ConfigurationError(
-            f"{total} rows of a ray.data.Dataset cannot be shared by {number} workers; expected "
-            f"at least one row each. Use --nb_workers={max(total, 1)} at most, or more data."
-        )
+    total, number = _num_rows(dataset, place), place.num_workers
     bounds = [total * worker // number for worker in range(1, number)]
     return dataset.split_at_indices(bounds)[place.worker - 1]
 
@@ -106,11 +91,13 @@ def _keep_order(dataset: Any) -> None:
     dataset.context.execution_options.preserve_order = True
 
 
+@dataclasses.dataclass(frozen=True)
 class _Columns:
     """Columns of a Ray data set that are the input x, the labels y and the sample weights."""
 
-    def __init__(self, x: list[str], y: list[str], weight: str | None) -> None:
-        self._x, self._y, self._weight = x, y, weight
+    x: list[str]
+    y: list[str]
+    weight: str | None
 
     @classmethod
     def of(cls, dataset: Any, given: dict[str, Any]) -> _Columns:
@@ -128,12 +115,12 @@ class _Columns:
 
     def element(self, batch: dict[str, Any]) -> tuple[Any, ...]:
         """Return the columns of a batch in Keras' form: (x,), (x, y) or (x, y, weight)."""
-        x, y = ([(name, batch[name]) for name in names] for names in (self._x, self._y))
+        x, y = ([(name, batch[name]) for name in names] for names in (self.x, self.y))
         parts: tuple[Any, ...] = (x[0][1] if len(x) == 1 else dict(x),)
-        if y or self._weight is not None:
+        if y or self.weight is not None:
             labels = [column for _, column in y]
             parts += (labels[0] if len(labels) == 1 else tuple(labels),)
-        return parts if self._weight is None else (*parts, batch[self._weight])
+        return parts if self.weight is None else (*parts, batch[self.weight])
 
 
 def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: WorkerPlace) -> Any:
@@ -162,9 +149,10 @@ def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: Work
             if all(len(column) for column in whole.values()):
                 yield columns.element(whole)
 
-    sample = columns.element({name: _checked(name, c) for name, c in _sample(dataset).items()})
+    sample = dataset.take_batch(1, batch_format="numpy").items()
     signature = tf.nest.map_structure(
-        lambda column: tf.TensorSpec((None, *column.shape[1:]), tf.as_dtype(column.dtype)), sample
+        lambda column: tf.TensorSpec((None, *column.shape[1:]), tf.as_dtype(column.dtype)),
+        columns.element({name: _checked(name, column) for name, column in sample}),
     )
     full, num_remaining = divmod(total, size)
     number = full + (
@@ -172,10 +160,6 @@ def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: Work
     )
     batches = tf.data.Dataset.from_generator(rows, output_signature=signature)
     return batches.apply(tf.data.experimental.assert_cardinality(number)).prefetch(1)
-
-
-def _sample(dataset: Any) -> dict[str, Any]:
-    return dict(dataset.take_batch(1, batch_format="numpy"))
 
 
 def _checked(name: str, column: Any) -> Any:

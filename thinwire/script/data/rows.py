@@ -9,16 +9,14 @@ number of rows.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
+class _Leaf(NamedTuple):
     """Length and number of axes of an array in a mini-batch, which has at least one axis.
 
     Attributes:
@@ -30,32 +28,23 @@ class _Leaf:
     length: Any
     rank: int
 
-    @property
-    def is_known(self) -> bool:
-        """True if the array's length is a number, not a tensor."""
-        return isinstance(self.length, int)
-
     @staticmethod
     def of(array: Any) -> _Leaf | None:
         """Return the length and rank of an array; None if the array has no first axis."""
-        shape = getattr(array, "shape", None)
-        if array is None or shape is None:
+        shape = tf.TensorShape(getattr(array, "shape", ()))
+        if shape.rank == 0:
             return None
-        if isinstance(array, tf.RaggedTensor | tf.SparseTensor):
-            rows = array.nrows() if isinstance(array, tf.RaggedTensor) else array.dense_shape[0]
-            static_length = shape[0] if shape.rank else None
-            static_length = tf.get_static_value(rows) if static_length is None else static_length
-            rank = shape.rank or 1
-            return _Leaf(
-                tf.cast(rows, tf.int64) if static_length is None else int(static_length), rank
-            )
-        # TensorFlow knows the array's rank only when the step runs
-        if getattr(shape, "rank", 0) is None:
-            return _Leaf(tf.shape(array, tf.int64)[0], 1)
-        if not len(shape):
-            return None
-        length = tf.shape(array, tf.int64)[0] if shape[0] is None else int(shape[0])
-        return _Leaf(length, len(shape))
+        if shape.rank is not None and shape[0] is not None:
+            return _Leaf(int(shape[0]), shape.rank)
+        if isinstance(array, tf.SparseTensor):
+            length = array.dense_shape[0]
+        elif isinstance(array, tf.RaggedTensor):
+            length = tf.cast(array.nrows(), tf.int64)
+        else:
+            length = tf.shape(array, tf.int64)[0]
+        static_length = tf.get_static_value(length)
+        # TensorFlow may know the array's rank only when the step runs
+        return _Leaf(length if static_length is None else int(static_length), shape.rank or 1)
 
 
 def num_rows(batch: Any) -> Any:
@@ -86,7 +75,7 @@ def num_rows(batch: Any) -> Any:
     candidates = next((part for part in leaves_of_parts if part), [])
     if len(candidates) <= 1:
         return candidates[0].length if candidates else 1
-    if all(leaf.is_known for leaf in everything):
+    if all(isinstance(leaf.length, int) for leaf in everything):
         lengths = [leaf.length for leaf in everything]
         return max(candidates, key=lambda leaf: (lengths.count(leaf.length), leaf.rank)).length
     return _most_frequent(candidates, everything)
@@ -100,7 +89,7 @@ def _most_frequent(candidates: Sequence[_Leaf], everything: Sequence[_Leaf]) -> 
     )
     votes = tf.reduce_sum(tf.cast(candidate_lengths[:, None] == lengths[None, :], tf.int64), axis=1)
     rank_bound = 1 + max(leaf.rank for leaf in candidates)
-    preferred = [leaf.rank + rank_bound * (not leaf.is_known) for leaf in candidates]
+    preferred = [leaf.rank + rank_bound * tf.is_tensor(leaf.length) for leaf in candidates]
     return candidate_lengths[tf.argmax(2 * rank_bound * votes + tf.constant(preferred, tf.int64))]
 
 

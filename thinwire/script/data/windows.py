@@ -20,21 +20,24 @@ from thinwire.script.data.place import UnfilledRounds, WorkerPlace
 from thinwire.script.data.rows import arrays_of_rows, map_rows
 
 _Dataset = Any  # type of a tf.data.Dataset: TensorFlow has no type annotations
+_Function = Callable[..., Any]
+
+#: Marks a function so that TensorFlow traces it without AutoGraph.
+as_traced: Callable[[_Function], _Function] = tf.autograph.experimental.do_not_convert
 
 
 def count_epochs() -> _Dataset:
     """Return a tf.data.Dataset of one number: how often the dataset has been iterated before."""
     numbers = itertools.count()
 
-    def count() -> Any:
-        return np.int64(next(numbers))
-
+    @as_traced
     def begin(_: Any) -> Any:
         # Count a pass over the data when its element is read, not when an iterator is made: Keras
         # makes iterators that it never reads, and their number differs between workers.
-        return tf.ensure_shape(tf.numpy_function(count, [], tf.int64), [])
+        epoch = tf.numpy_function(lambda: np.int64(next(numbers)), [], tf.int64)
+        return tf.ensure_shape(epoch, [])
 
-    return tf.data.Dataset.from_tensors(0).map(as_traced(begin))
+    return tf.data.Dataset.from_tensors(0).map(begin)
 
 
 def deal_elements(
@@ -72,24 +75,23 @@ def deal_elements(
             unfilled.note()
         return is_own
 
+    @as_traced
     def open_window(epoch: Any, numbered: Any) -> _Dataset:
         number, columns = numbered
         size = tf.nest.flatten(columns)[0].cardinality()
         flags = tf.ensure_shape(tf.numpy_function(owned, [epoch, number, size], tf.bool), [None])
-        flagged = tf.data.Dataset.zip((tf.data.Dataset.zip(columns), _slices(flags)))
-        return flagged.filter(as_traced(_second)).map(as_traced(_first))
+        flags = tf.data.Dataset.from_tensor_slices(flags)
+        flagged = tf.data.Dataset.zip((tf.data.Dataset.zip(columns), flags))
+        mine = flagged.filter(as_traced(lambda element, is_own: is_own))
+        return mine.map(as_traced(lambda element, is_own: element))
 
     windows = _without_none(whole).window(window, drop_remainder=drops_rest).enumerate()
-    dealt = tf.data.Dataset.zip((_epoch_of_each(), windows)).flat_map(as_traced(open_window))
+    dealt = tf.data.Dataset.zip((_epoch_of_each(), windows)).flat_map(open_window)
     part, total = _with_none(dealt, whole.element_spec), int(whole.cardinality())
     if total >= 0:
-        full, num_remaining = divmod(total, window)
-        total = full * place.num_dealt(window) + (
-            0 if drops_rest else place.num_dealt(num_remaining)
-        )
-    if total == tf.data.UNKNOWN_CARDINALITY:
-        return part
-    return part.apply(tf.data.experimental.assert_cardinality(total))
+        dropped = total % window if drops_rest else 0
+        total = place.dealt_rows(total - dropped, window)[place.worker - 1]
+    return _with_length(part, total)
 
 
 def cut_batches(
@@ -128,21 +130,26 @@ def cut_batches(
                 unfilled.note()
         return place.positions(int(num_rows), int(epoch), int(number))
 
+    @as_traced
     def cut(epoch: Any, numbered: Any) -> Any:
         number, batch = numbered
         taken = tf.numpy_function(positions, [epoch, number, rows_in(batch)], tf.int64)
         return take_rows_of(batch, tf.ensure_shape(taken, [None]))
 
-    def has_rows(*batch: Any) -> Any:
-        return rows_in(batch) > 0
-
-    part = tf.data.Dataset.zip((_epoch_of_each(), whole.enumerate())).map(as_traced(cut))
+    part = tf.data.Dataset.zip((_epoch_of_each(), whole.enumerate())).map(cut)
     total, may_be_empty = int(whole.cardinality()), rest is None or place.lacks_rows(rest)
-    part = part.filter(as_traced(has_rows)) if may_be_empty else part
-    if rest is None or total == tf.data.UNKNOWN_CARDINALITY:
+    if may_be_empty:
+        part = part.filter(as_traced(lambda *batch: rows_in(batch) > 0))
+    if rest is None:
         return part
-    total -= int(total > 0 and may_be_empty and not place.num_dealt(rest))
-    return part.apply(tf.data.experimental.assert_cardinality(total))
+    return _with_length(part, total - (total > 0 and may_be_empty and not place.num_dealt(rest)))
+
+
+def _with_length(dataset: _Dataset, length: int) -> _Dataset:
+    """Return a dataset with an assertion of its number of elements, if the number is known."""
+    if length == tf.data.UNKNOWN_CARDINALITY:
+        return dataset
+    return dataset.apply(tf.data.experimental.assert_cardinality(length))
 
 
 def _short(place: WorkerPlace, number: Any, num_rows: Any) -> Exception:
@@ -152,29 +159,9 @@ def _short(place: WorkerPlace, number: Any, num_rows: Any) -> Exception:
 
 def _epoch_of_each() -> _Dataset:
     """Return an endless tf.data.Dataset of one number: how often it has been iterated before."""
-
-    def repeat(epoch: Any) -> _Dataset:
-        return tf.data.Dataset.from_tensors(epoch).repeat()
-
-    return count_epochs().flat_map(as_traced(repeat))
-
-
-def as_traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function, marked so that TensorFlow traces it without AutoGraph."""
-    converted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
-    return converted
-
-
-def _first(first: Any, second: Any) -> Any:
-    return first
-
-
-def _second(first: Any, second: Any) -> Any:
-    return second
-
-
-def _slices(values: Any) -> _Dataset:
-    return tf.data.Dataset.from_tensor_slices(values)
+    return count_epochs().flat_map(
+        as_traced(lambda epoch: tf.data.Dataset.from_tensors(epoch).repeat())
+    )
 
 
 # -- None components of elements, which a window's tensors cannot hold -----------------------------
@@ -185,10 +172,11 @@ def _without_none(dataset: _Dataset) -> _Dataset:
     if not any(isinstance(spec, tf.NoneTensorSpec) for spec in specs):
         return dataset
 
+    @as_traced
     def pack(*element: Any) -> Any:
         return tuple(leaf for leaf in tf.nest.flatten(element) if leaf is not None)
 
-    return dataset.map(as_traced(pack))
+    return dataset.map(pack)
 
 
 def _with_none(dataset: _Dataset, spec: Any) -> _Dataset:
@@ -197,12 +185,13 @@ def _with_none(dataset: _Dataset, spec: Any) -> _Dataset:
     if not any(isinstance(leaf, tf.NoneTensorSpec) for leaf in leaves):
         return dataset
 
+    @as_traced
     def unpack(*element: Any) -> Any:
         values = iter(element)
         every = [None if isinstance(leaf, tf.NoneTensorSpec) else next(values) for leaf in leaves]
         return tf.nest.pack_sequence_as(spec, every)
 
-    return dataset.map(as_traced(unpack))
+    return dataset.map(unpack)
 
 
 # -- rows of a batch -------------------------------------------------------------------------------

@@ -9,19 +9,18 @@ worker. The object ``model.thinwire`` connects the other modules of this package
 - The module `step` replaces an optimizer's `apply` by a push to the PS and a pull. The module
   `optimizers` holds the replacements of all optimizers of a script. The modules `plan` and `trial`
   find out before the first step which optimizer updates which variables.
-- The module `joining` offers (describes) the model to the PS and joins the run. The module `phases`
-  starts a new phase of the run when a script's model changes. The module `succession` handles
-  several models of one script, trained one after the other.
+- The module `phases` carries out the actions of the model's state machine: it joins the run, and
+  starts a new phase of the run when a script's model changes. The module `offers` describes the
+  model for the PS. The module `succession` handles several models of one script, trained one after
+  the other.
 - The module `exchange` pushes to the PS and pulls from it in each step. The modules `held_weights`
   and `assignments` find weights that the script set itself. The module `central` fetches the
   shards' weights and optimizer state for callbacks and saved files.
-- The module `fit_lifecycle` handles one call of `fit`. The module `early_stop` ends a `fit` in all
-  scripts after the same epoch. The module `fit_barriers` holds barriers of all scripts around a
-  `fit`. The module `train_metrics` merges training metrics over the workers. The module
-  `evaluations` gets validation metrics from the Supervisor. The module `own_loop` handles a
-  training loop that the script writes itself.
+- The module `fit_lifecycle` handles one call of `fit`. The module `fit_barriers` holds barriers of
+  all scripts around a `fit`. The module `train_metrics` merges training metrics over the workers.
+  The module `evaluations` gets validation metrics from the Supervisor. The module `own_loop`
+  handles a training loop that the script writes itself.
 
-The module `offers` describes the model for the PS, `clock` holds the step count at which
-learning-rate schedules are read, `measure` times steps for `thinwire advise`, and `checks` rejects
-invalid models and optimizers.
+The module `clock` holds the step count at which learning-rate schedules are read, `measure` times
+steps for `thinwire advise`, and `checks` rejects invalid models and optimizers.
 """

@@ -45,7 +45,9 @@ class Assignments:
         """
         if id(variable) not in self._sums:
             with tf.init_scope():
-                self._sums[id(variable)] = _new_sum(variable)
+                self._sums[id(variable)] = tf.Variable(
+                    tf.zeros(variable.shape), trainable=False, name=f"{OWN_PREFIX}assigned"
+                )
         change = tf.cast(variable.value, tf.float32) - tf.cast(before, tf.float32)
         total = self._sums[id(variable)].assign_add(change)
         # Set the flag of an assignment only after the sum has changed, so that a reader of the flag
@@ -65,10 +67,10 @@ class Assignments:
         """
         if not self._sums:
             return None
-        shapes = ([int(size) for size in variable.shape] for variable in variables)
+        totals = [self._sums.get(id(variable)) for variable in variables]
         changes = [
-            np.ravel(self._sums[id(var)].numpy()) if id(var) in self._sums else np.zeros(shape)
-            for var, shape in zip(variables, shapes, strict=True)
+            np.zeros(variable.shape) if total is None else total.numpy()
+            for variable, total in zip(variables, totals, strict=True)
         ]
         self.clear()
         flat = np.concatenate([np.ravel(change) for change in changes]).astype(np.float32)
@@ -79,8 +81,3 @@ class Assignments:
         for total in self._sums.values():
             total.assign(tf.zeros_like(total))
         self._flag.assign(False)
-
-
-def _new_sum(variable: Any) -> tf.Variable:
-    zeros = tf.zeros(variable.shape)
-    return tf.Variable(zeros, trainable=False, name=f"{OWN_PREFIX}assigned")

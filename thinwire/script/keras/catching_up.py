@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from absl import logging
-
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc.session import RequestRejected
@@ -26,15 +24,9 @@ _WITHOUT_STATE = 2
 
 
 class CatchUp:
-    """The calls of `fit` that a restarted script has skipped, over all models of the script.
-
-    Attributes:
-        is_behind: True if the run is in a later phase (trains a later model or optimizer) than this
-            script.
-    """
+    """The calls of `fit` that a restarted script has skipped, over all models of the script."""
 
     def __init__(self) -> None:
-        self.is_behind = False
         # Paths of the current model's variables that a skipped call of `fit` trained. This process
         # does not have the trained values of these variables.
         self._passed_over: set[str] = set()
@@ -57,7 +49,7 @@ class CatchUp:
                 script has not been in any phase.
 
         Returns:
-            The result of `Session.open`; False if the run is in a later phase than this script.
+            True if the script has joined; False if the run is in a later phase than this script.
 
         Raises:
             ConfigurationError: A skipped call of `fit` trained variables that the workers of the
@@ -68,17 +60,16 @@ class CatchUp:
                 run that the worker is in.
         """
         try:
-            return self._open(session)
+            self._open(session)
+            return True
         except RequestRejected as rejected:
             if rejected.reason != pb.REASON_PHASE:
                 raise
             newest = rejected.phase
         if phase is not None and newest <= phase:
             session.go_to_phase(newest)
-            return self._open(session)
-        if not self.is_behind:
-            logging.warning("skipping this call of fit, which the run has already completed")
-        self.is_behind = True
+            self._open(session)
+            return True
         # Phase 2n of a run begins at the start of the n-th `fit`, and phase 2n + 1 at its end (see
         # `FitBarriers.phase`). The final weights of a `fit` are in its odd phase, because callbacks
         # at the end of the `fit` may have set weights.
@@ -169,9 +160,9 @@ class CatchUp:
             self._lost |= {id(variable): variable for variable in variables}
         self._passed_over.clear()
 
-    def _open(self, session: Session) -> bool:
+    def _open(self, session: Session) -> None:
         """Join the run; reject the script if a skipped `fit` trained variables now unshared."""
-        opened, self.is_behind = session.open(), False
+        session.open()
         shared = {variable.path for variable in session.shared.variables}
         missing = sorted(self._passed_over - shared)
         known = {id(variable) for variable in session.shared.variables}
@@ -184,7 +175,6 @@ class CatchUp:
             )
         self._passed_over.clear()
         self._lost.clear()
-        return opened
 
     @staticmethod
     def _refuse(session: Session, what: str) -> NoReturn:

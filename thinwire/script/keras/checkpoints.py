@@ -9,43 +9,36 @@ files that the writing worker saved.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import os
 import sys
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from thinwire.script.keras.saving import SavingWorker, is_own_file
+from thinwire.script.keras.files import is_own_file
+
+if TYPE_CHECKING:
+    from thinwire.script.keras.session import ModelSession
 
 
-class CheckpointingWorker(Protocol):
-    """Interface of a worker whose model or optimizer a TensorFlow checkpoint may contain."""
-
-    def holds(self, tracked: Collection[int]) -> bool:
-        """Return True if an object id in `tracked` is of a model or an optimizer of this worker."""
-
-    def checkpointing(self) -> SavingWorker:
-        """Load the shards' weights into a training loop's model; return the model's saver."""
-
-
-#: Per thread: `is_silent` is True while TensorFlow's checkpoint functions must not change files.
-_STATE = threading.local()
+#: True, in one thread, while TensorFlow's checkpoint functions must not change files.
+_IS_SILENT = contextvars.ContextVar("is_silent", default=False)
 #: TensorFlow functions by which a `CheckpointManager` lists its checkpoints in a file or removes
 #: old checkpoints.
 _OF_MANAGERS = ("update_checkpoint_state_internal", "_delete_file_if_exists")
 
 
 def write_checkpoints_once(
-    workers: Callable[[], Sequence[CheckpointingWorker]], writes: Callable[[], bool]
+    workers: Callable[[], Sequence[ModelSession]], writes: Callable[[], bool]
 ) -> None:
     """Let only one worker of the run write TensorFlow's own checkpoints.
 
     Args:
-        workers: Function that returns the objects of all models in this process that train as
-            workers, the newest last.
+        workers: Function that returns the sessions with the servers of all models in this process
+            that train as workers, the newest last.
         writes: Function that returns True if this process writes those checkpoints that contain no
             model and no optimizer of a worker.
     """
@@ -53,7 +46,7 @@ def write_checkpoints_once(
     _WORKERS[:] = [(workers, writes)]
 
 
-_WORKERS: list[tuple[Callable[[], Sequence[CheckpointingWorker]], Callable[[], bool]]] = []
+_WORKERS: list[tuple[Callable[[], Sequence[ModelSession]], Callable[[], bool]]] = []
 
 
 @functools.cache
@@ -79,13 +72,12 @@ def _once(alone: Callable[..., Any]) -> Callable[..., Any]:
                 return alone(checkpoint, file_prefix, options)
             path = os.fspath(file_prefix)
             callbacks = None if options is None else options.experimental_write_callbacks
-            with _silent():
-                for callback in callbacks or ():
-                    # If no checkpoint file is written, only the callback of a `CheckpointManager`
-                    # is called, because it counts the manager's checkpoints. A callback of the
-                    # script is not called, because it may read the file.
-                    if callback.__module__.startswith("tensorflow."):
-                        callback(path)
+            for callback in callbacks or ():
+                # If no checkpoint file is written, only the callback of a `CheckpointManager` is
+                # called, because it counts the manager's checkpoints. A callback of the script is
+                # not called, because it may read the file.
+                if callback.__module__.startswith("tensorflow."):
+                    contextvars.copy_context().run(_call_silently, callback, path)
             return path
 
     return write
@@ -100,22 +92,18 @@ def _saving(checkpoint: Any, is_own: bool) -> Iterator[bool]:
     if worker is None:
         yield is_own or writes()
         return
-    with worker.checkpointing().saving(is_own) as is_writer:
+    with worker.checkpointing(is_own) as is_writer:
         yield is_writer
 
 
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    _STATE.is_silent = True
-    try:
-        yield
-    finally:
-        _STATE.is_silent = False
+def _call_silently(callback: Callable[[str], object], path: str) -> None:
+    _IS_SILENT.set(True)
+    callback(path)
 
 
 def _unless_silent(alone: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(alone)
     def call(*args: Any, **keywords: Any) -> Any:
-        return None if getattr(_STATE, "is_silent", False) else alone(*args, **keywords)
+        return None if _IS_SILENT.get() else alone(*args, **keywords)
 
     return call

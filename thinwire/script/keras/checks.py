@@ -8,15 +8,13 @@ from typing import Any
 
 import keras
 
-from thinwire.models.flat_model import SharedModel
 from thinwire.ops.methods.method import Method
-from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.server import keras_optimizer
 from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
 from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.script.data.place import WorkerPlace
-from thinwire.script.keras.plan import named
+from thinwire.script.gradient_sgd import differing_settings
 
 #: Maps a setting of a Keras optimizer to a text that names the Thinwire setting with the same
 #: effect.
@@ -26,9 +24,6 @@ _INSTEAD = {
     "global_clipnorm": "`clip_norm` for the worker",
     "clipnorm": "`clip_norm` for the worker, which clips all gradients together",
 }
-#: Settings of a compiled Keras optimizer that may differ from the server optimizer's settings.
-_FREE = ("name", "learning_rate")
-
 #: Names of Thinwire optimizers with steps proportional to the gradients, and "script" (the script
 #: sets the rate itself). For these, scaling a worker's gradients has the effect of another learning
 #: rate.
@@ -131,22 +126,23 @@ def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> Non
     server = plain
     if not method.takes_local_steps:
         server = keras_optimizer(method.server, method.choices["server_optimizer"])
-    for known in (plain, server):
-        if type(known) is type(optimizer) and not _differences(compiled, known.get_config()):
-            return
-    like = server if type(server) is type(optimizer) else plain
-    if type(like) is not type(optimizer):
+    alike = [known for known in (server, plain) if type(known) is type(optimizer)]
+    if not alike:
         raise ConfigurationError(
             f"the model is compiled with {type(optimizer).__name__}, but the parameter server "
             f"applies updates with {type(server).__name__}. Start the script with `thinwire run`, "
             "whose server uses the compiled optimizer; or compile the model with SGD, or set "
             "`server_optimizer` on all nodes."
         )
-    name = _differences(compiled, like.get_config())[0]
+    known = [like.get_config() for like in alike]
+    differences = [differing_settings(compiled, config) for config in known]
+    if not all(differences):
+        return
+    name = differences[0][0]
     instead = f"; to set it in the run, use {_INSTEAD[name]}" if name in _INSTEAD else ""
     raise ConfigurationError(
         f"the optimizer's {name}={compiled[name]!r} would have no effect, because the parameter "
-        f"server applies the updates; expected {name}={like.get_config()[name]!r}{instead}. Or "
+        f"server applies the updates; expected {name}={known[0][name]!r}{instead}. Or "
         "start the script with `thinwire run`, whose server uses the compiled optimizer."
     )
 
@@ -164,25 +160,20 @@ def check_rate_change(rate: float, method: Method) -> None:
     """
     if not 0 <= rate < math.inf:
         raise ConfigurationError(f"learning_rate={rate:g}: expected a finite number >= 0.")
-    blind = (
-        (
-            (optimizer := method.choices["server_optimizer"]) not in _IN_PROPORTION,
-            f"--server_optimizer={optimizer}",
-        ),
-        (isinstance(method.weighting, DcAsgd), "--weighting=dc_asgd"),
-        (
-            method.takes_local_steps and method.local.optimizer not in _IN_PROPORTION,
-            f"--local_optimizer={method.local.optimizer}",
-        ),
-    )
-    for is_used, flag in blind:
-        if is_used:
-            raise ConfigurationError(
-                f"learning_rate={rate:g}: a worker changes its rate by scaling its gradients, but "
-                f"with {flag} steps are not proportional to gradients. Remove the callback that "
-                "sets the rate (LearningRateScheduler, ReduceLROnPlateau), and give the server "
-                "--lr_schedule."
-            )
+    of_server, of_workers = method.choices["server_optimizer"], method.local.optimizer
+    blind = {
+        f"--server_optimizer={of_server}": of_server not in _IN_PROPORTION,
+        "--weighting=dc_asgd": isinstance(method.weighting, DcAsgd),
+        f"--local_optimizer={of_workers}": method.takes_local_steps
+        and of_workers not in _IN_PROPORTION,
+    }
+    for flag in (flag for flag, is_used in blind.items() if is_used):
+        raise ConfigurationError(
+            f"learning_rate={rate:g}: a worker changes its rate by scaling its gradients, but "
+            f"with {flag} steps are not proportional to gradients. Remove the callback that "
+            "sets the rate (LearningRateScheduler, ReduceLROnPlateau), and give the server "
+            "--lr_schedule."
+        )
 
 
 def check_variables(variables: Iterable[Any]) -> None:
@@ -222,72 +213,3 @@ def check_same_variables(shared: Sequence[Any], stepped: Sequence[Any]) -> None:
             "because the run shares only these variables. Compile the model again after changing "
             "`trainable`, as Keras requires too."
         )
-
-
-def refuse_step_alone(
-    optimizer: Any, variables: Sequence[Any], shared: Iterable[Any], name: str
-) -> None:
-    """Reject an optimizer that updates shared variables without an exchange with the PS.
-
-    Args:
-        optimizer: Optimizer that is not part of the run: the script has not distributed it, or
-            Thinwire did not find it in the first step.
-        variables: Variables that the optimizer is about to update.
-        shared: Variables of the model that all workers train, which only an exchange with the PS
-            may change.
-        name: Name of the model for error messages.
-
-    Raises:
-        ConfigurationError: The optimizer updates, on this worker alone, a variable that all workers
-            share.
-    """
-    known = {id(variable) for variable in shared}
-    touched = [variable for variable in variables if id(variable) in known]
-    if not touched:
-        return
-    raise ConfigurationError(
-        f"{named(optimizer)} steps {touched[0].path} and {len(touched) - 1} more variables of "
-        f"{name!r} on this worker alone; expected a distributed optimizer. A train_step must call "
-        "the optimizer already in the first step, in which Thinwire finds the optimizers. In a "
-        "custom loop write `optimizer = thinwire.distribute(optimizer, model=model)`."
-    )
-
-
-def check_offered_step(
-    optimizer: Any, number: int, variables: Sequence[Any], shared: SharedModel, offer: Offer
-) -> None:
-    """Reject an optimizer's step with other variables than the PS knows for the optimizer.
-
-    The offer (the description of the model that the PS has accepted) lists the variables of each
-    optimizer.
-
-    Args:
-        optimizer: Keras optimizer of the script that is about to update variables.
-        number: Position of the optimizer in the offer (the model's description for the PS), from 0.
-        variables: Variables with which the script calls the optimizer in the present training step.
-        shared: Variables of the model that all workers train.
-        offer: Description of the model and its optimizers that the PS has accepted.
-
-    Raises:
-        ConfigurationError: The offer (the model's description for the PS) lists other variables for
-            this optimizer than the step has.
-    """
-    unused, stepped = set(offer.unused), {id(variable) for variable in variables}
-    for owner, numbers in enumerate(offer.groups()):
-        for index in numbers:
-            variable, path = shared.variables[index], shared.spec.tensors[index].path
-            is_stepped = id(variable) in stepped
-            if is_stepped == (owner == number) or (not is_stepped and path in unused):
-                continue
-            what = "steps" if is_stepped else "does not step"
-            raise ConfigurationError(
-                f"{named(optimizer)} {what} {path}, unlike in the first step, which fixed the "
-                "variables of each optimizer on the PS; expected the same variables in each step. "
-                "Distribute each optimizer with the model that it steps, as in "
-                "thinwire.distribute(optimizer, model=generator), or build it before the loop: "
-                "optimizer.build(generator.trainable_variables)."
-            )
-
-
-def _differences(compiled: dict[str, Any], known: dict[str, Any]) -> list[str]:
-    return [name for name in compiled if name not in _FREE and compiled[name] != known.get(name)]

@@ -12,8 +12,9 @@ scripts read it.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from concurrent import futures
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 
@@ -21,6 +22,18 @@ from thinwire.script.keras.own_states import OWN_PREFIX
 
 #: Attribute of an optimizer's `iterations` variable that holds the `RunClock` of its schedule.
 _CLOCK = "_thinwire_clock"
+_Created = TypeVar("_Created")
+
+
+def outside_of_trace(create: Callable[[], _Created]) -> _Created:
+    """Call a function that creates variables, outside of the TensorFlow trace in progress.
+
+    TensorFlow traces a step a second time if the step creates variables, even within
+    `tf.init_scope`. A TensorFlow trace belongs to one thread, so code in a new thread is outside of
+    any trace.
+    """
+    with futures.ThreadPoolExecutor(1) as outside:
+        return outside.submit(create).result()
 
 
 class RunClock:
@@ -45,21 +58,12 @@ class RunClock:
         self._read_at = self._new_variable()
 
     def _new_variable(self) -> keras.Variable:
-        """Create a variable in another thread, outside of the TensorFlow trace that is in progress.
-
-        TensorFlow traces a step a second time if the step creates variables, even within
-        `tf.init_scope`. A TensorFlow trace belongs to one thread, so code in a new thread is
-        outside of any trace.
-        """
-        with futures.ThreadPoolExecutor(1) as outside:
-            return outside.submit(
-                keras.Variable,
-                self.count,
-                dtype="int",
-                trainable=False,
-                name=f"{OWN_PREFIX}run_clock",
-                aggregation="none",
-            ).result()
+        name = f"{OWN_PREFIX}run_clock"
+        return outside_of_trace(
+            lambda: keras.Variable(
+                self.count, dtype="int", trainable=False, name=name, aggregation="none"
+            )
+        )
 
     def go_on(self, count: int) -> None:
         """Set the run's batch count for the learning-rate schedule, outside of any train_step."""
@@ -91,7 +95,7 @@ def _read_at_clocks(kind: Any) -> None:
     The patch of a learning-rate schedule changes only calls with the `iterations` variable of an
     optimizer that has a `RunClock`.
     """
-    alone: Any = vars(kind).get("__call__", kind.__call__)
+    alone = kind.__call__
 
     @functools.wraps(alone)
     def call(schedule: Any, step: Any) -> Any:

@@ -35,8 +35,7 @@ def describe_compiled(
         batch_size: Batch size that the script passes to `fit`, in rows; None if unknown.
     """
     description = {"optimizer": " + ".join(_optimizer(step.optimizer) for step in plan.steps)}
-    for name, value in _losses(model):
-        description[name] = value
+    description |= _losses(model)
     signature = [[tensor.path, list(tensor.shape)] for tensor in offer.spec.tensors]
     digest = digest_of_bytes(json.dumps(signature).encode())[:8]
     description["model"] = (
@@ -45,10 +44,7 @@ def describe_compiled(
     if batch_size:
         description["batch size"] = str(batch_size)
     document = json.loads(offer.to_json())
-    for name in _OF_OFFER:
-        if document[name]:
-            description[name] = json.dumps(document[name])
-    return description
+    return description | {name: json.dumps(document[name]) for name in _OF_OFFER if document[name]}
 
 
 def _optimizer(optimizer: Any) -> str:

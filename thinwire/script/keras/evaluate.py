@@ -33,9 +33,9 @@ from thinwire.script.data.place import WorkerPlace
 from thinwire.script.data.ray_data import is_ray_dataset, share_ray_dataset
 from thinwire.script.keras.data_errors import refusing_unfit
 from thinwire.script.keras.evaluated_weights import EvaluatedWeights
+from thinwire.script.keras.files import is_own_file, listed
 from thinwire.script.keras.plan import is_built, try_in_graph
 from thinwire.script.keras.reports import fill_history
-from thinwire.script.keras.saving import is_own_file
 from thinwire.supervisor.evaluation_requests import EvaluationRequests
 from thinwire.worker.temporary import remove_temporary
 
@@ -61,8 +61,8 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
         model: Keras model, which the script compiles before or after the call of `evaluate_fit`.
         run: Settings of the training run.
     """
-    report_arrival(run)
-    evaluator = FitEvaluator(model, run, _requests_of, _end_process, _SCRIPT)
+    script = _script_of(run)
+    evaluator = FitEvaluator(model, script)
     signature = inspect.signature(keras.Model.fit)
 
     def fit(*args: Any, **keywords: Any) -> Any:
@@ -70,18 +70,9 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
             return evaluator.fit(dict(signature.bind(model, *args, **keywords).arguments))
 
     model.fit = fit
-    model.train_on_batch = _after_waiting(model.train_on_batch, run)
+    model.train_on_batch = _after_waiting(model.train_on_batch, script)
     for name in _WRITERS:
         setattr(model, name, _own_only(getattr(model, name)))
-
-
-def report_arrival(run: Run) -> None:
-    """Open the evaluator's stream to shard 0, which reports that the script called `distribute`.
-
-    No worker trains before an evaluator has reported; the function
-    `thinwire.ps.scripts.first_evaluator` implements this wait.
-    """
-    _requests_of(run)
 
 
 def skip_steps(optimizer: Any, run: Run) -> None:
@@ -91,20 +82,20 @@ def skip_steps(optimizer: Any, run: Run) -> None:
     data. If the optimizer's steps did not wait, the evaluator would run through the loop, and then
     execute the rest of the script, with an untrained model.
     """
-    optimizer.apply = _after_waiting(lambda *given, **named: None, run)
+    optimizer.apply = _after_waiting(lambda *given, **named: None, _script_of(run))
 
 
-def _after_waiting(alone: Callable[..., Any], run: Run) -> Callable[..., Any]:
+def _after_waiting(alone: Callable[..., Any], script: EvaluatorScript) -> Callable[..., Any]:
     """Return a function that awaits a worker's `fit` with validation data, then calls `alone`."""
 
     @functools.wraps(alone)
     def step(*args: Any, **keywords: Any) -> Any:
-        requests = _requests_of(run)
+        requests = script.requests
         while not requests.has_validation:
             num_news = requests.num_news
             if requests.halt_cause:
                 requests.close()
-                _end_process()
+                script.end()
             requests.wait(_LOOK_SECONDS, num_news)
         return alone(*args, **keywords)
 
@@ -128,15 +119,18 @@ class ValidationSet:
         is_repeatable: True if each evaluation reads the same validation rows. If False, an
             evaluation without a worker's request would consume rows that the requested evaluations
             need.
+        fit: Number of the call of `fit`, counted over all models of the script.
     """
 
-    def __init__(self, model: keras.Model, arguments: dict[str, Any]) -> None:
+    def __init__(self, model: keras.Model, arguments: dict[str, Any], fit: int) -> None:
         """Prepare an iterator over the validation data of one call of `fit`.
 
         Args:
             model: Built Keras model that is evaluated.
             arguments: Arguments of the call of Keras' `fit`, by name.
+            fit: Number of the call of `fit`.
         """
+        self.fit = fit
         x, y, sample_weight = unpack_x_y_sample_weight(arguments["validation_data"])
         batch_size = arguments.get("validation_batch_size") or arguments.get("batch_size")
         steps = arguments.get("validation_steps")
@@ -162,42 +156,46 @@ class ValidationSet:
         return encode_metrics(logs)
 
 
-#: List with this process's only stream of evaluation requests; empty before the stream is opened.
-_REQUESTS: list[EvaluationRequests] = []
+class EvaluatorScript:
+    """Values that the evaluators of all models of a script share, and the stream to shard 0.
 
-
-def _requests_of(run: Run) -> EvaluationRequests:
-    if not _REQUESTS:
-        _REQUESTS.append(EvaluationRequests(run))
-    return _REQUESTS[0]
-
-
-def _end_process() -> NoReturn:
-    """End the process without the script's exit handlers, which only the workers should run."""
-    remove_temporary()
-    logging.flush()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_DONE)
-
-
-class ScriptFits:
-    """Values that the evaluators of all models of a script share.
+    The opened stream reports to shard 0 that the script has called `distribute`. No worker trains
+    before an evaluator has reported; the function `thinwire.ps.scripts.evaluators` implements
+    this wait.
 
     Attributes:
+        run: Settings of the training run.
+        requests: Stream from shard 0 on which the workers' evaluation requests arrive.
         num_fits: Number of the script's calls of `fit` so far, over all its models.
         newest: Evaluator of the model whose `fit` was called last; None before the first `fit`.
         missing: Maps the Python id of a variable to the variable, for variables that an earlier
             `fit` trained and whose trained values this process does not have.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run) -> None:
+        self.run, self.requests = run, EvaluationRequests(run)
         self.num_fits = 0
         self.newest: FitEvaluator | None = None
         self.missing: dict[int, Any] = {}
 
+    def end(self) -> NoReturn:
+        """End the process without the script's exit handlers, which only the workers should run."""
+        remove_temporary()
+        logging.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_DONE)
 
-_SCRIPT = ScriptFits()
+
+#: List with the values of this process's script; empty before its first call of `distribute`.
+_SCRIPT: list[EvaluatorScript] = []
+
+
+def _script_of(run: Run) -> EvaluatorScript:
+    """Return the values of this process's script; open the stream to shard 0 at the first call."""
+    if not _SCRIPT:
+        _SCRIPT.append(EvaluatorScript(run))
+    return _SCRIPT[0]
 
 
 class FitEvaluator:
@@ -205,30 +203,16 @@ class FitEvaluator:
 
     Args:
         model: Keras model, compiled before its first `fit`.
-        run: Settings of the training run.
-        requests: Function that returns the stream of evaluation requests of a run, and opens the
-            stream at the first call.
-        end_process: Function that ends this process, called at the end of the run.
         script: Values that the evaluators of all models of the script share.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        run: Run,
-        requests: Callable[[Run], EvaluationRequests],
-        end_process: Callable[[], NoReturn],
-        script: ScriptFits,
-    ) -> None:
-        self.model, self._run, self._script = model, run, script
-        self._requests_of, self._end_process = requests, end_process
-        # Number of this model's newest call of `fit`, counted over all models of the script.
-        self._num_fits = 0
+    def __init__(self, model: keras.Model, script: EvaluatorScript) -> None:
+        self.model, self._script, self._run = model, script, script.run
+        self._requests = script.requests
         # Object that fetches the weights of the newest `fit`; None before the first `fit`.
         self._weights: EvaluatedWeights | None = None
         # Validation data of the newest `fit` that has any; None before such a `fit`.
         self._validation: ValidationSet | None = None
-        self._fit_of_validation = 0  # number of the `fit` to which the data `_validation` belongs
         # Newest evaluation of this model; None before the first evaluation of a `fit`.
         self._last: pb.Evaluated | None = None
         # checksums of the weights of the evaluation `_last`
@@ -236,11 +220,6 @@ class FitEvaluator:
         self._swaps_averages = False  # True if the script's callbacks include SwapEMAWeights
         # time of time.monotonic() at which the next evaluation without a request is due
         self._free_at = 0.0
-
-    @property
-    def requests(self) -> EvaluationRequests:
-        """The stream from shard 0 on which the workers' evaluation requests arrive."""
-        return self._requests_of(self._run)
 
     def fit(self, arguments: dict[str, Any]) -> keras.callbacks.History:
         """Evaluate weights until the workers begin another `fit`; end this process with the run.
@@ -260,8 +239,7 @@ class FitEvaluator:
         if before is not None and before is not self:
             before.close()
         script.newest, script.num_fits = self, script.num_fits + 1
-        self._num_fits = script.num_fits
-        number, requests, is_ready, has_ended = self._num_fits, self.requests, False, False
+        number, requests, is_ready, has_ended = script.num_fits, self._requests, False, False
         while requests.newest_fit <= number:
             num_news = requests.num_news
             if not is_ready and (begun := requests.fit(number)) is not None:
@@ -282,7 +260,12 @@ class FitEvaluator:
             if not is_ready:
                 self._begin(arguments, begun)
             self._keep_weights()
-        return self._history(number)
+        history = keras.callbacks.History()
+        history.set_model(self.model)
+        history.on_train_begin()
+        fill_history(history, requests.history(number) or "")
+        self.model.history = history
+        return history
 
     def close(self) -> None:
         """Close the streams by which the evaluator fetches weights from the shards."""
@@ -314,39 +297,39 @@ class FitEvaluator:
             cut_off_validation(options)
         _build(self.model, options)
         self.close()
-        weights = EvaluatedWeights(self.model, self._run, self.requests.run_id, begun)
+        weights = EvaluatedWeights(self.model, self._run, self._requests.run_id, begun)
         self._weights, self._last = weights, None
         for variable in weights.shared:
             self._script.missing.pop(id(variable), None)
         self._swaps_averages = self._has_averages(options.get("callbacks"))
         if options.get("validation_data") is not None:
-            self._validation = ValidationSet(self.model, options)
-            self._fit_of_validation = begun.fit
+            self._validation = ValidationSet(self.model, options, begun.fit)
         logging.info("evaluating fit %d", begun.fit)
 
     def _answer(self, fit: int, epoch: int) -> None:
         """Answer a worker's evaluation request with metrics, or with a reason if there are none."""
         answer = pb.Evaluated(fit=fit, epoch=epoch, answers=True)
-        if fit != self._num_fits:
-            answer.nobody = f"the evaluator is already in fit {self._num_fits}"
-        elif self._validation is None or self._fit_of_validation != fit:
+        if fit != self._script.num_fits:
+            answer.nobody = f"the evaluator is already in fit {self._script.num_fits}"
+        elif self._validation is None or self._validation.fit != fit:
             answer.nobody = (
                 "the script gives fit no validation data in the evaluator, where "
                 "thinwire.is_chief() is false"
             )
         if answer.nobody:
-            self.requests.report(answer)
+            self._requests.report(answer)
         else:
             self._evaluate(answer)
 
     def _is_due(self) -> bool:
         """Return True if the shards' weights are new and the last evaluation is long enough ago."""
-        if self._validation is None or self._fit_of_validation != self._num_fits:
+        validation = self._validation
+        if validation is None or validation.fit != self._script.num_fits:
             return False
-        if not self._validation.is_repeatable or self.requests.is_by_script(self._num_fits):
+        if not validation.is_repeatable or self._requests.is_by_script(self._script.num_fits):
             return False
         newest = self._last.versions[0] if self._last is not None else -1
-        return time.monotonic() >= self._free_at and self.requests.version > newest
+        return time.monotonic() >= self._free_at and self._requests.version > newest
 
     def _evaluate(self, evaluated: pb.Evaluated) -> None:
         """Evaluate the shards' current weights, and report the metrics to shard 0.
@@ -365,7 +348,7 @@ class FitEvaluator:
                     "variable, the run does not share it any more, and the evaluator started too "
                     "late to load its final value"
                 )
-                self.requests.report(evaluated)
+                self._requests.report(evaluated)
             return
         versions, values = self._take_weights(self._swaps_averages)
         last, validation = self._last, self._validation
@@ -376,7 +359,7 @@ class FitEvaluator:
         evaluated.versions.extend(versions)
         evaluated.metrics.extend(metrics)
         self._last, self._last_values = evaluated, values
-        self.requests.report(evaluated)
+        self._requests.report(evaluated)
         now = time.monotonic()
         cost = max(time.process_time() - spent, now - began)
         if not is_known:
@@ -384,9 +367,8 @@ class FitEvaluator:
 
     def _has_averages(self, callbacks: Any) -> bool:
         """Return True if a callback is SwapEMAWeights and the PS keeps averages of the weights."""
-        inner = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
-        flat = keras.tree.flatten(callbacks or []) if inner is None else inner
-        if not any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in flat):
+        averaging = keras.callbacks.SwapEMAWeights
+        if not any(isinstance(callback, averaging) for callback in listed(callbacks)):
             return False
         if not self._run.method.steps_on_workers:
             return True
@@ -406,26 +388,17 @@ class FitEvaluator:
         """
         return ([], ()) if self._weights is None else self._weights.take(averages)
 
-    def _history(self, number: int) -> keras.callbacks.History:
-        history = keras.callbacks.History()
-        history.set_model(self.model)
-        history.on_train_begin()
-        fill_history(history, self.requests.history(number) or "")
-        self.model.history = history
-        return history
-
     def _finish(self) -> NoReturn:
         """Evaluate the run's final weights, report their metrics, and end the process."""
-        requests = self.requests
-        is_by_script = requests.is_by_script(self._fit_of_validation)
-        has_to = self._validation is not None and not is_by_script
-        if requests.halt_cause in END_REASONS and has_to:
-            self._evaluate(pb.Evaluated(fit=self._fit_of_validation, final=True))
+        requests, validation = self._requests, self._validation
+        has_ended = requests.halt_cause in END_REASONS
+        if validation is not None and has_ended and not requests.is_by_script(validation.fit):
+            self._evaluate(pb.Evaluated(fit=validation.fit, final=True))
             if self._last is not None:
                 logging.info("final metrics: %s", decode_metrics(self._last.metrics))
         self.close()
         requests.close()
-        self._end_process()
+        self._script.end()
 
 
 def _build(model: Any, arguments: dict[str, Any]) -> None:

@@ -91,9 +91,7 @@ class EvaluatedWeights:
         offsets = self._spec.offsets
         shards = fetch_slots(self._run, 0, self._run_id, self._layouts, role=pb.ROLE_EVALUATOR)
         for layout, states in zip(self._layouts, shards, strict=True):
-            if len(states) != _WITH_ONE_OPTIMIZER:
-                continue
-            for slot in states[0].slots:
+            for slot in states[0].slots if len(states) == _WITH_ONE_OPTIMIZER else ():
                 if slot.role == _AVERAGE and slot.slice is not None:
                     piece = layout.slices[slot.slice]
                     start = offsets[piece.tensor] + piece.start

@@ -10,13 +10,13 @@ import keras
 from absl import logging
 
 from thinwire.models.flat_model import moving_statistics
-from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import decode_metrics
-from thinwire.script.keras.central import CentralAccess
+from thinwire.script.keras.central import lent, refresh_averages
 from thinwire.script.keras.files import listed
 from thinwire.script.keras.own_states import OwnStates, reads_optimizer
 from thinwire.script.keras.reports import describe_fit, describe_history
 from thinwire.script.keras.run_member import RunMember
+from thinwire.worker.client.control import RunHalted
 
 #: Packages of known callbacks. Of the values that an evaluation reads, callbacks from these
 #: packages change only weights that all workers share.
@@ -39,9 +39,7 @@ class FitEvaluations:
     """Evaluates the validation data within a model's calls of `fit`.
 
     Args:
-        member: Membership of the model in a run, which holds the script's settings, the session
-            with the servers, and the barriers with other workers' scripts.
-        central: Object that loads the shards' weights into the model.
+        member: Membership of the model in a run.
 
     Attributes:
         validates: True if the current `fit` has validation data, from the argument
@@ -49,11 +47,11 @@ class FitEvaluations:
         is_evaluating: True while Keras' `evaluate` is running.
     """
 
-    def __init__(self, member: RunMember, central: CentralAccess) -> None:
+    def __init__(self, member: RunMember) -> None:
         self.validates = self.is_evaluating = False
         self._member = member
-        self._central = central
         self._states = OwnStates()
+        self._swaps: list[keras.callbacks.SwapEMAWeights] = []
         # True if only a worker, not the evaluator, has values that an evaluation reads
         self._by_script = False
 
@@ -65,10 +63,14 @@ class FitEvaluations:
         """
         is_given = arguments.get("validation_data") is not None
         self.validates = is_given or bool(arguments.get("validation_split"))
+        callbacks = listed(arguments.get("callbacks"))
+        self._swaps = [
+            item for item in callbacks if isinstance(item, keras.callbacks.SwapEMAWeights)
+        ]
         # this flag remains True in later calls of `fit`, because changes by callbacks persist
         self._by_script = (
             self._by_script
-            or any(map(_is_of_script, listed(arguments.get("callbacks"))))
+            or any(map(_is_of_script, callbacks))
             or reads_optimizer(self._member.model)
         )
 
@@ -88,13 +90,18 @@ class FitEvaluations:
         is_launched = member.settings is not None and member.settings.is_launched
         return is_launched and member.in_fit and member.takes_part
 
-    @property
-    def takes_averages(self) -> bool:
-        """True if this process evaluates, so its optimizer needs moving averages of the weights."""
-        return self.is_evaluating or not self.is_elsewhere
+    def begin_test(self) -> None:
+        """Load the weights' averages, which SwapEMAWeights uses, if this process evaluates."""
+        if self._swaps and (self.is_evaluating or not self.is_elsewhere):
+            refresh_averages(self._member)
 
-    def evaluate(self, epoch: int, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
-        """Return the metrics of the validation data at the end of an epoch.
+    def end_epoch(self) -> None:
+        """Load the weights' averages if SwapEMAWeights uses them at the end of an epoch."""
+        if any(swap.swap_on_epoch for swap in self._swaps):
+            refresh_averages(self._member)
+
+    def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
+        """Return the metrics of the validation data at the end of the current epoch.
 
         One process evaluates the run's weights on validation data, and all workers wait for its
         metrics. Usually the evaluator process of the Supervisor evaluates the validation data. The
@@ -105,25 +112,23 @@ class FitEvaluations:
         validation data.
 
         Args:
-            epoch: Number of the training epoch, from 0, as Keras passes it to callbacks.
             alone: Keras' own `evaluate`, which runs on this worker only.
             keywords: Keyword arguments that `fit` passes to `evaluate`.
         """
         member = self._member
-        barriers = member.met_barriers
-        answer = barriers.evaluate(epoch, self._is_by_script())
-        if answer is None:
-            with self._central.lent(), self.evaluating():
-                metrics = alone(**keywords)
-            answer = barriers.answer(epoch, member.joined.part.core.versions, metrics)
-            if isinstance(answer, pb.Evaluated):
-                return decode_metrics(answer.metrics)
-            member.take_end(answer)
-            return metrics
-        if not isinstance(answer, pb.Evaluated):
-            member.take_end(answer)
+        barriers, epoch = member.met_barriers, member.epoch
+        try:
+            answer = barriers.evaluate(epoch, self._is_by_script())
+        except RunHalted as ended:
+            member.take_end(ended)
             with self.evaluating():
                 return alone(**keywords)
+        if answer is None:
+            with lent(member), self.evaluating():
+                metrics = alone(**keywords)
+            versions = member.joined.part.core.versions
+            answer = member.until_end(lambda: barriers.answer(epoch, versions, metrics))
+            return metrics if answer is None else decode_metrics(answer.metrics)
         logs = decode_metrics(answer.metrics)
         callbacks = keywords["callbacks"]
         callbacks.on_test_begin()

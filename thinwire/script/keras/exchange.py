@@ -7,7 +7,6 @@ again in the script's thread.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
@@ -17,18 +16,18 @@ from absl import logging
 from thinwire.ops.push_head import PushHead
 from thinwire.script.data.place import BatchParts, WorkerPlace
 from thinwire.script.gradient_sgd import RATE_TOLERANCE
+from thinwire.script.keras.callbacks import EpochTraffic
 from thinwire.script.keras.checks import check_rate_change
 from thinwire.script.keras.held_weights import assigned_by_script, changed_by_script
-from thinwire.script.keras.joining import Joining
 from thinwire.script.keras.loops import LoopSteps
 from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.phases import Phases
 from thinwire.script.keras.run_member import RunMember
-from thinwire.script.keras.step import ExchangeStep
-from thinwire.script.keras.step_values import StepAnswer, StepValues
-from thinwire.script.keras.traffic import EpochTraffic
-from thinwire.script.session import Session, StepInfo
+from thinwire.script.keras.step import ExchangeStep, StepAnswer, StepValues
+from thinwire.script.session import Session
+from thinwire.script.steps import StepInfo
 from thinwire.worker.core.messages import ScriptFigures
+from thinwire.worker.core.worker_round import MiniBatch
 from thinwire.worker.script import RECORD
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class StepExchange:
         member: Membership of the model in a run, which holds the script's settings, the session
             with the servers, and the barriers with other workers' scripts.
         optimizers: Optimizers of the script that train in the run.
-        joining: Object that holds this worker's training data.
         phases: Object that joins the run again for a training loop that follows a `fit`.
         loop_steps: Steps of the optimizers in a training loop that the script writes itself.
     """
@@ -58,7 +56,6 @@ class StepExchange:
         self,
         member: RunMember,
         optimizers: ScriptOptimizers,
-        joining: Joining,
         phases: Phases,
         loop_steps: LoopSteps,
     ) -> None:
@@ -66,7 +63,7 @@ class StepExchange:
         self.traffic = EpochTraffic()
         self.num_calls = 0
         self._member, self._optimizers = member, optimizers
-        self._joining, self._phases, self._loop_steps = joining, phases, loop_steps
+        self._phases, self._loop_steps = phases, loop_steps
         self._failure: Exception | None = None
         self._num_batches = 0  # number of mini-batches in the current call of `fit`
         self._rate_factor = 1.0  # this worker's learning rate divided by the server's
@@ -90,7 +87,7 @@ class StepExchange:
         member = self._member
         if not repeats:
             self._num_batches += 1
-        parts = self._joining.data.parts if member.in_fit else self._parts_in_loop
+        parts = member.data.parts if member.in_fit else self._parts_in_loop
         return parts.of_step(self._num_batches - 1)
 
     @functools.cached_property
@@ -108,11 +105,17 @@ class StepExchange:
         if failure is not None:
             raise failure
 
-    def exchange(self, step: ExchangeStep, values: StepValues) -> StepAnswer:
+    def exchange(
+        self, step: ExchangeStep, repeats: bool, in_turn: bool, values: StepValues
+    ) -> StepAnswer:
         """Push a step's gradient (or weights) and pull new weights; TensorFlow calls this method.
 
         Args:
             step: Object that replaces the optimizer's method `apply`.
+            repeats: True if an earlier training step has already counted the examples of the
+                mini-batch.
+            in_turn: True if other optimizers of a training loop may step before the weights are
+                exchanged.
             values: Values of the training step, as numpy arrays.
 
         Returns:
@@ -121,43 +124,50 @@ class StepExchange:
         member = self._member
         session, is_offered = member.joined, member.is_offered
         self.num_calls += 1
-        if (change := self._join_loop()) is not None:
+        try:
+            change = self._phases.join_loop()
+        except Exception as error:
+            self.keep(error)
+            raise
+        if change is not None:
             held = values.held + change if values.held.size else values.held
             pushed = values.pushed + change if session.takes_weights else values.pushed
-            values = dataclasses.replace(values, held=held, pushed=pushed)
+            values = values._replace(held=held, pushed=pushed)
         with member.lock:
-            if values.in_turn and not self._loop_steps.is_due(step):
-                return self._unchanged(session, values)
+            if in_turn and not self._loop_steps.is_due(step):  # a local step exchanges nothing
+                return StepAnswer(
+                    np.array(values.pushed),
+                    np.array(values.statistics),
+                    np.float32(values.rate),
+                    np.float32(values.scale),
+                    self._optimizers.advance(session),
+                )
             # With steps_per_execution > 1, the graph executes more steps after a failed step, which
             # must not be pushed. Steps of a skipped `fit` (which the run completed before a
             # restart) are not pushed either. But a step after `stop_training` is pushed, because
             # Keras also finishes the batch in progress.
             if not (member.in_fit and (self.has_failed or member.is_behind)):
-                parts = self._parts_of_batch(values.repeats)
+                parts = self._parts_of_batch(repeats)
                 head = PushHead(
                     learning_rate=self._set_rate(step, float(values.rate)),
                     loss_scale=float(values.scale),
                     overflow=bool(values.scale) and not np.isfinite(values.pushed).all(),
                     optimizer=0 if session.takes_weights else step.number,
-                    repeats_batch=values.repeats,
+                    repeats_batch=repeats,
                     batch_parts=parts if values.has_stepped else 0,
-                )
-                figures = ScriptFigures(
-                    head,
-                    touched={number: np.unique(rows) for number, rows in values.touched.items()},
                 )
                 # The array `pushed` is a view of TensorFlow's memory, which TensorFlow may reuse
                 # when the call returns. So a session that uses the values later needs a copy.
-                if session.keeps_values:
-                    values = dataclasses.replace(values, pushed=np.array(values.pushed))
-                self._try_step(step, values, figures)
+                if session.part.core.own is None:
+                    values = values._replace(pushed=np.array(values.pushed))
+                self._try_step(step, values, head)
             if not is_offered:
                 step.known_rate = session.part.core.learning_rate * self._rate_factor
             return StepAnswer(
                 session.weights.copy(),
                 session.means.copy(),
                 np.float32(values.rate if is_offered else step.known_rate),
-                np.float32(session.loss_scale or values.scale),
+                np.float32(session.part.core.loss_scale or values.scale),
                 self._optimizers.advance(session),
             )
 
@@ -176,24 +186,26 @@ class StepExchange:
             if session.stopped:
                 return
             for number in optimizers.sequence[:1] if takes_weights else optimizers.sequence:
-                held = session.variables.read()
+                held, scale = session.variables.read(), session.part.core.loss_scale
                 step = optimizers.stepping[number]
                 nothing = StepValues(
                     pushed=held if takes_weights else np.zeros_like(held),
                     rows=0,
                     statistics=session.means.copy(),
                     rate=step.known_rate,
-                    scale=session.loss_scale,
+                    scale=scale,
                     held=held,
                     loss=(),
+                    has_stepped=True,
                     has_assigned=True,
+                    touched={},
                 )
                 head = PushHead(
-                    loss_scale=session.loss_scale,
+                    loss_scale=scale,
                     optimizer=0 if takes_weights else number,
                     batch_parts=batch_parts,
                 )
-                self._try_step(step, nothing, ScriptFigures(head))
+                self._try_step(step, nothing, head)
                 session.assign()
 
     def end_round(self, session: Session) -> None:
@@ -204,16 +216,6 @@ class StepExchange:
                 session.assign()
                 self._optimizers.start(session)
 
-    def _unchanged(self, session: Session, values: StepValues) -> StepAnswer:
-        """Return a local step's values unchanged, because a local step exchanges nothing."""
-        return StepAnswer(
-            np.array(values.pushed),
-            np.array(values.statistics),
-            np.float32(values.rate),
-            np.float32(values.scale),
-            self._optimizers.advance(session),
-        )
-
     def _set_rate(self, step: ExchangeStep, rate: float) -> float | None:
         """Return the learning rate that the PS must use from now on; None if it is unchanged.
 
@@ -223,7 +225,7 @@ class StepExchange:
         member = self._member
         if not member.is_offered or member.takes_weights:
             return None
-        clock, schedule = self._optimizers.clock_of(step), step.own_schedule
+        clock, schedule = step.clock, step.own_schedule
         if clock is not None and schedule is not None:
             return clock.read(schedule)
         if rate == np.float32(step.known_rate):
@@ -231,7 +233,7 @@ class StepExchange:
         step.known_rate = rate
         return rate
 
-    def _try_step(self, step: ExchangeStep, values: StepValues, figures: ScriptFigures) -> None:
+    def _try_step(self, step: ExchangeStep, values: StepValues, head: PushHead) -> None:
         """Push a step to the servers and pull new weights; store an error for `raise_failure`.
 
         If the script has set weights itself, this change of the weights is sent with the step.
@@ -239,22 +241,22 @@ class StepExchange:
         Args:
             step: Object that replaces the optimizer's method `apply`.
             values: Values of the training step, as numpy arrays.
-            figures: Numbers about the training step, for example its loss scale, that are sent with
-                the values.
+            head: Numbers of the training step, for example its loss scale, that are sent with the
+                values.
         """
         member, session = self._member, self._member.joined
         rate = float(values.rate)
         try:
             if not session.stopped:
-                change = self._changed(session, values)
-                if change is not None:
-                    figures = dataclasses.replace(figures, change=change)
+                touched = {number: np.unique(rows) for number, rows in values.touched.items()}
+                figures = ScriptFigures(head, touched, self._changed(session, values))
                 is_new = abs(rate - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate)
                 if is_new and not member.is_offered:
                     self._scale_to_rate(session, rate)
                 loss = float(values.loss[0]) if len(values.loss) else None
-                pushed, rows, factor = values.pushed, int(values.rows), self._rate_factor
-                self.last = session.step(pushed, rows, loss, values.statistics, factor, figures)
+                rows, statistics = int(values.rows), values.statistics
+                batch = MiniBatch(values.pushed, rows, loss, statistics, figures=figures)
+                self.last = session.part.step(batch, self._rate_factor)
                 self.traffic.add(self.last)
             if session.stopped:
                 member.raise_if_broken(session.stop_reason)
@@ -280,23 +282,11 @@ class StepExchange:
         change = assignments.take(session.shared.variables) if values.has_assigned else None
         return assigned_by_script(session, change)
 
-    def _join_loop(self) -> Float32 | None:
-        """Join the run again if a training loop follows a `fit`; store an error and raise it.
-
-        Returns:
-            Result of `Phases.join_loop`: the change of the run's weights, or None.
-        """
-        try:
-            return self._phases.join_loop()
-        except Exception as error:
-            self.keep(error)
-            raise
-
     def keep(self, error: Exception) -> None:
         """Store the first error of an exchange; `fit` raises the error before its next batch."""
         self._failure = self._failure or error
         if not self._member.in_fit:
-            RECORD.fail(error)
+            RECORD.failure = error
 
     def _report_end(self) -> None:
         """Log once that the run has ended, so that later steps of a loop have no effect."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -12,57 +11,10 @@ from absl import logging
 
 from thinwire.script.keras.data_errors import refusing_unfit
 from thinwire.script.keras.files import listed, writing_once
+from thinwire.script.keras.fit_lifecycle import FitLifecycle
 
 if TYPE_CHECKING:
     from thinwire.script.keras.session import ModelSession
-
-
-class FitCallback(keras.callbacks.Callback):
-    """First callback of a `fit`, which joins and leaves the run before the script's callbacks run.
-
-    The callback `FitCallback` does not override `on_train_batch_end`. Without an
-    `on_train_batch_end` of Thinwire, Keras may still call the method of the script's callbacks in
-    another thread.
-    """
-
-    def __init__(self, session: ModelSession, others: Sequence[Any] = ()) -> None:
-        """Store the model's session, and look for SwapEMAWeights among the script's callbacks.
-
-        Args:
-            session: Session of the model with the servers (``model.thinwire``).
-            others: Callbacks that the script passes to `fit`.
-        """
-        super().__init__()
-        self._session = session
-        swaps = [other for other in others if isinstance(other, keras.callbacks.SwapEMAWeights)]
-        self._swaps, self._swaps_at_end = bool(swaps), any(swap.swap_on_epoch for swap in swaps)
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Join the run before the first step, if the model and its optimizers are known."""
-        self._session.fits.begin()
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin an epoch of the `fit` in the model's session with the servers."""
-        self._session.fits.begin_epoch(epoch)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Count the batch; raise the error of the previous batch, if any, which ends `fit`."""
-        self._session.fits.begin_batch()
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Load the weights' averages, which SwapEMAWeights uses, if this process evaluates."""
-        if self._swaps and self._session.evaluations.takes_averages:
-            self._session.central.refresh_averages()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Raise an error of the last batch; push empty updates if other workers have more rows."""
-        self._session.fits.end_steps()
-        if self._swaps_at_end:
-            self._session.central.refresh_averages()
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Leave the run at the end of `fit`, and load the run's weights into the model."""
-        self._session.fits.leave()
 
 
 class EpochEnd(keras.callbacks.Callback):
@@ -97,10 +49,11 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
             return fit_without_weights(*args, **keywords)
         options = _named(signature.bind(*args, **keywords))
         callbacks = _listed(options.get("callbacks"))
-        written = writing_once(callbacks, lambda: session.central.writes_files)
+        written = writing_once(callbacks, lambda: session.writes_files)
         with refusing_unfit(model), session.fits.running(options) as arguments, written:
-            first, last = FitCallback(session, callbacks), EpochEnd(session)
-            arguments["callbacks"] = _between(first, options.get("callbacks"), last)
+            arguments["callbacks"] = _between(
+                session.fits, options.get("callbacks"), EpochEnd(session)
+            )
             history = alone(**arguments)
         session.evaluations.report_history(history)
         return history
@@ -121,9 +74,8 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
 
     @functools.wraps(evaluate_alone)
     def evaluate(*args: Any, **keywords: Any) -> Any:
-        is_of_fit = keywords.get("_use_cached_eval_dataset") and session.evaluations.is_elsewhere
-        if is_of_fit:
-            return session.fits.evaluate(evaluate_alone, keywords)
+        if keywords.get("_use_cached_eval_dataset") and session.evaluations.is_elsewhere:
+            return session.evaluations.evaluate(evaluate_alone, keywords)
         try:
             with session.evaluations.evaluating():
                 return evaluate_alone(*args, **keywords)
@@ -143,7 +95,7 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
         present = results(logs)
         if not is_of_epoch or present is None:
             return present
-        return session.fits.complete_logs(present, are_results=present is not logs)
+        return session.fits.metrics.complete(present, are_results=present is not logs)
 
     @functools.wraps(train_step)
     def step(data: Any) -> Any:
@@ -181,10 +133,10 @@ def _named(bound: inspect.BoundArguments) -> dict[str, Any]:
 
 def _listed(callbacks: Any) -> list[Any]:
     """Return the callbacks of the script as a list, without Thinwire's own callbacks."""
-    return [item for item in listed(callbacks) if not isinstance(item, FitCallback | EpochEnd)]
+    return [item for item in listed(callbacks) if not isinstance(item, FitLifecycle | EpochEnd)]
 
 
-def _between(first: FitCallback, others: Any, last: EpochEnd) -> Any:
+def _between(first: FitLifecycle, others: Any, last: EpochEnd) -> Any:
     """Return `first`, the script's callbacks and `last` as one list or CallbackList."""
     if isinstance(others, keras.callbacks.CallbackList):
         others.callbacks[:] = [first, *_listed(others), last]

@@ -13,9 +13,9 @@ from absl import logging
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.barriers import Barrier, Point
 from thinwire.proto.evaluations import encode_metrics
-from thinwire.runtime.run.settings import RETURNED_EARLY, SCRIPT_FAILED, Run
+from thinwire.runtime.run.settings import Run
 from thinwire.script import interrupts
-from thinwire.worker.client.control import Control, Opening, RunHalted
+from thinwire.worker.client.control import Control, Opening
 from thinwire.worker.script import RECORD
 
 #: Longest wait of a script in a training loop, in seconds: for other scripts to begin a loop, or
@@ -29,6 +29,10 @@ class FitBarriers:
 
     Shard 0 (the first parameter server) implements the barriers of the workers' scripts. A phase is
     a part of the run in which the model and its optimizers stay the same.
+
+    All methods that wait raise these errors: RunHalted if the run has ended; Unreachable if shard 0
+    cannot be reached; RequestRejected if shard 0 rejects the request of this script;
+    InterruptedError if a signal interrupted the wait.
 
     Attributes:
         on_stop: Function that ends the `fit` of the model that the script trains now.
@@ -55,21 +59,14 @@ class FitBarriers:
         self._run = run
         self.where = Point.BEGIN
         self._has_warned = False  # True once a missing evaluation was logged as a warning
-        self._id_worker, self.on_stop = id_worker, on_stop
-        self._control = Control.of(
-            run, id_worker, run_id, on_stop=self._stopped, on_chief=self._named
-        )
+        self.on_stop = on_stop
+        self._control = Control(run, id_worker, run_id, on_stop=self._stopped, on_chief=self._named)
         # The listener for Ctrl-C stays registered until the script has ended: if a signal ends the
         # script, its barriers must not wait for an unreachable PS.
         interrupts.add_listener(self._control.interrupt)
-        RECORD.on_evaluation(self._report)
-        RECORD.at_end(self._finish)
+        RECORD.report = self._report
+        RECORD.endings.append(self._finish)
         atexit.register(self._finish_at_exit)
-
-    @staticmethod
-    def is_failure(cause: str) -> bool:
-        """Return True if a run ended because a script failed or returned early."""
-        return cause in (SCRIPT_FAILED, RETURNED_EARLY)
 
     def count_fit(self) -> None:
         """Count a call of `fit` that begins, and reset the counts of the previous `fit`."""
@@ -85,8 +82,11 @@ class FitBarriers:
         """Return the barrier at a point of the current `fit`."""
         return Barrier(self._num_fits, point, number)
 
-    def wait(self, point: Point, changes: bool = False) -> Opening | RunHalted:
+    def wait(self, point: Point, changes: bool = False) -> Opening:
         """Wait at a barrier until the scripts of all workers have reached the same point of `fit`.
+
+        The wait for a training loop is limited, because some scripts may have no training loop
+        after the `fit`.
 
         Args:
             point: Point of the current `fit`.
@@ -94,19 +94,16 @@ class FitBarriers:
 
         Returns:
             How the barrier opened: whether a new phase of the run begins, and whether this script
-            offers its model to the PS for that phase. A RunHalted if the run has ended.
-
-        Raises:
-            Unreachable: Shard 0 cannot be reached.
-            RequestRejected: Shard 0 rejects the request of this script.
-            InterruptedError: A signal interrupted this process while it was waiting.
+            offers its model to the PS for that phase.
         """
+        patience_seconds = _IN_LOOP_SECONDS if point is Point.LOOP else math.inf
         try:
-            return self._control.barrier(self._at(point).name, changes)
-        except RunHalted as halted:
-            return halted
+            return self._control.barrier(self._at(point).name, changes, patience_seconds)
+        except TimeoutError:
+            logging.info("some workers begin no training loop after the fit: starting without them")
+            return Opening()
 
-    def begin_run(self, has_supervisor: bool) -> RunHalted | None:
+    def begin_run(self, has_supervisor: bool) -> None:
         """Wait until all workers and the first evaluator have called `distribute`.
 
         A script may clear a folder before it calls `distribute`. After all scripts have called
@@ -114,20 +111,9 @@ class FitBarriers:
 
         Args:
             has_supervisor: True if the run has a Supervisor, which starts an evaluator.
-
-        Returns:
-            A RunHalted if the run has ended; None after the barrier has opened.
-
-        Raises:
-            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
-                rejects this script, or a signal interrupted the wait.
         """
-        try:
-            start = Point.START_WITH_SUPERVISOR if has_supervisor else Point.START
-            self._control.barrier(Barrier(0, start).name)
-        except RunHalted as halted:
-            return halted
-        return None
+        start = Point.START_WITH_SUPERVISOR if has_supervisor else Point.START
+        self._control.barrier(Barrier(0, start).name)
 
     def begin_fit(self, fit: pb.FitBegun) -> None:
         """Report to shard 0 that the current `fit` begins.
@@ -137,13 +123,14 @@ class FitBarriers:
                 number of the `fit`.
         """
         fit.fit = self._num_fits
-        self._control.begin_fit(fit)
+        self._control.report_fit(pb.ToServer(fit_begun=fit))
 
     def end_fit(self, history: str) -> None:
         """Report to shard 0 the Keras History that the current `fit` has returned, as JSON."""
-        self._control.end_fit(pb.FitEnded(fit=self._num_fits, history=history))
+        ended = pb.FitEnded(fit=self._num_fits, history=history)
+        self._control.report_fit(pb.ToServer(fit_ended=ended))
 
-    def evaluate(self, epoch: int, by_script: bool) -> pb.Evaluated | RunHalted | None:
+    def evaluate(self, epoch: int, by_script: bool) -> pb.Evaluated | None:
         """Wait until a process has evaluated the model at the end of an epoch.
 
         Args:
@@ -152,17 +139,9 @@ class FitBarriers:
                 lacks values of the script.
 
         Returns:
-            The metrics; a RunHalted if the run has ended; None if this script must evaluate and
-            pass the metrics to `answer`.
-
-        Raises:
-            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
-                rejects this script, or a signal interrupted the wait.
+            The metrics; None if this script must evaluate and pass the metrics to `answer`.
         """
-        try:
-            evaluated = self._control.evaluate(self._num_fits, epoch, by_script)
-        except RunHalted as halted:
-            return halted
+        evaluated = self._control.evaluate(self._num_fits, epoch, by_script)
         if evaluated is not None and evaluated.nobody and not self._has_warned:
             self._has_warned = True
             logging.warning(
@@ -175,7 +154,7 @@ class FitBarriers:
 
     def answer(
         self, epoch: int, versions: Sequence[int], metrics: Mapping[str, Any]
-    ) -> pb.Evaluated | RunHalted:
+    ) -> pb.Evaluated:
         """Report metrics that shard 0 has requested from this script and then sends to all scripts.
 
         Args:
@@ -184,11 +163,7 @@ class FitBarriers:
             metrics: Metrics of the model on the validation data, by name.
 
         Returns:
-            The metrics that shard 0 sends to all scripts; a RunHalted if the run has ended.
-
-        Raises:
-            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
-                rejects this script, or a signal interrupted the wait.
+            The metrics that shard 0 sends to all scripts.
         """
         evaluated = pb.Evaluated(
             fit=self._num_fits,
@@ -198,55 +173,24 @@ class FitBarriers:
             versions=versions,
             metrics=encode_metrics(metrics),
         )
-        try:
-            return self._control.answer(evaluated)
-        except RunHalted as halted:
-            return halted
+        return self._control.answer(evaluated)
 
-    def end_steps(
-        self, epoch: int, states: Sequence[pb.MetricState]
-    ) -> pb.EpochMeeting | RunHalted:
-        """Send this script's training metric states to shard 0; receive the sums over all scripts.
+    def meet(self, meeting: pb.EpochMeeting) -> pb.EpochMeeting:
+        """Exchange metric states, or the wish to stop, with the other scripts after an epoch.
 
         Args:
-            epoch: Number of the training epoch, from 0, as Keras passes it to callbacks.
-            states: Amounts that the epoch has added to the states of this script's training
-                metrics.
+            meeting: This script's part, to which this method adds the number of the `fit`: before
+                the epoch's callbacks, the amounts that the epoch has added to the states of its
+                training metrics; after them, whether a callback has set `model.stop_training`.
 
         Returns:
-            Answer of shard 0 with the sums over all scripts; a RunHalted if the run has ended.
-
-        Raises:
-            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
-                rejects this script, or a signal interrupted the wait.
+            Answer of shard 0: the sums over all scripts, or the number of epochs after which the
+            `fit` ends.
         """
-        return self._meet(pb.EpochMeeting(epoch=epoch, states=states))
-
-    def end_epoch(self, epoch: int, stops: bool) -> pb.EpochMeeting | RunHalted:
-        """Agree with the other workers' scripts, after an epoch's callbacks, on an early end.
-
-        Args:
-            epoch: Number of the training epoch, from 0, as Keras passes it to callbacks.
-            stops: True if a callback of this script has set `model.stop_training`.
-
-        Returns:
-            Answer of shard 0 with the number of epochs after which the `fit` ends; a RunHalted if
-            the run has ended.
-
-        Raises:
-            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
-                rejects this script, or a signal interrupted the wait.
-        """
-        return self._meet(pb.EpochMeeting(epoch=epoch, after_callbacks=True, stops=stops))
-
-    def _meet(self, meeting: pb.EpochMeeting) -> pb.EpochMeeting | RunHalted:
         meeting.fit, meeting.waits = self._num_fits, self._run.method.ends_epochs_together
-        try:
-            return self._control.meet(meeting)
-        except RunHalted as halted:
-            return halted
+        return self._control.meet(meeting)
 
-    def saved(self, has_written: bool, in_loop: bool = False) -> RunHalted | None:
+    def saved(self, has_written: bool, in_loop: bool = False) -> None:
         """Report that this script has written a file, or wait until the chief has written the file.
 
         The n-th file that a script saves after a `fit` is assumed to be the n-th file of every
@@ -258,19 +202,12 @@ class FitBarriers:
             in_loop: True if this script is in a training loop of its own. The script then waits a
                 limited time, because the script that writes the file may itself wait for this
                 script's next step.
-
-        Returns:
-            A RunHalted if the run has ended; else None, also after a timeout.
-
-        Raises:
-            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
-                rejects this script, or a signal interrupted the wait.
         """
         self._num_saved += 1
         name = self._at(Point.SAVED, self._num_saved).name
         if has_written:
             self._control.pass_by(name)
-            return None
+            return
         try:
             self._control.barrier(name, patience_seconds=_IN_LOOP_SECONDS if in_loop else math.inf)
         except TimeoutError:
@@ -279,31 +216,6 @@ class FitBarriers:
                 "only the chief writes files, so the file may not exist",
                 RECORD.chief,
             )
-        except RunHalted as halted:
-            return halted
-        return None
-
-    def begin_loop(self) -> RunHalted | None:
-        """Wait a limited time until all scripts begin a training loop after the current `fit`.
-
-        The wait for a training loop is limited, because some scripts may have no training loop
-        after the `fit`.
-
-        Returns:
-            A RunHalted if the run has ended; else None, also after a timeout.
-
-        Raises:
-            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
-                rejects this script, or a signal interrupted the wait.
-        """
-        try:
-            name = self._at(Point.LOOP).name
-            self._control.barrier(name, patience_seconds=_IN_LOOP_SECONDS)
-        except TimeoutError:
-            logging.info("some workers begin no training loop after the fit: starting without them")
-        except RunHalted as halted:
-            return halted
-        return None
 
     def stop_fit(self, epochs: int) -> None:
         """End the current `fit` of all other scripts after `epochs` epochs; immediately if 0."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+import keras
 from absl import logging
 
 from thinwire.ops.types import ConfigurationError
@@ -18,14 +19,12 @@ from thinwire.script.data.place import WorkerPlace
 from thinwire.script.data.randomness import own_randomness
 from thinwire.script.keras.checks import check_states
 from thinwire.script.keras.data_errors import explain_batch
-from thinwire.script.keras.early_stop import EarlyStop
 from thinwire.script.keras.evaluations import FitEvaluations
 from thinwire.script.keras.exchange import StepExchange
-from thinwire.script.keras.joining import Joining
 from thinwire.script.keras.phases import Phases
 from thinwire.script.keras.row_sums import RowSums
 from thinwire.script.keras.run_member import RunMember
-from thinwire.script.keras.succession import Succession
+from thinwire.script.keras.succession import begin_to_train, count_fit
 from thinwire.script.keras.train_metrics import TrainMetrics
 from thinwire.script.member import Event
 from thinwire.worker.script import RECORD
@@ -40,44 +39,38 @@ class _EpochPart(enum.Enum):
     AFTER_STEPS = enum.auto()
 
 
-class FitLifecycle:
+class FitLifecycle(keras.callbacks.Callback):
     """State of a model's current `fit`, in one object for all calls of the model's `fit`.
+
+    The object is the first callback of each `fit`: it joins and leaves the run before the script's
+    callbacks run. It does not override `on_train_batch_end`. Without an `on_train_batch_end` of
+    Thinwire, Keras may still call the method of the script's callbacks in another thread.
 
     Attributes:
         shares_itself: True if the script has divided its data with `model.thinwire.shard`, so that
             `fit` must not divide the data.
+        metrics: Object that merges the training metrics over the workers.
 
     Args:
-        member: Membership of the model in a run, which holds the script's settings, the session
-            with the servers, and the barriers with other workers' scripts.
-        succession: Object that decides which of the script's models the run trains.
+        member: Membership of the model in a run.
         phases: Object that begins a new phase of the run when the script's model has changed.
-        joining: Object that creates the sessions with the servers and joins the run.
         exchange: Object that pushes to the servers and pulls from them in each step.
         evaluations: Object that evaluates the validation data within a `fit`.
-        stop: Object that agrees with the other workers' scripts on an early end of a `fit`.
-        metrics: Object that merges the training metrics over the workers.
         row_sums: Object that scales losses that are sums over rows.
     """
 
     def __init__(
         self,
-        *,
         member: RunMember,
-        succession: Succession,
         phases: Phases,
-        joining: Joining,
         exchange: StepExchange,
         evaluations: FitEvaluations,
-        stop: EarlyStop,
-        metrics: TrainMetrics,
         row_sums: RowSums,
     ) -> None:
-        self.shares_itself = False
-        self._member, self._succession, self._phases = member, succession, phases
-        self._joining, self._exchange = joining, exchange
-        self._evaluations, self._stop, self._metrics = evaluations, stop, metrics
-        self._row_sums = row_sums
+        super().__init__()
+        self.shares_itself, self.metrics = False, TrainMetrics(member)
+        self._member, self._phases, self._exchange = member, phases, exchange
+        self._evaluations, self._row_sums = evaluations, row_sums
         self._part = _EpochPart.AFTER_STEPS
         # number of rounds of this epoch in which this worker has no training rows
         self._to_sit_out = 0
@@ -100,42 +93,41 @@ class FitLifecycle:
                 support the optimizer.
         """
         member = self._member
-        self._phases.prepare_fit()
-        place = self._place(self._succession.count_fit(arguments.get("x")))
+        place = self._place(count_fit(member, arguments.get("x")))
         if place is not None:
             check_states(member.model, place)
-        self._joining.data = Shared(arguments) if place is None else share(arguments, place)
+        data = member.data = Shared(arguments) if place is None else share(arguments, place)
         self._exchange.begin_fit()
-        self._row_sums.begin_fit(self._joining.data.rounds)
-        self._stop.begin_fit()
-        self._evaluations.begin_fit(self._joining.data.arguments)
+        self._row_sums.begin_fit(data.rounds)
+        member.epoch, member.ends_after = 0, None
+        self._evaluations.begin_fit(data.arguments)
         self._num_batches = self._epochs_of_round = 0
         self._phases.begin_fit()
         try:
-            self._succession.begin_fit()
+            begin_to_train(member)
             if member.barriers is not None:
                 member.barriers.count_fit()
             with contextlib.nullcontext() if place is None else own_randomness(place):
-                yield dict(self._joining.data.arguments)
+                yield dict(data.arguments)
             if member.stopped:
                 reason = member.stop_reason or "interrupted"
                 logging.info("fit ends because the run ended (%s)", reason)
             self._phases.receive(Event.CALLBACKS_END)
         except BaseException as error:
             if not self._exchange.num_calls:
-                explain_batch(error, place, self._joining.data.batch_size)
-            RECORD.leave_fit(error)
+                explain_batch(error, place, data.batch_size)
+            RECORD.left_fit_by = error
             self._phases.fail()
             raise
         finally:
             self._phases.receive(Event.FIT_RETURNS)
             self._row_sums.end_fit()
 
-    def begin(self) -> None:
+    def on_train_begin(self, logs: Any = None) -> None:
         """Join the run before the first step of `fit`, or let the first step join it."""
         member = self._member
         if member.settings is not None and member.settings.run.nb_workers > 1:
-            self._metrics.begin_fit()
+            self.metrics.begin_fit()
         self._phases.begin()
         if member.stopped:
             member.model.stop_training = True
@@ -145,23 +137,30 @@ class FitLifecycle:
                 member.model.name,
             )
 
-    def begin_batch(self) -> None:
-        """Count a batch that Keras begins; raise the error of an earlier batch, if there is one."""
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Count the batch; raise the error of the previous batch, if any, which ends `fit`."""
         self._exchange.raise_failure()
         if self._part is _EpochPart.BEFORE_STEPS:
             self._begin_steps()
         self._num_batches += 1
-        if self._member.session is not None:
-            self._joining.keep_state()
-            self._member.session.begin_compute()
+        member = self._member
+        if member.session is not None:
+            if not member.is_behind:
+                member.keep_state()
+            member.session.part.begin_compute()
 
-    def begin_epoch(self, epoch: int) -> None:
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Load the weights' averages, which SwapEMAWeights uses, if this process evaluates."""
+        self._evaluations.begin_test()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin an epoch, and find out in how many of its steps this worker has no training rows.
 
         Args:
-            epoch: Number of the training epoch, from 0, as Keras passes it to callbacks.
+            epoch: Number of the training epoch, from 0.
+            logs: Not used.
         """
-        data = self._joining.data
+        member, data = self._member, self._member.data
         self._to_sit_out, self._part = data.short_by, _EpochPart.BEFORE_STEPS
         if data.unfilled is not None:
             # Clear the count of a pass over the data that Keras began only to build the model.
@@ -169,11 +168,22 @@ class FitLifecycle:
         self._epochs_of_round += 1
         self._exchange.begin_epoch()
         self._row_sums.begin_epoch()
-        self._stop.begin_epoch(epoch)
+        member.epoch = epoch
+        if member.ends_after is not None and epoch >= member.ends_after:
+            member.model.stop_training = True
 
     def _begin_steps(self) -> None:
         self._part = _EpochPart.IN_STEPS
-        self._metrics.begin_epoch()
+        self.metrics.begin_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Raise an error of the last batch; push empty updates if other workers have more rows."""
+        self.end_steps()
+        self._evaluations.end_epoch()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Leave the run at the end of `fit`, and load the run's weights into the model."""
+        self.leave()
 
     def end_steps(self) -> None:
         """Push empty updates in the last rounds of an epoch, in which only other workers have rows.
@@ -182,15 +192,20 @@ class FitLifecycle:
         local steps may end only after the steps of the epoch. If this `fit` stops within the epoch,
         the worker leaves the run, so that no worker waits for its remaining updates.
         """
-        session = self._member.session
+        member, data = self._member, self._member.data
+        session = member.session
         self._exchange.raise_failure()
         number, self._to_sit_out = self._to_sit_out, 0
-        data = self._joining.data
         unfilled = 0 if data.unfilled is None else data.unfilled.take()
         if session is None:
             return
-        if self._member.model.stop_training:
-            self._stop.stop_now()
+        if member.model.stop_training:
+            # The scripts of the other workers finish their current batch and do not wait for
+            # updates of this worker.
+            if member.ends_after is None and not member.stopped:
+                member.ends_after = 0
+                if member.barriers is not None:
+                    member.barriers.stop_fit(0)
             self._phases.receive(Event.STEPS_STOP)
             return
         for _ in range(number):
@@ -212,7 +227,7 @@ class FitLifecycle:
         starts from these states.
         """
         if self._part is _EpochPart.IN_STEPS and not self._evaluations.is_evaluating:
-            self._metrics.begin_epoch()
+            self.metrics.begin_epoch()
 
     def merge_metrics(self, logs: Any) -> bool:
         """End the steps of an epoch, and merge its training metrics over all workers.
@@ -233,31 +248,35 @@ class FitLifecycle:
         self.end_steps()
         if not member.meets_others:
             return False
-        answer = member.met_barriers.end_steps(self._stop.epoch, self._metrics.describe())
-        if not isinstance(answer, pb.EpochMeeting):
-            member.take_end(answer)
+        meeting = pb.EpochMeeting(epoch=member.epoch, states=self.metrics.describe())
+        answer = member.until_end(lambda: member.met_barriers.meet(meeting))
+        if answer is None:
             return False
-        self._metrics.note_returned(logs)
-        self._metrics.take(answer.states)
+        self.metrics.note_returned(logs)
+        self.metrics.take(answer.states)
         return True
 
-    def complete_logs(self, logs: Any, are_results: bool) -> Any:
-        """Return the logs of an epoch with the training metrics merged over all workers.
-
-        The arguments of `complete_logs` are documented in `TrainMetrics.complete`.
-        """
-        return self._metrics.complete(logs, are_results)
-
     def end_epoch(self) -> None:
-        """End an epoch after its callbacks; end this `fit` if the workers' scripts agree."""
-        self._stop.end_epoch()
+        """End an epoch after its callbacks; end this `fit` if the workers' scripts agree.
 
-    def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
-        """Return the validation metrics at the end of the current epoch.
-
-        The arguments of `evaluate` are documented in `FitEvaluations.evaluate`.
+        A callback may set stop_training in this script while the script of another worker is
+        already in a later epoch. A script that stops early trains until it has completed as many
+        epochs as the scripts of the other workers.
         """
-        return self._evaluations.evaluate(self._stop.epoch, alone, keywords)
+        member, model = self._member, self._member.model
+        if not member.meets_others:
+            return
+        meeting = pb.EpochMeeting(
+            epoch=member.epoch, after_callbacks=True, stops=bool(model.stop_training)
+        )
+        answer = member.until_end(lambda: member.met_barriers.meet(meeting))
+        if answer is None:
+            model.stop_training = True
+            return
+        if answer.epochs and member.ends_after is None:
+            member.ends_after = answer.epochs
+        if member.ends_after is not None:
+            model.stop_training = member.epoch + 1 >= member.ends_after
 
     def leave(self) -> bool:
         """Leave the run after the last step of `fit`, and load the run's weights into the model.
@@ -290,5 +309,5 @@ class FitLifecycle:
         if settings is None or not self._member.is_offered:
             return None
         place = WorkerPlace.of(settings.run, settings.worker().id_worker)
-        place = dataclasses.replace(place, fit=fit)
-        return dataclasses.replace(place, shard="off") if self.shares_itself else place
+        shard = "off" if self.shares_itself else place.shard
+        return dataclasses.replace(place, fit=fit, shard=shard)

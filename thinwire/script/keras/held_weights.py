@@ -56,7 +56,7 @@ def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | N
         ConfigurationError: The script has changed weights itself, but the PS accepts only updates
             from optimizers.
     """
-    known = session.sent_weights
+    known = session.part.sent_weights
     if is_like(held, known):
         return None
     if not takes_changes(session.settings.run):
@@ -83,7 +83,7 @@ def assigned_by_script(session: Session, change: Float32 | None) -> Float32 | No
     """
     if change is not None and is_like(session.weights + change, session.weights):
         change = None
-    unsent = session.unsent_change
+    unsent = session.part.unsent_change
     return change if unsent is None else unsent if change is None else unsent + change
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -12,7 +12,7 @@ from absl import logging
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.keras.checks import check_model
-from thinwire.script.keras.plan import Pairs, PlannedStep, StepPlan, named
+from thinwire.script.keras.plan import Pairs, PlannedStep, StepPlan, distinct, named
 
 if TYPE_CHECKING:
     from thinwire.script.keras.step import ExchangeStep
@@ -67,25 +67,17 @@ class Together:
     @property
     def variables(self) -> list[Any]:
         """Variables of all models of the training loop, without duplicates."""
-        return _once(variable for model in self.models for variable in model.variables)
+        return distinct(variable for model in self.models for variable in model.variables)
 
     @property
     def trainable_variables(self) -> list[Any]:
         """Trainable variables of all models of the training loop, without duplicates."""
-        return _once(v for model in self.models for v in model.trainable_variables)
+        return distinct(v for model in self.models for v in model.trainable_variables)
 
     @property
     def non_trainable_variables(self) -> list[Any]:
         """Non-trainable variables of all models of the training loop, without duplicates."""
-        return _once(v for model in self.models for v in model.non_trainable_variables)
-
-    def train_step(self, data: Any) -> Any:
-        """Raise NotImplementedError, because several models have no common train_step."""
-        raise NotImplementedError(f"a train_step of {self.name} for {type(data).__name__}")
-
-
-def _once(variables: Iterable[Any]) -> list[Any]:
-    return list({id(variable): variable for variable in variables}.values())
+        return distinct(v for model in self.models for v in model.non_trainable_variables)
 
 
 def models_of(optimizer: Any, model: Any) -> list[keras.Model]:
@@ -169,7 +161,7 @@ class LoopSteps:
         taken = {id(v) for planned in known.values() for v in planned.variables}
         for other, models in self._models.items():
             if other not in known:
-                all_of_models = _once(v for model in models for v in model.trainable_variables)
+                all_of_models = distinct(v for model in models for v in model.trainable_variables)
                 remaining = tuple(v for v in all_of_models if id(v) not in taken)
                 known[other] = PlannedStep(other.optimizer, remaining)
         for other in self._models:
@@ -206,34 +198,25 @@ class LoopSteps:
         return is_due
 
 
-class Refreshed(Protocol):
-    """Interface of an object that can load the shards' weights into a model."""
-
-    def refresh(self, with_slots: bool) -> None:
-        """Load the shards' weights into the model of the training loop.
-
-        Args:
-            with_slots: True to load the PS's optimizer state into the script's optimizers, in
-                addition to the weights.
-        """
-
-
-def look_fresh(model: keras.Model, session: Refreshed) -> None:
+def look_fresh(model: keras.Model, refresh: Callable[[bool], None]) -> None:
     """Patch a model's methods that read all its weights to load the shards' weights first.
 
     Args:
         model: Keras model that the script's training loop trains.
-        session: Object that loads the shards' weights into the model.
+        refresh: Function that loads the shards' weights into the model and, if its argument is
+            True, the PS's optimizer state into the script's optimizers.
     """
     for name, with_slots in _LOOKS.items():
-        setattr(model, name, _fresh(getattr(model, name), session, with_slots))
+        setattr(model, name, _fresh(getattr(model, name), refresh, with_slots))
 
 
-def _fresh(alone: Callable[..., Any], session: Refreshed, with_slots: bool) -> Callable[..., Any]:
+def _fresh(
+    alone: Callable[..., Any], refresh: Callable[[bool], None], with_slots: bool
+) -> Callable[..., Any]:
     @functools.wraps(alone)
     def look(*args: Any, **keywords: Any) -> Any:
         if tf.executing_eagerly():
-            session.refresh(with_slots)
+            refresh(with_slots)
         return alone(*args, **keywords)
 
     return look

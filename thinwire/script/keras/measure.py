@@ -8,7 +8,6 @@ ends the process, so that no later line of the script runs and the script leaves
 from __future__ import annotations
 
 import inspect
-import itertools
 import os
 import pathlib
 import statistics
@@ -25,7 +24,7 @@ from thinwire.models.measured import MeasuredModel
 from thinwire.ops.sharding.w_global import shared_variables
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.rows import count_rows
-from thinwire.script.keras.step import flat_gradient
+from thinwire.script.keras.step import flat_gradient, inner
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -58,11 +57,10 @@ def measure_fit(model: keras.Model, path: pathlib.Path) -> None:
         bound = inspect.signature(keras.Model.fit).bind(model, *args, **keywords).arguments
         arguments = {name: value for name, value in bound.items() if name not in _LEFT_OUT}
         measurement = _Measurement(model)
-        arguments |= {"callbacks": [_Stopper(measurement)], "verbose": 0}
+        arguments |= {"callbacks": [measurement], "verbose": 0, "initial_epoch": 0}
         arguments |= dict.fromkeys(("epochs", "validation_freq"), sys.maxsize)
-        arguments["initial_epoch"] = 0
         alone(**arguments)
-        _measured(measurement).store(path)
+        measurement.measured().store(path)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -70,15 +68,20 @@ def measure_fit(model: keras.Model, path: pathlib.Path) -> None:
     model.fit = fit
 
 
-class _Measurement:
-    """Replacement of an optimizer's `apply` that records each step's gradients, time and rows."""
+class _Measurement(keras.callbacks.Callback):
+    """Records each step's gradients, time and rows, and ends `fit` after enough steps.
+
+    The method `_apply` takes the place of the optimizer's `apply`.
+    """
 
     def __init__(self, model: Any) -> None:
-        self.model, self.optimizer = model, model.optimizer
-        self.gradients: list[Float32] = []
-        self.times: list[float] = []
-        self.rows: list[int] = []
-        self.embedding_share = 0.0
+        super().__init__()
+        self.set_model(model)
+        self._optimizer = model.optimizer
+        self._gradients: list[Float32] = []
+        self._times: list[float] = []
+        self._num_rows: list[int] = []
+        self._embedding_share = 0.0
         self._rows: Any = None  # number of rows of the mini-batch in the step that is traced
         self._was_applied = False  # True once the step that is traced has called the optimizer
         self._apply_alone, train_step = model.optimizer.apply, model.train_step
@@ -99,71 +102,53 @@ class _Measurement:
         model.jit_compile = False  # XLA cannot compile the numpy_function that records a step
         model.train_function = None
 
-    @property
-    def is_done(self) -> bool:
-        """True if enough steps have been measured to end `fit`."""
-        if len(self.times) < _LEAST_STEPS:
-            return False
-        return len(self.times) > _STEPS or self.times[-1] - self.times[0] > _MOST_SECONDS
-
-    def step_seconds(self) -> list[float]:
-        """Return the time of each step in seconds, without the first two steps, which compile."""
-        times = self.times[_WARM_STEPS:]
-        return [after - before for before, after in itertools.pairwise(times)]
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Set `model.stop_training` once enough steps have been measured."""
+        times = self._times
+        if len(times) >= _LEAST_STEPS:
+            is_done = len(times) > _STEPS or times[-1] - times[0] > _MOST_SECONDS
+            self.model.stop_training = self.model.stop_training or is_done
 
     def _apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         grads, self._was_applied = list(grads), True
         variables = trainable_variables
         if variables is None:
-            variables = self.optimizer._trainable_variables
+            variables = self._optimizer._trainable_variables
         gradient_of = {id(v): gradient for gradient, v in zip(grads, variables, strict=True)}
         shared = shared_variables(self.model)
         sizes = [int(np.prod(variable.shape)) for variable in shared]
         rows = [isinstance(gradient_of.get(id(variable)), tf.IndexedSlices) for variable in shared]
-        self.embedding_share = sum(np.multiply(sizes, rows)) / max(1, sum(sizes))
+        self._embedding_share = sum(np.multiply(sizes, rows)) / max(1, sum(sizes))
         flat = tf.concat(
             [flat_gradient(gradient_of.get(id(variable)), variable) for variable in shared], 0
         )
-        scale = getattr(self.optimizer, "dynamic_scale", None)
+        scale = getattr(self._optimizer, "dynamic_scale", None)
         if scale is not None:
             flat = flat / tf.cast(scale.value, tf.float32)
         tf.numpy_function(self._record, [flat, tf.cast(self._rows, tf.int64)], [])
         return self._apply_alone(grads, trainable_variables)
 
     def _record(self, gradient: Float32, rows: np.int64) -> None:
-        self.times.append(time.perf_counter())
-        self.rows.append(int(rows))
+        self._times.append(time.perf_counter())
+        self._num_rows.append(int(rows))
         most = max(1, min(_MOST_GRADIENTS, _MOST_GRADIENT_BYTES // max(1, gradient.nbytes)))
-        if len(self.gradients) < most and np.isfinite(gradient).all():
-            self.gradients.append(gradient.copy())
+        if len(self._gradients) < most and np.isfinite(gradient).all():
+            self._gradients.append(gradient.copy())
 
-
-class _Stopper(keras.callbacks.Callback):
-    """Callback that ends `fit` when enough steps have been measured."""
-
-    def __init__(self, measurement: _Measurement) -> None:
-        super().__init__()
-        self._measurement = measurement
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Set `model.stop_training` once enough steps have been measured."""
-        if self._measurement.is_done:
-            self.model.stop_training = True
-
-
-def _measured(measurement: _Measurement) -> MeasuredModel:
-    """Return the recorded steps as a JSON document that `thinwire advise` reads."""
-    shared, optimizer = SharedModel.of(measurement.model), measurement.optimizer
-    seconds = measurement.step_seconds()
-    return MeasuredModel(
-        name=measurement.model.name,
-        spec=shared.spec,
-        rows=int(statistics.median(measurement.rows)),
-        step_seconds=statistics.median(seconds),
-        num_steps=len(seconds),
-        optimizer=type(getattr(optimizer, "inner_optimizer", optimizer)).__name__,
-        embedding_share=measurement.embedding_share,
-        weights=shared.flat(),
-        statistics=FlatVariables(shared.statistics).read(),
-        gradients=measurement.gradients,
-    )
+    def measured(self) -> MeasuredModel:
+        """Return the recorded steps as a JSON document that `thinwire advise` reads."""
+        shared = SharedModel.of(self.model)
+        # without the time of the first steps, which compile
+        seconds = np.diff(self._times[_WARM_STEPS:]).tolist()
+        return MeasuredModel(
+            name=self.model.name,
+            spec=shared.spec,
+            rows=int(statistics.median(self._num_rows)),
+            step_seconds=statistics.median(seconds),
+            num_steps=len(seconds),
+            optimizer=type(inner(self._optimizer)).__name__,
+            embedding_share=self._embedding_share,
+            weights=shared.flat(),
+            statistics=FlatVariables(shared.statistics).read(),
+            gradients=self._gradients,
+        )

@@ -1,11 +1,13 @@
-"""Makes the offer: the description of a script's variables and optimizers for the servers."""
+"""Makes the offer: the description of a script's variables and optimizers for the servers.
+
+The function `new_session` makes the offer and the session with the servers for a run's next phase.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from concurrent import futures
 from typing import Any
 
 import keras
@@ -19,13 +21,73 @@ from thinwire.ops.optimizers.described import (
     describe_constraints,
 )
 from thinwire.ops.optimizers.slots import OwnSlots
-from thinwire.ops.types import ConfigurationError
+from thinwire.ops.types import ConfigurationError, State
+from thinwire.script.keras.clock import outside_of_trace
+from thinwire.script.keras.compiled import describe_compiled
 from thinwire.script.keras.plan import StepPlan, named
+from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import inner
+from thinwire.script.session import Session
+from thinwire.worker.program import program_here
+from thinwire.worker.script import RECORD
 
 #: Number of variables of a Keras optimizer without slots (moments): its step count and its learning
 #: rate.
 _WITHOUT_SLOTS = 2
+
+
+def new_session(member: RunMember, plan: StepPlan, shared: SharedModel) -> Session:
+    """Return a session that offers (describes) the model to the PS for the first or next phase.
+
+    Args:
+        member: Membership of the model in a run.
+        plan: Optimizers of the script, with the variables that each optimizer updates.
+        shared: Variables of the model that all workers train.
+
+    Raises:
+        ConfigurationError: The PS cannot update the model as the script does without Thinwire.
+    """
+    optimizers, settings, kept = member.optimizers, member.own_settings, member.kept
+    method, batch_size = settings.run.method, member.data.batch_size
+    optimizers.take(plan)
+    plan.check(method, member.model.name)
+    num_train = member.num_train or member.data.num_examples
+    firsts = optimizers.begin_clocks(method)
+    offer = make_offer(shared, plan, method, firsts, num_train, batch_size)
+    # only the first offer to the PS describes the state before any training
+    if not RECORD.program:
+        compiled = describe_compiled(member.model, plan, offer, batch_size)
+        RECORD.program = program_here(compiled).rows()
+    inners = [step.inner for step in optimizers.stepping]
+
+    def restore(session: Session, last_step: int) -> State | None:
+        """Load the optimizer state that an earlier process of this worker saved."""
+        return None if kept is None else kept.restore(session, member.stepping, last_step)
+
+    def check_states(session: Session) -> None:
+        """Reject an offer of the model to the PS if this process lacks the optimizer state for it.
+
+        A shard accepts a model's offer only before the phase of the run for which the offer is
+        made. After a restart of this worker, the barrier may select the worker to offer its model
+        although the phase of the run has begun already. A worker that the barrier selects too late
+        joins without an offer, and `check_states` is not called. `CatchUp.check_states` compares
+        the optimizer states.
+        """
+        if not session.takes_weights:
+            member.catch_up.check_states(session, inners)
+
+    return Session(
+        settings,
+        shared,
+        num_train,
+        optimizers.momentum_for(method),
+        dataclasses.replace(offer, succession=member.num_before),
+        inners,
+        member.session,
+        0 if member.session is None or member.barriers is None else member.barriers.phase,
+        restore,
+        check_states,
+    )
 
 
 def make_offer(
@@ -52,18 +114,15 @@ def make_offer(
             cannot build one of the optimizers or a Keras constraint.
     """
     paths = {id(v): t.path for v, t in zip(shared.variables, shared.spec.tensors, strict=True)}
-    moved = {id(variable) for variable in plan.variables} - {
-        id(variable) for variable in plan.without_gradient
-    }
+    moved = plan.moved
     unused = [path for number, path in paths.items() if number not in moved]
-    names = "+".join(type(step.optimizer).__name__ for step in plan.steps)
     offer = Offer(
         shared.spec,
         unused=tuple(unused),
         num_examples=num_examples or 0,
         num_batches=math.ceil((num_examples or 0) / batch_size) if batch_size else 0,
         first_batches=first_batches,
-        script_optimizer=names,
+        script_optimizer="+".join(type(step.optimizer).__name__ for step in plan.steps),
     )
     if method.steps_on_workers:
         return offer
@@ -71,17 +130,13 @@ def make_offer(
     for optimizer, variables in _owners(shared, plan):
         own_paths = tuple(paths[id(variable)] for variable in variables)
         description = describe(optimizer, variables, method.schedule_clock, own_paths)
-        if not description.offer.has_slots and _has_slots(
-            inner(optimizer), description.offer, variables
-        ):
-            description = dataclasses.replace(
-                description, offer=dataclasses.replace(description.offer, has_slots=True)
-            )
-        if len(plan.steps) > 1:
-            description = dataclasses.replace(
-                description, offer=dataclasses.replace(description.offer, paths=own_paths)
-            )
-        described.append(description)
+        known = description.offer
+        known = dataclasses.replace(
+            known,
+            has_slots=known.has_slots or _has_slots(inner(optimizer), known, variables),
+            paths=own_paths if len(plan.steps) > 1 else known.paths,
+        )
+        described.append(dataclasses.replace(description, offer=known))
     return dataclasses.replace(
         offer,
         optimizers=tuple(description.offer for description in described),
@@ -94,13 +149,8 @@ def _has_slots(optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) 
     """Return True if a script has set slots (moments) of an optimizer that has not stepped yet."""
     if not optimizer.built or len(optimizer.variables) <= _WITHOUT_SLOTS:
         return False
-    # The class OwnSlots creates variables, and TensorFlow traces a step a second time if the step
-    # creates variables. A trace belongs to one thread, so a second thread creates the variables of
-    # OwnSlots outside of the trace.
-    with futures.ThreadPoolExecutor(1) as outside:
-        return outside.submit(
-            lambda: not OwnSlots(optimizer, offer, variables).are_initial
-        ).result()
+    # the class OwnSlots creates variables
+    return outside_of_trace(lambda: not OwnSlots(optimizer, offer, variables).are_initial)
 
 
 def _owners(shared: SharedModel, plan: StepPlan) -> list[tuple[Any, list[Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,9 @@ from thinwire.ops.policy import describe
 from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.gradient_sgd import RATE_TOLERANCE, warn_of_other_rate
-from thinwire.script.keras.checks import (
-    check_offered_step,
-    check_optimizer,
-    check_same_variables,
-    momentum_of,
-    refuse_step_alone,
-)
+from thinwire.script.keras.checks import check_optimizer, check_same_variables, momentum_of
 from thinwire.script.keras.clock import RunClock
 from thinwire.script.keras.offers import sgd_momentum
-from thinwire.script.keras.optimizer_state import OptimizerStates, refuse_assignment
 from thinwire.script.keras.plan import StepPlan, is_built, named
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import ExchangeStep, StepOwner
@@ -68,6 +62,7 @@ class ScriptOptimizers:
         stepping: Objects that replace the steps of all optimizers that train in the run now, in the
             order of the offer (the model's description for the PS).
         sequence: Positions in `stepping`, in the order of the optimizers' calls in one train_step.
+        states: Object that detects optimizer state which the script has set itself.
 
     Args:
         member: Membership of the model in a run, which holds the script's settings, the session
@@ -87,18 +82,13 @@ class ScriptOptimizers:
         # Maps the id of an optimizer that trains or has trained in the run to the object that
         # replaces its steps.
         self._stand_ins: dict[int, ExchangeStep] = {}
-        # Maps the replacement of an optimizer with a schedule to the batch count at which the
-        # schedule is evaluated.
-        self._clocks: dict[ExchangeStep, RunClock] = {}
-        self._states = OptimizerStates()
-        self._has_warned_of_flags = False
+        self.states = OptimizerStates(member, self)
 
     def stand_in(self, optimizer: Any) -> ExchangeStep:
         """Return the object that replaces an optimizer's steps; create it if there is none yet."""
-        stand_in = self._stand_ins.get(id(optimizer))
-        if stand_in is None:
-            stand_in = self._stand_ins[id(optimizer)] = ExchangeStep(optimizer, self._owner)
-        return stand_in
+        if id(optimizer) not in self._stand_ins:
+            self._stand_ins[id(optimizer)] = ExchangeStep(optimizer, self._owner)
+        return self._stand_ins[id(optimizer)]
 
     def has(self, optimizer: Any) -> bool:
         """Return True if exchanges with the servers replace the steps of an optimizer."""
@@ -183,10 +173,25 @@ class ScriptOptimizers:
         check_same_variables(session.shared.variables, variables)
         if step not in self.stepping:
             self.refuse_step(step.optimizer, variables)
-        elif not session.takes_weights and session.offer is not None:
-            check_offered_step(
-                step.optimizer, step.number, variables, session.shared, session.offer
-            )
+            return
+        if session.takes_weights or session.offer is None:
+            return
+        # the offer lists the variables of each optimizer
+        unused, stepped = set(session.offer.unused), {id(variable) for variable in variables}
+        for owner, numbers in enumerate(session.offer.groups()):
+            for index in numbers:
+                path = session.shared.spec.tensors[index].path
+                is_stepped = id(session.shared.variables[index]) in stepped
+                if is_stepped == (owner == step.number) or (not is_stepped and path in unused):
+                    continue
+                what = "steps" if is_stepped else "does not step"
+                raise ConfigurationError(
+                    f"{named(step.optimizer)} {what} {path}, unlike in the first step, which fixed "
+                    "the variables of each optimizer on the PS; expected the same variables in "
+                    "each step. Distribute each optimizer with the model that it steps, as in "
+                    "thinwire.distribute(optimizer, model=generator), or build it before the loop: "
+                    "optimizer.build(generator.trainable_variables)."
+                )
 
     def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Reject an optimizer that would train shared variables on this worker alone.
@@ -196,110 +201,21 @@ class ScriptOptimizers:
                 all workers train.
         """
         member = self._member
+        trainable = {id(variable) for variable in member.model.trainable_variables}
         if member.session is not None:
-            shared = member.session.shared.variables
-            if not W_global:
-                shared = [*shared, *member.model.trainable_variables]
+            shared = {id(variable) for variable in member.session.shared.variables}
+            shared |= set() if W_global else trainable
         # before the model joins the run, W_global may list variables of the script's other models
         else:
-            trainable = {id(variable): variable for variable in member.model.trainable_variables}
-            listed = [trainable[id(variable)] for variable in W_global if id(variable) in trainable]
-            shared = listed or list(trainable.values())
-        refuse_step_alone(optimizer, variables, shared, member.model.name)
-
-    # -- state that the script sets ---------------------------------------------------------------
-
-    def note_states(self) -> None:
-        """Record the optimizers' state at the end of a `fit`, to detect changes by the script."""
-        self._states.note(self._kept_by_run)
-
-    def forget_states(self) -> None:
-        """Forget the recorded optimizer state, because training changes the optimizers."""
-        self._states.forget()
-
-    def are_set_by_script(self, in_step: bool = False) -> bool:
-        """Return True if the script has set values of an optimizer since the end of the last `fit`.
-
-        `are_set_by_script` considers only optimizer state that the PS or a codec holds during
-        training.
-
-        Args:
-            in_step: True within a training step. The graph of a step may advance the optimizer's
-                step count before the exchange, so the count may be one ahead of the recorded value.
-
-        Raises:
-            ConfigurationError: The run cannot use the optimizer state that the script has set.
-        """
-        run_variables = self._kept_by_run
-        counts = {id(step.inner._iterations) for step in self.stepping}
-        has_changed = any(
-            self._states.differs(variable, steps=in_step and id(variable) in counts)
-            for variable in run_variables
-        )
-        if not self.takes_momentum:
-            return has_changed
-        # The worker's codec applies the momentum, so the optimizer's own momentum slots are always
-        # 0. The script can only assign zeros to these slots, upon which the codec restarts without
-        # momentum.
-        slots = [variable for variable in run_variables if id(variable) not in counts]
-        assigned = [variable for variable in slots if self._states.was_assigned(variable)]
-        for variable in assigned:
-            if np.any(variable.numpy()):
-                raise ConfigurationError(
-                    f"the script has set {variable.path} to values other than 0, but with this "
-                    "method the workers' codecs keep SGD's momentum; expected 0 for all entries, "
-                    "which restarts the codecs without momentum. Take --method=bsp or "
-                    "--method=asgd, whose PS takes over all optimizer slots."
-                )
-        return has_changed or bool(assigned)
-
-    @property
-    def _kept_by_run(self) -> list[Any]:
-        return [
-            variable
-            for step in self.stepping
-            for variable in step.state
-            if self._is_run_s(step, variable)
-        ]
-
-    def _is_run_s(self, step: ExchangeStep, variable: Any) -> bool:
-        """Return True if the PS or a codec holds the valid value of an optimizer's variable."""
-        if not self._member.takes_weights:
-            return True
-        is_count = variable is step.inner._iterations
-        if is_count:
-            return step.has_schedule and self.clock_of(step) is not None
-        return self.takes_momentum
-
-    def check_assignment(self, variable: Any, is_training: bool) -> None:
-        """Note that the script assigns to a variable, if the variable belongs to an optimizer.
-
-        Args:
-            variable: Keras variable of this process to which the script has assigned a value.
-            is_training: True if the run trains the session's model at the time of the assignment.
-
-        Raises:
-            ConfigurationError: The PS holds the value of the optimizer variable during training, so
-                the assignment would be lost.
-        """
-        for step in self.stepping:
-            if not any(variable is owned for owned in step.state):
-                continue
-            if not self._member.is_offered:
-                self._warn_of_flags(variable)
-            elif is_training and self._is_run_s(step, variable):
-                refuse_assignment(variable, named(step.optimizer), self._member.in_fit)
-            self._states.note_assignment(variable)
-            if variable is step.inner._iterations and step in self._clocks:
-                self._clocks[step].pause()
-
-    def _warn_of_flags(self, variable: Any) -> None:
-        if self._member.session is not None and not self._has_warned_of_flags:
-            self._has_warned_of_flags = True
-            logging.warning(
-                "setting %s has no effect: flags define this server's optimizer. Start the script "
-                "with `thinwire run`, whose server steps with the script's optimizer",
-                variable.path,
+            shared = trainable & {id(variable) for variable in W_global} or trainable
+        touched = [variable for variable in variables if id(variable) in shared]
+        if touched:
+            raise ConfigurationError(
+                f"{named(optimizer)} steps {touched[0].path} and {len(touched) - 1} more variables "
+                f"of {member.model.name!r} on this worker alone; expected a distributed optimizer. "
+                "A train_step must call the optimizer already in the first step, in which Thinwire "
+                "finds the optimizers. In a custom loop write `optimizer = "
+                "thinwire.distribute(optimizer, model=model)`."
             )
 
     # -- rates, schedules and the loss scale ------------------------------------------------------
@@ -318,18 +234,13 @@ class ScriptOptimizers:
         for step in self.stepping:
             count = int(step.inner._iterations)
             if step.has_schedule and not reads_own_count:
-                clock = self._clocks.get(step)
-                if clock is None:
-                    clock = self._clocks[step] = RunClock(step.inner)
-                elif not self._states.differs(step.inner._iterations):
-                    count = clock.count
-                clock.go_on(count)
+                if step.clock is None:
+                    step.clock = RunClock(step.inner)
+                elif not self.states.differs(step.inner._iterations):
+                    count = step.clock.count
+                step.clock.go_on(count)
             firsts.append(count)
         return tuple(firsts)
-
-    def clock_of(self, step: ExchangeStep) -> RunClock | None:
-        """Return the run's batch count for an optimizer's rate schedule; None: no schedule."""
-        return self._clocks.get(step)
 
     def advance(self, session: Session) -> Int64:
         """Return the batch counts at which learning-rate schedules are evaluated after an exchange.
@@ -337,20 +248,20 @@ class ScriptOptimizers:
         Returns:
             [k] int64 counts of the k optimizers in `stepping`; 0 for an optimizer without a clock.
         """
-        counts = []
         for number, step in enumerate(self.stepping):
-            clock, count = self.clock_of(step), session.schedule_count(number)
-            if clock is not None and count is not None:
-                clock.count = count
-            counts.append(0 if clock is None else clock.count)
-        return np.array(counts, np.int64)
+            count = session.part.schedule_count(number)
+            if step.clock is not None and count is not None:
+                step.clock.count = count
+        clocks = [step.clock for step in self.stepping]
+        return np.array([0 if clock is None else clock.count for clock in clocks], np.int64)
 
     def start(self, session: Session) -> None:
         """Set the rate schedules' batch counts and the loss scale to the run's after a join."""
-        for step, count in zip(self.stepping, self.advance(session), strict=True):
-            if (clock := self.clock_of(step)) is not None:
-                clock.go_on(int(count))
-            step.assign_scale(session.loss_scale)
+        self.advance(session)
+        for step in self.stepping:
+            if step.clock is not None:
+                step.clock.go_on(step.clock.count)
+            step.assign_scale(session.part.core.loss_scale)
 
     def note_rates(self) -> None:
         """Record the optimizers' present learning rates as the rates with which the PS begins."""
@@ -380,3 +291,145 @@ class ScriptOptimizers:
             return
         warn_of_other_rate("the optimizer's learning_rate", rate, session)
         step.adopt_rate(session.part.core.learning_rate)
+
+
+class OptimizerStates:
+    """Detects optimizer state that a script sets, by checksums of the values that Thinwire wrote.
+
+    If the PS updates the weights, the slots (moments) of the script's own optimizer are only a copy
+    of the PS's slots. Thinwire writes the optimizer's slots at the end of each `fit`, and reads
+    them only when a new phase of the run begins. If a script sets slots between two fits, the next
+    `fit` detects their values, and a phase of the run begins with the script's slots. During
+    training, the optimizer slots in the script are outdated. An assignment to outdated optimizer
+    slots would be lost silently, so an error rejects it.
+
+    Args:
+        member: Membership of the model in a run.
+        optimizers: Optimizers of the script that train in the run.
+    """
+
+    def __init__(self, member: RunMember, optimizers: ScriptOptimizers) -> None:
+        self._member, self._optimizers = member, optimizers
+        # maps the id of an optimizer variable to the checksum of its recorded values
+        self._known: dict[int, bytes] = {}
+        # Ids of optimizer variables that the script has assigned to since the last call of `note`.
+        self._assigned: set[int] = set()
+        self._has_warned_of_flags = False
+
+    def note(self) -> None:
+        """Record the optimizers' state at the end of a `fit`, to detect changes by the script."""
+        self._known = {id(variable): _digest(variable) for variable in self._kept_by_run}
+        self._assigned.clear()
+
+    def forget(self) -> None:
+        """Forget the recorded optimizer state, because training changes the optimizers."""
+        self._known.clear()
+        self._assigned.clear()
+
+    def differs(self, variable: Any, steps: int = 0) -> bool:
+        """Return True if an optimizer variable's values have changed since the last `note`.
+
+        Args:
+            variable: Optimizer variable whose values are compared with the values at the last
+                `note`.
+            steps: If the optimizer variable counts steps, the number of steps by which the variable
+                may have advanced since the last `note`.
+        """
+        known = self._known.get(id(variable))
+        return known is not None and all(known != _digest(variable, n) for n in range(steps + 1))
+
+    def are_set_by_script(self, in_step: bool = False) -> bool:
+        """Return True if the script has set values of an optimizer since the end of the last `fit`.
+
+        `are_set_by_script` considers only optimizer state that the PS or a codec holds during
+        training.
+
+        Args:
+            in_step: True within a training step. The graph of a step may advance the optimizer's
+                step count before the exchange, so the count may be one ahead of the recorded value.
+
+        Raises:
+            ConfigurationError: The run cannot use the optimizer state that the script has set.
+        """
+        run_variables = self._kept_by_run
+        counts = {id(step.inner._iterations) for step in self._optimizers.stepping}
+        has_changed = any(
+            self.differs(variable, steps=in_step and id(variable) in counts)
+            for variable in run_variables
+        )
+        if not self._optimizers.takes_momentum:
+            return has_changed
+        # The worker's codec applies the momentum, so the optimizer's own momentum slots are always
+        # 0. The script can only assign zeros to these slots, upon which the codec restarts without
+        # momentum.
+        known = self._assigned & self._known.keys() - counts
+        assigned = [variable for variable in run_variables if id(variable) in known]
+        for variable in assigned:
+            if np.any(variable.numpy()):
+                raise ConfigurationError(
+                    f"the script has set {variable.path} to values other than 0, but with this "
+                    "method the workers' codecs keep SGD's momentum; expected 0 for all entries, "
+                    "which restarts the codecs without momentum. Take --method=bsp or "
+                    "--method=asgd, whose PS takes over all optimizer slots."
+                )
+        return has_changed or bool(assigned)
+
+    @property
+    def _kept_by_run(self) -> list[Any]:
+        return [
+            variable
+            for step in self._optimizers.stepping
+            for variable in step.state
+            if self._is_run_s(step, variable)
+        ]
+
+    def _is_run_s(self, step: ExchangeStep, variable: Any) -> bool:
+        """Return True if the PS or a codec holds the valid value of an optimizer's variable."""
+        if not self._member.takes_weights:
+            return True
+        if variable is step.inner._iterations:
+            return step.has_schedule and step.clock is not None
+        return self._optimizers.takes_momentum
+
+    def check_assignment(self, variable: Any) -> None:
+        """Note that the script assigns to a variable, if the variable belongs to an optimizer.
+
+        Args:
+            variable: Keras variable of this process to which the script has assigned a value.
+
+        Raises:
+            ConfigurationError: The PS holds the value of the optimizer variable during training, so
+                the assignment would be lost.
+        """
+        member = self._member
+        for step in self._optimizers.stepping:
+            if not any(variable is owned for owned in step.state):
+                continue
+            if not member.is_offered:
+                if member.session is not None and not self._has_warned_of_flags:
+                    self._has_warned_of_flags = True
+                    logging.warning(
+                        "setting %s has no effect: flags define this server's optimizer. Start "
+                        "the script with `thinwire run`, whose server steps with the script's "
+                        "optimizer",
+                        variable.path,
+                    )
+            elif member.is_training and self._is_run_s(step, variable):
+                where = "a fit" if member.in_fit else "a loop of its own"
+                raise ConfigurationError(
+                    f"the script has set {variable.path} of {named(step.optimizer)} within "
+                    f"{where}. During training, the PS or the other workers also change this "
+                    "state, and the next step does not begin with the values of this worker, so "
+                    "the assignment would be lost. Expected the assignment between two calls of "
+                    "fit, where it has an effect: train by several calls of fit, and set the state "
+                    "before a call or in on_train_end. A script may set learning_rate at any time; "
+                    "model.set_weights sets weights without the optimizer's state."
+                )
+            self._assigned.add(id(variable))
+            if variable is step.inner._iterations and step.clock is not None:
+                step.clock.pause()
+
+
+def _digest(variable: Any, less: int = 0) -> bytes:
+    values = variable.numpy() - less if less else variable.numpy()
+    return hashlib.blake2b(values.tobytes(), digest_size=16).digest()

@@ -10,14 +10,13 @@ from absl import logging
 
 from thinwire.ops.methods.validation import refuse_local_epochs
 from thinwire.ops.types import ConfigurationError
-from thinwire.script.keras.central import CentralAccess
+from thinwire.script.keras.central import fill_slots
 from thinwire.script.keras.data_errors import refusing_unfit
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.held_weights import set_by_script
-from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.phases import Phases
 from thinwire.script.keras.run_member import RunMember
-from thinwire.script.keras.succession import Succession
+from thinwire.script.keras.succession import check_loop
 from thinwire.script.member import Event
 
 
@@ -25,27 +24,13 @@ class OwnLoop:
     """Training loop that a script writes itself, from the loop's first step to the script's end.
 
     Args:
-        member: Membership of the model in a run, which holds the script's settings, the session
-            with the servers, and the barriers with other workers' scripts.
-        optimizers: Optimizers of the script that train in the run.
-        succession: Object that decides which of the script's models the run trains.
+        member: Membership of the model in a run.
         phases: Object that begins a new phase of the run when the script's model has changed.
         exchange: Object that pushes to the servers and pulls from them in each step.
-        central: Object that loads the shards' weights and optimizer state.
     """
 
-    def __init__(
-        self,
-        *,
-        member: RunMember,
-        optimizers: ScriptOptimizers,
-        succession: Succession,
-        phases: Phases,
-        exchange: StepExchange,
-        central: CentralAccess,
-    ) -> None:
-        self._member, self._optimizers, self._succession = member, optimizers, succession
-        self._phases, self._exchange, self._central = phases, exchange, central
+    def __init__(self, member: RunMember, phases: Phases, exchange: StepExchange) -> None:
+        self._member, self._phases, self._exchange = member, phases, exchange
 
     def begin(self) -> bool:
         """Begin a training loop at its first step, and join the run again after a `fit`.
@@ -60,14 +45,11 @@ class OwnLoop:
             ConfigurationError: Flags define the server's model and optimizer, so the server
                 supports no training loops.
         """
-        if self._member.in_fit:
-            return False
-        if not self._member.in_loop:
-            self._begin()
-        return self._phases.join_loop() is not None
-
-    def _begin(self) -> None:
         member = self._member
+        if member.in_fit:
+            return False
+        if member.in_loop:
+            return self._phases.join_loop() is not None
         if not member.is_offered:
             raise ConfigurationError(
                 f"{member.model.name!r} is trained by train_on_batch or a loop of its own; "
@@ -76,15 +58,16 @@ class OwnLoop:
                 "thinwire.GradientSGD and leave thinwire.distribute() out."
             )
         refuse_local_epochs(member.own_settings.run.method, "a loop of the script's own")
-        self._succession.check_loop()
+        check_loop(member)
         self._phases.receive(Event.LOOP_BEGINS)
-        self._optimizers.prepare()
+        member.optimizers.prepare()
         logging.info(
             "model %r is trained by a loop of the script's own, so the script must divide its "
             "data among the workers, by thinwire.worker_id() and thinwire.num_workers(), or by "
             "model.thinwire.shard(...)",
             member.model.name,
         )
+        return self._phases.join_loop() is not None
 
     @contextlib.contextmanager
     def on_batch(self) -> Iterator[None]:
@@ -95,11 +78,12 @@ class OwnLoop:
                 fit the model.
         """
         self.begin()
-        self._optimizers.prepare()
-        if self._member.session is None:
-            self._member.model.make_train_function()
+        member = self._member
+        member.optimizers.prepare()
+        if member.session is None:
+            member.model.make_train_function()
             self._phases.begin()
-        with refusing_unfit(self._member.model):
+        with refusing_unfit(member.model):
             try:
                 yield
             except tf.errors.OpError:
@@ -121,8 +105,7 @@ class OwnLoop:
             return
         member.finish_rounds(session)
         with member.lock:
-            if not session.stopped:
-                session.pull()
+            session.part.pull()
             session.assign()
         if with_slots and not session.stopped:
-            self._central.fill_slots(session)
+            fill_slots(member, session)

@@ -17,18 +17,15 @@ from thinwire.models.flat_model import SharedModel
 from thinwire.models.seeds import seed_apart
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.barriers import Point
-from thinwire.script.keras.central import CentralAccess
-from thinwire.script.keras.checks import check_same_variables
-from thinwire.script.keras.early_metrics import create_before_trace
-from thinwire.script.keras.early_stop import EarlyStop
+from thinwire.script.keras.central import fill_slots, take_final
+from thinwire.script.keras.checks import check_same_variables, check_variables
 from thinwire.script.keras.evaluations import FitEvaluations
 from thinwire.script.keras.fit_barriers import FitBarriers
 from thinwire.script.keras.held_weights import set_by_script
-from thinwire.script.keras.joining import Joining
-from thinwire.script.keras.optimizers import ScriptOptimizers
+from thinwire.script.keras.offers import new_session
 from thinwire.script.keras.plan import StepPlan
 from thinwire.script.keras.run_member import RunMember
-from thinwire.script.keras.trial import StepTrial
+from thinwire.script.keras.trial import StepTrial, create_before_trace
 from thinwire.script.member import Action, Event, MemberAction, OutOfTurn, Standing, Wait
 from thinwire.script.session import Session
 from thinwire.worker.held_files import lift_hold
@@ -45,31 +42,18 @@ class Phases:
         has_slots: True if the script's optimizers have the PS's state of the present `fit`.
 
     Args:
-        member: Membership of the model in a run, which holds the script's settings, the session
-            with the servers, and the barriers with other workers' scripts.
-        optimizers: Optimizers of the script that train in the run.
+        member: Membership of the model in a run.
         trial: Object that calls or traces the model's train_step to find its optimizers before the
             first step.
-        joining: Object that creates the sessions with the servers and joins the run.
-        central: Object that loads the shards' weights and optimizer state.
         evaluations: Object that reports the start of each `fit` to the evaluator.
-        stop: Object that agrees with the other workers' scripts on an early end of a `fit`.
     """
 
-    def __init__(
-        self,
-        member: RunMember,
-        optimizers: ScriptOptimizers,
-        trial: StepTrial,
-        joining: Joining,
-        central: CentralAccess,
-        evaluations: FitEvaluations,
-        stop: EarlyStop,
-    ) -> None:
-        self._member, self._optimizers, self._trial = member, optimizers, trial
-        self._joining, self._central = joining, central
-        self._evaluations, self._stop = evaluations, stop
+    def __init__(self, member: RunMember, trial: StepTrial, evaluations: FitEvaluations) -> None:
+        self._member, self._trial = member, trial
         self.has_slots = False
+        # Step plan and shared variables in the model's newest offer to the PS; None before the
+        # first offer.
+        self._offered: tuple[StepPlan, SharedModel] | None = None
         # session of the next phase, which takes the place of the present one
         self._coming: Session | None = None
         # session whose final state has been loaded in the present `fit`
@@ -83,16 +67,16 @@ class Phases:
             MemberAction.FIND_STEP: self._find_step,
             MemberAction.TAKE_SESSION: self._take_session,
             MemberAction.JOIN: self._join,
-            MemberAction.FOLLOW_RATE: lambda: optimizers.follow_rate(member.joined),
+            MemberAction.FOLLOW_RATE: lambda: member.optimizers.follow_rate(member.joined),
             MemberAction.MEET_RUN: self._meet_run,
             MemberAction.LIFT_HOLD: lift_hold,
             MemberAction.COUNT_FIT: lambda: member.met_barriers.count_fit(),
             MemberAction.REPORT_FIT: evaluations.report_fit,
             MemberAction.SEED: self._seed_apart,
-            MemberAction.FORGET_STATES: optimizers.forget_states,
-            MemberAction.NOTE_STATES: optimizers.note_states,
+            MemberAction.FORGET_STATES: member.optimizers.states.forget,
+            MemberAction.NOTE_STATES: member.optimizers.states.note,
             MemberAction.FINISH_ROUNDS: lambda: member.finish_rounds(member.joined),
-            MemberAction.KEEP_STATE: lambda: joining.keep_state(at_end=True),
+            MemberAction.KEEP_STATE: lambda: member.keep_state(at_end=True),
             MemberAction.TAKE_FINAL: self._take_final,
             MemberAction.FILL_SLOTS: self._fill_slots,
             MemberAction.LEAVE: member.close,
@@ -121,19 +105,19 @@ class Phases:
     # -- events of the script ---------------------------------------------------------------------
 
     def begin_fit(self) -> None:
-        """Begin a call of `fit`, before Keras' own `fit` begins."""
-        self.has_slots, self._final = False, None
-        self.receive(Event.FIT_BEGINS)
+        """Begin a call of `fit`, before Keras' own `fit` begins.
 
-    def prepare_fit(self) -> None:
-        """Replace the steps of an optimizer that was compiled after the previous `fit`."""
+        The steps of an optimizer that was compiled after the previous `fit` are replaced.
+        """
+        self.has_slots, self._final = False, None
         self._is_traced_anew = self._member.model.train_function is None
-        self._optimizers.prepare()
+        self._member.optimizers.prepare()
+        self.receive(Event.FIT_BEGINS)
 
     def begin(self) -> None:
         """Join the run before the first step of `fit` or a training loop, or in that step."""
         if self._trial.is_standard:
-            self._optimizers.build_compiled()
+            self._member.optimizers.build_compiled()
             create_before_trace(self._member.model)
         self.receive(Event.TRAINING_BEGINS)
 
@@ -153,7 +137,8 @@ class Phases:
         """
         member, model = self._member, self._member.model
         shared = SharedModel.of(model, member.is_offered, plan.variables)
-        self._coming = session = self._joining.offer(plan, shared)
+        self._offered = plan, shared
+        self._coming = session = new_session(member, plan, shared)
         before = session.variables.read()
         if len(before) != session.variables.size:
             raise ConfigurationError(
@@ -179,7 +164,7 @@ class Phases:
         member, session = self._member, self._member.session
         if session is None or member.in_fit or session.stopped or not member.has_left:
             return None
-        if self._optimizers.are_set_by_script(in_step=True):
+        if member.optimizers.states.are_set_by_script(in_step=True):
             raise ConfigurationError(
                 f"the script has set the state of an optimizer of {member.model.name!r} between a "
                 "fit and a training loop that follows it, where the PS takes over no optimizer "
@@ -196,7 +181,7 @@ class Phases:
 
     def fail(self) -> None:
         """Leave the run because a `fit` has failed, which has changed the optimizers' state."""
-        self._optimizers.forget_states()
+        self._member.optimizers.states.forget()
         self.receive(Event.FIT_FAILS)
 
     def leave(self) -> None:
@@ -213,9 +198,9 @@ class Phases:
     def _find_step(self) -> Event | None:
         """Describe the model for the next phase, if its variables are known."""
         member, is_end = self._member, self._member.state.standing is Standing.CLOSING
-        is_known = member.session is not None and self._joining.has_offered
-        if is_known and (is_end or not (self._is_traced_anew or member.model.run_eagerly)):
-            self._coming = self._joining.again()
+        is_known = is_end or not (self._is_traced_anew or member.model.run_eagerly)
+        if is_known and member.session is not None and self._offered is not None:
+            self._coming = new_session(member, *self._offered)
             return None
         self._trial.before_first(self.begin_with)
         return Event.LATER
@@ -226,30 +211,34 @@ class Phases:
         is_first = self._member.session is None
         self._member.go_on_as(self._coming)
         if not is_first:
-            self._optimizers.note_rates()
+            self._member.optimizers.note_rates()
 
     def _join(self) -> Event:
-        member = self._member
-        if member.is_offered:
-            self._joining.join()
-        else:
-            self._joining.join_by_flags()
-        if member.stopped:
-            return Event.HALTED
-        return Event.JOINED_BEHIND if member.catch_up.is_behind else Event.JOINED
+        """Join the run; before, create the session if flags define the server's model."""
+        member, is_first = self._member, self._member.session is None
+        if member.is_offered or not is_first:
+            return member.join()
+        shared = SharedModel.of(member.model, is_offered=False)
+        member.optimizers.take_compiled()
+        check_variables(shared.variables)
+        member.session = Session(member.own_settings, shared, member.num_train)
+        result = member.join()
+        member.optimizers.adopt_rate(member.session)
+        return result
 
     def _meet_run(self) -> Event | None:
         """Wait for the scripts of all workers, after this script has joined for the first time."""
         member, session = self._member, self._member.joined
         settings, part = session.settings, session.part
-        member.barriers = FitBarriers(
-            settings.run, session.own.id_worker, part.run_id, self._stop.stop
+        id_worker = session.own.id_worker
+        barriers = member.barriers = FitBarriers(
+            settings.run, id_worker, part.run_id, member.stop_fit
         )
-        RECORD.at_end(member.leave_at_end)
+        RECORD.endings.append(member.leave_at_end)
         # A training loop of the script's own waits for the other scripts only if `thinwire run`
         # started them.
         if member.in_fit or settings.is_launched:
-            member.take_end(member.barriers.begin_run(settings.is_launched))
+            member.until_end(lambda: barriers.begin_run(settings.is_launched))
         return Event.HALTED if member.stopped else None
 
     def _wait(self, action: Wait) -> Event:
@@ -263,13 +252,10 @@ class Phases:
             return Event.HALTED
         if member.barriers is None:
             return Event.OPENED
-        if point is Point.LOOP:
-            member.take_end(member.barriers.begin_loop())
-            return Event.HALTED if member.stopped else Event.OPENED
-        differs = action.compares and self._differs(point)
-        opening = member.wait_for_others(point, differs)
+        barriers, differs = member.barriers, action.compares and self._differs(point)
+        opening = member.until_end(lambda: barriers.wait(point, differs))
         if action.compares:
-            member.barriers.where = point
+            barriers.where = point
         if opening is None:
             return Event.HALTED
         if not opening.changes:
@@ -286,7 +272,7 @@ class Phases:
             trained = [id(variable) for variable in member.model.trainable_variables]
             has_changed = member.model.run_eagerly and trained != self._trained
             differs = differs or has_changed or self._is_traced_anew
-            differs = self._optimizers.are_set_by_script() or differs
+            differs = member.optimizers.states.are_set_by_script() or differs
         return differs
 
     def _take_final(self) -> None:
@@ -294,10 +280,10 @@ class Phases:
         session = self._member.joined
         if session.stopped and self._final is not session:
             self._final = session
-            self.has_slots = self._central.take_final(session)
+            self.has_slots = take_final(self._member, session)
 
     def _fill_slots(self) -> None:
-        self.has_slots = self._central.fill_slots(self._member.joined)
+        self.has_slots = fill_slots(self._member, self._member.joined)
 
     def _seed_apart(self) -> None:
         """Give the model's random layers a seed that differs by worker, once for each layer.

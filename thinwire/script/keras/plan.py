@@ -47,26 +47,13 @@ class PlannedStep:
     is_uniform: bool = True
 
     @staticmethod
-    def of(optimizer: Any, pairs: Pairs) -> PlannedStep:
-        """Return an optimizer's planned step, given the pairs (gradient, variable) that it gets."""
-        missing = tuple(variable for gradient, variable in pairs if gradient is None)
-        return PlannedStep(optimizer, tuple(variable for _, variable in pairs), missing)
-
-    def merged(self, other: PlannedStep) -> PlannedStep:
-        """Return one planned step that merges two calls of the same optimizer in a train_step."""
-        known_ids, missing_ids = _ids(self.variables), _ids(other.without_gradient)
-        never_given = [
-            variable for variable in self.without_gradient if id(variable) in missing_ids
-        ]
-        return PlannedStep(
-            self.optimizer,
-            (
-                *self.variables,
-                *(variable for variable in other.variables if id(variable) not in known_ids),
-            ),
-            tuple(never_given),
-            self.is_uniform and other.is_uniform and known_ids == _ids(other.variables),
-        )
+    def of(optimizer: Any, *calls: Pairs) -> PlannedStep:
+        """Return an optimizer's planned step, given the pairs (gradient, variable) of its calls."""
+        variables = distinct(variable for pairs in calls for _, variable in pairs)
+        moved = _ids(v for pairs in calls for gradient, v in pairs if gradient is not None)
+        without_gradient = tuple(variable for variable in variables if id(variable) not in moved)
+        is_uniform = all(_ids(v for _, v in pairs) == _ids(variables) for pairs in calls)
+        return PlannedStep(optimizer, tuple(variables), without_gradient, is_uniform)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,18 +65,13 @@ class StepPlan:
     @property
     def variables(self) -> list[Any]:
         """All variables that the optimizers of the train_step update, without duplicates."""
-        return list({id(v): v for step in self.steps for v in step.variables}.values())
+        return distinct(variable for step in self.steps for variable in step.variables)
 
     @property
-    def without_gradient(self) -> list[Any]:
-        """The variables for which no optimizer of the train_step gets a gradient."""
-        moved = {
-            id(v)
-            for step in self.steps
-            for v in step.variables
-            if id(v) not in _ids(step.without_gradient)
-        }
-        return [v for v in self.variables if id(v) not in moved]
+    def moved(self) -> set[int]:
+        """The ids of the variables for which an optimizer of the train_step gets a gradient."""
+        moved = (_ids(step.variables) - _ids(step.without_gradient) for step in self.steps)
+        return set[int]().union(*moved)
 
     def _warn_of_own_sums(self) -> None:
         """Warn of an Ftrl optimizer whose steps on the workers let the workers' models diverge."""
@@ -152,34 +134,34 @@ def _ids(variables: Iterable[Any]) -> set[int]:
     return {id(variable) for variable in variables}
 
 
+def distinct(objects: Iterable[Any]) -> list[Any]:
+    """Return objects, for example variables, in their order but without duplicates."""
+    return list({id(each): each for each in objects}.values())
+
+
 def named(optimizer: Any) -> str:
     """Return the name of an optimizer for messages: its class and its Keras name."""
     return f"{type(optimizer).__name__} {optimizer.name!r}"
 
 
+@dataclasses.dataclass
 class StepRecorder:
     """Records all calls of optimizers in a trial of a train_step, in which no optimizer steps.
 
     Attributes:
-        gradients: All gradients with which the train_step called optimizers, in order; empty if
-            `keeps_gradients` is false.
+        calls: Pairs (optimizer, the pairs (gradient, variable) that it gets), in their order.
     """
 
-    def __init__(self, keeps_gradients: bool = False) -> None:
-        self.gradients: list[Any] = []
-        self._steps: dict[int, PlannedStep] = {}
-        self._keeps_gradients = keeps_gradients
-
-    def record(self, optimizer: Any, pairs: Pairs) -> None:
-        """Record a call of an optimizer with pairs (gradient, variable)."""
-        step, known = PlannedStep.of(optimizer, pairs), self._steps.get(id(optimizer))
-        self._steps[id(optimizer)] = step if known is None else known.merged(step)
-        if self._keeps_gradients:
-            self.gradients.extend(gradient for gradient, _ in pairs)
+    calls: list[tuple[Any, Pairs]] = dataclasses.field(default_factory=list)
 
     def plan(self) -> StepPlan:
         """Return the recorded calls of optimizers as a plan of the train_step."""
-        return StepPlan(tuple(self._steps.values()))
+        return StepPlan(
+            tuple(
+                PlannedStep.of(optimizer, *(pairs for o, pairs in self.calls if o is optimizer))
+                for optimizer in distinct(optimizer for optimizer, _ in self.calls)
+            )
+        )
 
 
 def is_built(model: Any) -> bool:
@@ -244,23 +226,16 @@ def before_first_step(model: Any, call: Callable[[Any], object]) -> None:
 
     def first(iterator: Any) -> Any:
         model.train_function = alone
-        data_spec, iterator = take_first(iterator)
+        if hasattr(iterator, "element_spec"):
+            data_spec = iterator.element_spec
+        else:  # a Python iterator over mini-batches
+            batch = next(iterator)
+            data_spec = tf.nest.map_structure(_spec, batch)
+            iterator = itertools.chain([batch], iterator)
         call(data_spec)
         return alone(iterator)
 
     model.train_function = first
-
-
-def take_first(iterator: Any) -> tuple[Any, Any]:
-    """Return an iterator's tensor specs, and an iterator over all of its mini-batches.
-
-    Args:
-        iterator: TensorFlow iterator, or a Python iterator over mini-batches.
-    """
-    if hasattr(iterator, "element_spec"):
-        return iterator.element_spec, iterator
-    first = next(iterator)
-    return tf.nest.map_structure(_spec, first), itertools.chain([first], iterator)
 
 
 def _spec(leaf: Any) -> Any:

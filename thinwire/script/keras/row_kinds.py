@@ -13,13 +13,13 @@ noise once for the original rows, and repeat it for the repeated rows.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import enum
 import functools
 import inspect
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -27,11 +27,6 @@ from absl import logging
 from keras.src import backend
 
 from thinwire.script.data.rows import map_rows, num_rows
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Float64 = NDArray[np.float64]
 
 #: Allowed rounding error of a float32 sum over many rows, relative to the sum.
 _ROUNDING = 1e-3
@@ -72,41 +67,41 @@ def repeated(data: Any, repeats: int) -> Any:
     return data if repeats == 1 else map_rows(repeat, data)
 
 
-def kinds_of(evaluate: Callable[[Any, bool], Sequence[float]], data: Any) -> list[RowKind]:
-    """Return for each of several losses if it is a sum or a mean over a mini-batch's rows.
+def kinds_of(rows: int | None, *attempts: Callable[[int], Sequence[Any]]) -> list[RowKind]:
+    """Return for each of several losses or gradients if it is a sum or a mean over rows.
 
     Args:
-        evaluate: Function of a mini-batch and a bool that returns the losses. If the bool is True,
-            the losses are computed at slightly changed predictions or weights, because a loss may
-            be 0 by chance.
-        data: Mini-batch whose rows are repeated to compare the losses.
+        rows: Number of rows in the mini-batch; None if unknown.
+        attempts: Functions of a number n that return the losses or gradients of a mini-batch in
+            which each row occurs n times. A later function computes them at slightly changed
+            predictions or weights, and is called only if a value of the functions before it may be
+            0 by chance.
 
     Returns:
-        A kind for each loss; an empty list if the losses cannot be computed for repeated rows.
+        A kind for each value; an empty list if the values cannot be computed for repeated rows.
     """
+    kinds: list[RowKind] = []
     try:
-        kinds = _kinds_at(lambda rows: evaluate(rows, False), data)
-        if RowKind.UNDECIDED in kinds:
-            moved_kinds = _kinds_at(lambda rows: evaluate(rows, True), data)
-            pairs = zip(kinds, moved_kinds, strict=True)
-            kinds = [other if kind is RowKind.UNDECIDED else kind for kind, other in pairs]
+        for evaluate in attempts:
+            if not kinds or RowKind.UNDECIDED in kinds:
+                found = _kinds_at(rows, evaluate)
+                pairs = zip(kinds or found, found, strict=True)
+                kinds = [other if kind is RowKind.UNDECIDED else kind for kind, other in pairs]
     except Exception as error:  # noqa: BLE001 - a script's loss may raise any error
-        logging.info("a loss of the model cannot be computed for repeated rows: %r", error)
+        logging.info("the model cannot compute a batch of repeated rows: %r", error)
         return []
     return [RowKind.OTHER if kind is RowKind.UNDECIDED else kind for kind in kinds]
 
 
-def _kinds_at(evaluate: Callable[[Any], Sequence[float]], data: Any) -> list[RowKind]:
-    def values(repeats: int) -> Sequence[float]:
-        with _same_noise(rows_of(data), repeats):
-            return evaluate(repeated(data, repeats))
+def _kinds_at(rows: int | None, evaluate: Callable[[int], Sequence[Any]]) -> list[RowKind]:
+    def values(repeats: int) -> Sequence[Any]:
+        with _same_noise(rows, repeats):
+            return evaluate(repeats)
 
     once, twice = values(1), values(2)
     kinds = [_kind(*pair, math.nan) for pair in zip(once, twice, strict=True)]
     if RowKind.OTHER in kinds:
-        kinds = [
-            _kind(*values_of_loss) for values_of_loss in zip(once, twice, values(3), strict=True)
-        ]
+        kinds = [_kind(*three) for three in zip(once, twice, values(3), strict=True)]
     return kinds
 
 
@@ -119,16 +114,13 @@ def moved(values: Any) -> Any:
     return values + tf.cast(noise, values.dtype)
 
 
-def _kind(once: float, twice: float, thrice: float) -> RowKind:
-    """Return if a loss is a sum or a mean, given its values for each row once, twice and thrice.
+def _kind(once: Any, twice: Any, thrice: Any) -> RowKind:
+    """Return the kind of a number or vector, given its values for each row once, twice and thrice.
 
     >>> [_kind(2.0, twice, thrice).name for twice, thrice in ((2, 2), (4, 6), (3, 4), (3, 9))]
     ['FIXED', 'SUM', 'MIXED', 'OTHER']
     """
-    return _kind_of_vectors(*(np.array([value], np.float64) for value in (once, twice, thrice)))
-
-
-def _kind_of_vectors(once: Float64, twice: Float64, thrice: Float64) -> RowKind:
+    once, twice, thrice = (np.asarray(value, np.float64) for value in (once, twice, thrice))
     size = float(np.linalg.norm(once))
     if not (
         size and once.shape == twice.shape and math.isfinite(size) and np.isfinite(twice).all()
@@ -144,61 +136,22 @@ def _kind_of_vectors(once: Float64, twice: Float64, thrice: Float64) -> RowKind:
     return RowKind.OTHER
 
 
-def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None) -> RowKind:
-    """Return if a step's gradients are sums or means over the rows of a mini-batch.
-
-    Args:
-        evaluate: Function of a number n that returns the gradients of a mini-batch in which each
-            row occurs n times.
-        rows: Number of rows in the mini-batch; None if unknown.
-
-    Returns:
-        The kind of all gradients together; `OTHER` if the step cannot be taken with repeated rows.
-    """
-
-    def joined(repeats: int) -> Float64:
-        with _same_noise(rows, repeats):
-            gradients = [gradient for gradient in evaluate(repeats) if gradient is not None]
-        parts = [np.ravel(tf.convert_to_tensor(gradient).numpy()) for gradient in gradients]
-        return np.concatenate(parts, dtype=np.float64) if parts else np.zeros(0)
-
-    try:
-        once, twice = joined(1), joined(2)
-        kind = _kind_of_vectors(once, twice, np.full_like(once, math.nan))
-        if kind is RowKind.OTHER:
-            kind = _kind_of_vectors(once, twice, joined(3))
-    except Exception as error:  # noqa: BLE001 - a script's train_step may raise any error
-        logging.info("the model's train_step cannot run with a batch of repeated rows: %r", error)
-        return RowKind.OTHER
-    return RowKind.OTHER if kind is RowKind.UNDECIDED else kind
-
-
-class _Noise(threading.local):
-    """Sizes of the mini-batch for which one thread's Keras random functions draw noise.
-
-    Attributes:
-        rows: Number of rows of the batch before its rows were repeated; None outside of a trial
-            with repeated rows.
-        repeats: Number of times that each row occurs in the batch.
-    """
-
-    rows: int | None = None
-    repeats = 1
-
-
-_NOISE = _Noise()
+#: Number of rows of the mini-batch for which Keras' random functions draw noise, and number of
+#: times that each row occurs. The number of rows is None outside of a trial with repeated rows.
+_NOISE: contextvars.ContextVar[tuple[int | None, int]] = contextvars.ContextVar(
+    "noise", default=(None, 1)
+)
 
 
 @contextlib.contextmanager
 def _same_noise(rows: int | None, repeats: int) -> Iterator[None]:
     """Let Keras draw the same noise for all copies of a mini-batch's row, in this thread."""
     _watch_noise()
-    before = _NOISE.rows, _NOISE.repeats
-    _NOISE.rows, _NOISE.repeats = rows, repeats
+    before = _NOISE.set((rows, repeats))
     try:
         yield
     finally:
-        _NOISE.rows, _NOISE.repeats = before
+        _NOISE.reset(before)
 
 
 @functools.cache
@@ -209,23 +162,19 @@ def _watch_noise() -> None:
 
 
 def _repeating(alone: Callable[..., Any], is_by_shape: bool) -> Callable[..., Any]:
-    # name of this argument of Keras' random function in a call by keyword
-    first_name = next(iter(inspect.signature(alone).parameters))
+    signature = inspect.signature(alone)
 
     @functools.wraps(alone)
     def draw(*others: Any, **keywords: Any) -> Any:
-        rows, repeats = _NOISE.rows, _NOISE.repeats
+        rows, repeats = _NOISE.get()
         if rows is None or repeats == 1:
             return alone(*others, **keywords)
-        first = others[0] if others else keywords[first_name]
+        given = signature.bind(*others, **keywords).arguments
+        name, first = next(iter(given.items()))
         sizes = first if is_by_shape else first.shape
         if not len(sizes) or int(sizes[0]) != rows * repeats:
             return alone(*others, **keywords)
         part = (rows, *sizes[1:]) if is_by_shape else first[:rows]
-        if others:
-            once = alone(part, *others[1:], **keywords)
-        else:
-            once = alone(**(keywords | {first_name: part}))
-        return tf.concat([once] * repeats, 0)
+        return tf.concat([alone(**(given | {name: part}))] * repeats, 0)
 
     return draw

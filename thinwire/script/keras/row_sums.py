@@ -27,8 +27,9 @@ state of a step.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -43,17 +44,10 @@ from thinwire.script.data.place import StepRows
 from thinwire.script.data.rows import count_rows
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.plan import running_eagerly
-from thinwire.script.keras.row_kinds import (
-    RowKind,
-    kind_of_gradients,
-    kinds_of,
-    moved,
-    repeated,
-    rows_of,
-)
+from thinwire.script.keras.row_kinds import RowKind, kinds_of, moved, repeated, rows_of
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import recording
-from thinwire.script.keras.traces import call_with_values
+from thinwire.script.keras.traces import call_until
 from thinwire.script.keras.trial import StepTrial
 
 #: Prevents AutoGraph from converting this module's code in a `tf.function` of the script.
@@ -65,19 +59,21 @@ _REMEDY = (
 )
 
 
+@dataclasses.dataclass
 class _Part:
     """One part of a model's loss, for example the loss of one output.
 
     Attributes:
         name: Name of this part of the model's loss, for error messages.
-        kind: Kind of this part of the loss, a sum or a mean over rows; `UNDECIDED` before it is
-            known.
         usual: Kind that is assumed for this part of the loss if `kind` is `UNDECIDED` or `OTHER`
             (no sum and no mean).
+        kind: Kind of this part of the loss, a sum or a mean over rows; `UNDECIDED` before it is
+            known.
     """
 
-    def __init__(self, name: str, usual: RowKind) -> None:
-        self.name, self.kind, self.usual = name, RowKind.UNDECIDED, usual
+    name: str
+    usual: RowKind
+    kind: RowKind = RowKind.UNDECIDED
 
     @property
     def is_sum(self) -> bool:
@@ -99,7 +95,7 @@ class RowSums:
     def __init__(self, member: RunMember, exchange: StepExchange, trial: StepTrial) -> None:
         self._member, self._exchange, self._trial = member, exchange, trial
         self._rounds: StepRows | None = None
-        self._compiled: list[_CompiledLoss] = []
+        self._parts: list[_Part] = []
         # Maps the position among the losses that layers added with `add_loss` to the part of the
         # model's loss.
         self._added: dict[int, _Part] = {}
@@ -110,7 +106,8 @@ class RowSums:
         # otherwise.
         self._repeats: int | None = None
         self._data: Any = None  # mini-batch of the train_step in progress; None between steps
-        self._whole = _Part("train_step", RowKind.FIXED)  # loss of the script's own train_step
+        # loss of the script's own train_step
+        self._whole = self._new_part("train_step", RowKind.FIXED)
 
     # -- position in the fit ----------------------------------------------------------------------
 
@@ -122,8 +119,7 @@ class RowSums:
                 script's batches.
         """
         self._rounds = rounds
-        compiled = [loss.part for loss in self._compiled]
-        for part in (self._whole, *self._added.values(), *compiled):
+        for part in self._parts:
             part.kind = RowKind.UNDECIDED
 
     def begin_epoch(self) -> None:
@@ -150,7 +146,8 @@ class RowSums:
             return
         self._data = data
         self._watch_losses()
-        if not self._is_standard:
+        compute_loss = getattr(self._member.model.compute_loss, "__func__", None)
+        if not (self._trial.is_standard and compute_loss is keras.Model.compute_loss):
             self._once(self._whole, self._try_step, data)
         tf.numpy_function(self._begin_step, [count_rows(data)], [])
         try:
@@ -166,76 +163,76 @@ class RowSums:
         self._rows = None
         self._step += 1
 
-    @property
-    def _is_standard(self) -> bool:
-        """True if Keras' own train_step and compute_loss add up the loss."""
-        model = self._member.model
-        is_own = getattr(model.compute_loss, "__func__", None) is keras.Model.compute_loss
-        return is_own and self._trial.is_standard
-
     # -- parts of the loss ------------------------------------------------------------------------
+
+    def _new_part(self, name: str, usual: RowKind) -> _Part:
+        self._parts.append(_Part(name, usual))
+        return self._parts[-1]
 
     def _watch_losses(self) -> None:
         model = self._member.model
         if "_aggregate_additional_loss" not in vars(model):
             alone = model._aggregate_additional_loss
             model._aggregate_additional_loss = _as_it_is(functools.partial(self._aggregate, alone))
-        self._watch(getattr(model, "_compile_loss", None))
+        if (compile_loss := getattr(model, "_compile_loss", None)) is not None:
+            self._watch(compile_loss)
 
     def _watch(self, compile_loss: Any) -> None:
-        """Wrap each loss that `compile` got, once Keras has built the losses."""
-        if compile_loss is None:
+        """Wrap each loss that `compile` got and that may be a sum, once Keras has built the losses.
+
+        A loss of Keras is a mean over the rows if its `reduction` does not show otherwise.
+        """
+        if not compile_loss.built:
+            if "build" not in vars(compile_loss):
+                build = compile_loss.build
+
+                def build_watched(y_true: Any, y_pred: Any) -> None:
+                    build(y_true, y_pred)
+                    self._watch(compile_loss)
+
+                compile_loss.build = build_watched
             return
-        if compile_loss.built:
-            self._watch_each(compile_loss)
-        elif "build" not in vars(compile_loss):
-            build = compile_loss.build
-
-            def build_watched(y_true: Any, y_pred: Any) -> None:
-                build(y_true, y_pred)
-                self._watch_each(compile_loss)
-
-            compile_loss.build = build_watched
-
-    def _watch_each(self, compile_loss: Any) -> None:
         for number, entry in enumerate(compile_loss._flat_losses):
-            if not isinstance(entry.loss, _CompiledLoss):
-                watched = _CompiledLoss(entry.loss, entry.name, self)
-                self._compiled.append(watched)
+            loss = entry.loss
+            if isinstance(loss, _CompiledLoss):
+                continue
+            if loss.reduction in ("sum", "none", None) or not _is_of_keras(loss):
+                usual = RowKind.SUM if loss.reduction == "sum" else RowKind.FIXED
+                part = self._new_part(f"loss {loss.name!r} of output {entry.name!r}", usual)
+                watched = _CompiledLoss(loss, part, self)
                 compile_loss._flat_losses[number] = entry._replace(loss=watched)
 
-    def scale_compiled(
-        self, loss: Any, part: _Part | None, value: Any, y: Any, y_pred: Any, sample_weight: Any
-    ) -> Any:
+    def scale_compiled(self, watched: _CompiledLoss, value: Any, arguments: Any) -> Any:
         """Return the value of a compiled loss, scaled if the value is a sum over a batch's rows.
 
         Args:
-            loss: Loss object of Keras or of the script.
-            part: Part of the model's loss to which the value belongs; None if the loss is known to
-                be a mean.
+            watched: Loss of Keras or of the script, and the part of the model's loss to which its
+                value belongs.
             value: Value of the loss: a scalar, or one value for each row.
-            y: Target values with which the loss was called.
-            y_pred: Predictions with which the loss was called.
-            sample_weight: Sample weights that the loss was called with; None without weights.
+            arguments: Target values, predictions and sample weights (None without weights) with
+                which the loss was called.
         """
-        if self._data is None or part is None:
+        part = watched.part
+        if self._data is None:
             return value
         if len(value.shape):
-            self._once(part, lambda arguments: self._refuse_rows(part), (y, y_pred, sample_weight))
+            self._once(part, lambda arguments: self._refuse_rows(part), arguments)
             return value
 
-        def evaluate(arguments: Any, is_moved: bool) -> list[float]:
-            y, y_pred, sample_weight = arguments
-            if is_moved:
-                y_pred = tf.nest.map_structure(moved, y_pred)
-            # a tf.function would need a second TensorFlow thread to compute eagerly
-            with running_eagerly():
-                return [float(loss(y, y_pred, sample_weight))]
-
         def decide(arguments: Any) -> None:
-            self._decide([part], kinds_of(evaluate, arguments) or [RowKind.OTHER])
+            def evaluate(is_moved: bool, repeats: int) -> list[float]:
+                y, y_pred, sample_weight = repeated(arguments, repeats)
+                if is_moved:
+                    y_pred = tf.nest.map_structure(moved, y_pred)
+                # a tf.function would need a second TensorFlow thread to compute eagerly
+                with running_eagerly():
+                    return [float(watched.loss(y, y_pred, sample_weight))]
 
-        self._once(part, decide, (y, y_pred, sample_weight))
+            attempts = (functools.partial(evaluate, is_moved) for is_moved in (False, True))
+            kinds = kinds_of(rows_of(arguments), *attempts)
+            self._decide(part, kinds[0] if kinds else RowKind.OTHER)
+
+        self._once(part, decide, arguments)
         return self._scaled(part, value)
 
     def _refuse_rows(self, part: _Part) -> None:
@@ -252,22 +249,18 @@ class RowSums:
         total = alone(loss)
         if self._data is None:
             return total
-        added = _added_losses(self._member.model)
-        position = next((n for n, layer_loss in enumerate(added) if layer_loss is loss), None)
+        added = enumerate(_added_losses(self._member.model))
+        found = next(((number, layer) for number, (layer, own) in added if own is loss), None)
         # a weight regularizer needs no scaling, because it is equal on all workers
-        if position is None:
+        if found is None:
             return total
-        part = self._added.get(position)
-        if part is None:
-            layer = next(
-                layer
-                for layer in self._member.model._flatten_layers()
-                if any(loss is layer_loss for layer_loss in layer._get_own_losses())
-            )
+        position, layer = found
+        if position not in self._added:
             is_by_row = len(loss.shape) > 0 and loss.shape[0] == rows_of(self._data)
             usual = RowKind.SUM if is_by_row else RowKind.FIXED
             name = f"value that layer {layer.name!r} adds to the loss"
-            part = self._added[position] = _Part(name, usual)
+            self._added[position] = self._new_part(name, usual)
+        part = self._added[position]
         if _is_at_hand(self._data):
             self._once(part, self._decide_added, self._data)
         return self._scaled(part, total)
@@ -278,40 +271,32 @@ class RowSums:
         x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(data)
         training = {"training": True} if model._call_has_training_arg else {}
 
-        def evaluate(inputs: Any, is_moved: bool) -> list[float]:
+        def evaluate(is_moved: bool, repeats: int) -> list[float]:
             variables = model.trainable_variables if is_moved else []
             values = [(variable, moved(variable.value)) for variable in variables]
             with running_eagerly(), keras.StatelessScope(values, collect_losses=True):
-                model(inputs, **training)
-                return [float(tf.reduce_sum(layer_loss)) for layer_loss in _added_losses(model)]
+                model(repeated(x, repeats), **training)
+                return [float(tf.reduce_sum(added)) for _, added in _added_losses(model)]
 
-        kinds = kinds_of(evaluate, x) or [RowKind.OTHER] * len(self._added)
-        self._decide([self._added.get(position) for position in range(len(kinds))], kinds)
+        attempts = (functools.partial(evaluate, is_moved) for is_moved in (False, True))
+        kinds = dict(enumerate(kinds_of(rows_of(x), *attempts)))
+        for position, part in self._added.items():
+            self._decide(part, kinds.get(position, RowKind.OTHER))
 
-    def _decide(self, parts: Sequence[_Part | None], kinds: Sequence[RowKind]) -> None:
-        """Store which parts of the loss are sums or means; reject a part that cannot be scaled.
-
-        Args:
-            parts: Parts of the model's loss; None for a part that needs no check.
-            kinds: For each part of the loss, its kind: a sum or a mean over rows.
-        """
-        for part, kind in zip(parts, kinds, strict=False):
-            if part is None:
-                continue
-            part.kind = kind
-            if kind is RowKind.MIXED:
-                self._refuse(
-                    f"the {part.name} of {self._member.model.name!r} adds a sum over the rows of a "
-                    "batch to a mean over the rows, and workers that share a batch scale only "
-                    "sums; expected a sum or a mean. Make it two losses, or divide the sum by the "
-                    f"number of rows. {_REMEDY}"
-                )
-            elif kind is RowKind.OTHER:
-                logging.info("the %s is neither a sum nor a mean over batch rows", part.name)
+    def _decide(self, part: _Part, kind: RowKind) -> None:
+        """Store if a part of the loss is a sum or a mean; reject a part that cannot be scaled."""
+        part.kind = kind
+        if kind is RowKind.MIXED:
+            self._refuse(
+                f"the {part.name} of {self._member.model.name!r} adds a sum over the rows of a "
+                "batch to a mean over the rows, and workers that share a batch scale only sums; "
+                "expected a sum or a mean. Make it two losses, or divide the sum by the number of "
+                f"rows. {_REMEDY}"
+            )
+        elif kind is RowKind.OTHER:
+            logging.info("the %s is neither a sum nor a mean over batch rows", part.name)
 
     def _scaled(self, part: _Part, value: Any) -> Any:
-        if tf.executing_eagerly():
-            return value * tf.cast(self._factor(part), value.dtype)
         factor = tf.numpy_function(functools.partial(self._factor, part), [], tf.float32)
         return value * tf.cast(tf.ensure_shape(factor, []), value.dtype)
 
@@ -346,22 +331,25 @@ class RowSums:
         cannot be scaled is a sum over rows. During the call with repeated rows, no optimizer steps
         and no Keras variable changes.
         """
-        trial, before = self._trial, self._data
+        before = self._data
 
-        def gradients(repeats: int) -> list[Any]:
+        def gradient(repeats: int) -> list[Any]:
             self._repeats, self._data = repeats, repeated(data, repeats)
             with (
                 running_eagerly(),
-                recording(keeps_gradients=True) as recorder,
+                recording() as recorder,
                 keras.StatelessScope(collect_losses=True),
             ):
-                trial.train_step(self._data)
-            return recorder.gradients
+                self._trial.train_step(self._data)
+            gradients = (g for _, pairs in recorder.calls for g, _ in pairs if g is not None)
+            parts = [np.ravel(tf.convert_to_tensor(gradient).numpy()) for gradient in gradients]
+            return [np.concatenate(parts, dtype=np.float64) if parts else np.zeros(0)]
 
         try:
-            self._whole.kind = kind_of_gradients(gradients, rows_of(data))
+            kinds = kinds_of(rows_of(data), gradient)
         finally:
             self._repeats, self._data = None, before
+        self._whole.kind = kinds[0] if kinds else RowKind.OTHER
         if self._whole.kind in (RowKind.SUM, RowKind.MIXED):
             method = "compute_loss" if self._trial.is_standard else "train_step"
             verb = "sums its loss" if self._whole.kind is RowKind.SUM else "adds a sum to its loss"
@@ -373,8 +361,6 @@ class RowSums:
                 f"{_REMEDY}"
             )
 
-    # -- within a graph ---------------------------------------------------------------------------
-
     def _once(self, part: _Part, decide: Callable[[Any], None], value: Any) -> None:
         """Find out, only once, if a part of the model's loss is a sum over the mini-batch's rows.
 
@@ -385,45 +371,28 @@ class RowSums:
             value: Nested structure of tensors; `decide` gets this structure with the tensors'
                 values.
         """
-        if tf.executing_eagerly():
-            if not self._is_known(part):
-                decide(value)
-            return
 
-        def call(values: Any) -> int:
-            decide(values)
-            return 0
+        def is_known() -> bool:
+            return self._rounds is None or part.kind is not RowKind.UNDECIDED
 
-        is_known = tf.numpy_function(lambda: np.bool_(self._is_known(part)), [], tf.bool)
-        tf.cond(
-            tf.ensure_shape(is_known, []),
-            lambda: tf.constant(0),
-            lambda: call_with_values(call, value),
-        )
-
-    def _is_known(self, part: _Part) -> bool:
-        return self._rounds is None or part.kind is not RowKind.UNDECIDED
+        call_until(is_known, decide, value)
 
     def _refuse(self, text: str) -> None:
         """End the `fit` with a ConfigurationError, before the gradient of this step is sent."""
         self._exchange.keep(ConfigurationError(text))
 
 
+@dataclasses.dataclass
 class _CompiledLoss:
     """Wrapper of a loss that `compile` got; scales the loss if workers divide the batches."""
 
-    def __init__(self, loss: Any, name: str, owner: RowSums) -> None:
-        self._loss, self._owner, self.name = loss, owner, loss.name
-        usual = RowKind.SUM if loss.reduction == "sum" else RowKind.FIXED
-        self.part = _Part(f"loss {loss.name!r} of output {name!r}", usual)
-        is_mean = _is_of_keras(loss) and loss.reduction not in ("sum", "none", None)
-        self._is_mean = is_mean
+    loss: Any
+    part: _Part
+    sums: RowSums
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        value = self._loss(y_true, y_pred, sample_weight)
-        part = None if self._is_mean else self.part
-        scale = _as_it_is(self._owner.scale_compiled)
-        return scale(self._loss, part, value, y_true, y_pred, sample_weight)
+        value = self.loss(y_true, y_pred, sample_weight)
+        return _as_it_is(self.sums.scale_compiled)(self, value, (y_true, y_pred, sample_weight))
 
 
 def _is_of_keras(loss: Any) -> bool:
@@ -436,10 +405,9 @@ def _is_of_keras(loss: Any) -> bool:
     )
 
 
-def _added_losses(model: Any) -> list[Any]:
-    """Return the losses that layers added in the model's last call, without weight regularizers."""
-    layers = model._flatten_layers(include_self=True)
-    return [loss for layer in layers for loss in layer._get_own_losses()]
+def _added_losses(model: Any) -> list[tuple[Any, Any]]:
+    """Return pairs (layer, loss that it added in the model's last call) without regularizers."""
+    return [(layer, loss) for layer in model._flatten_layers() for loss in layer._get_own_losses()]
 
 
 def _is_at_hand(data: Any) -> bool:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from thinwire.proto.barriers import Point
+from absl import logging
+
+from thinwire.runtime.run.settings import RETURNED_EARLY, SCRIPT_FAILED
 from thinwire.script import interrupts
+from thinwire.script.data.data import Shared
 from thinwire.script.data.fit_counts import FitCounts
 from thinwire.script.keras.assignments import Assignments
 from thinwire.script.keras.catching_up import CatchUp
 from thinwire.script.keras.fit_barriers import FitBarriers
+from thinwire.script.keras.kept_state import KeptState
 from thinwire.script.member import Event, ScriptMember, Standing, Use
-from thinwire.script.session import RunOver, Session
+from thinwire.script.session import Session
 from thinwire.script.settings import ScriptSettings
-from thinwire.worker.client.control import Opening, RunHalted
+from thinwire.script.steps import RunOver
+from thinwire.worker.client.control import RunHalted
+from thinwire.worker.held_files import lift_hold
 from thinwire.worker.script import RECORD
 
+_Answer = TypeVar("_Answer")
 
+
+@dataclasses.dataclass(eq=False)
 class RunMember:
     """Membership of one model in a run, which all modules that train the model share.
 
@@ -27,6 +37,10 @@ class RunMember:
     Attributes:
         model: The Keras model, or the several models that a training loop trains together.
         settings: Settings of the script; None if the model trains outside of a run.
+        others: Function that returns the memberships of the other models of this worker's script.
+        num_train: Number of rows of the whole training set, from `distribute`; None if the script
+            has not given it.
+        optimizers: Optimizers of the script that train in the run.
         state: State machine of the model's part in the run.
         session: Session with the servers in the present phase of the run; None before the first
             phase. While the state is SUCCEEDING, it is the session of the script's former model.
@@ -36,24 +50,44 @@ class RunMember:
             them.
         lock: Lock of the session with the servers: a TensorFlow thread uses the session while the
             script's thread may join or leave the run.
+        kept: Checkpoints of the optimizers that step on this worker; None if none are written.
         assignments: Record of the script's own assignments to shared variables, only used if
             optimizers step on this worker.
+        data: This worker's training data for the current `fit`; empty for the script's own training
+            loop.
+        epoch: Number of the current training epoch. The first epoch of a `fit` has the number
+            `initial_epoch`.
+        ends_after: Number of epochs after which the current `fit` ends early; 0 if it ends
+            immediately; None if it does not end early.
         fit_counts: Counters of the calls of `fit` of all models of the script.
         num_before: Number of models that the script has trained in the run before the present
             model.
     """
 
-    def __init__(self, model: Any, settings: ScriptSettings | None) -> None:
-        self.model, self.settings = model, settings
+    model: Any
+    settings: ScriptSettings | None
+    others: Callable[[], Sequence[RunMember]] = list
+    num_train: int | None = None
+    # the `ScriptOptimizers` of the model, whose module imports this one
+    optimizers: Any = dataclasses.field(init=False)
+    state: ScriptMember = dataclasses.field(init=False)
+    session: Session | None = None
+    barriers: FitBarriers | None = None
+    catch_up: CatchUp = dataclasses.field(default_factory=CatchUp)
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    kept: KeptState | None = None
+    assignments: Assignments = dataclasses.field(default_factory=Assignments)
+    data: Shared = dataclasses.field(default_factory=lambda: Shared({}))
+    epoch: int = 0
+    ends_after: int | None = None
+    fit_counts: FitCounts = dataclasses.field(default_factory=FitCounts)
+    num_before: int = 0
+    _exchanges_before: int = 0
+
+    def __post_init__(self) -> None:
         self.state = ScriptMember(self.is_offered)
-        self.session: Session | None = None
-        self.barriers: FitBarriers | None = None
-        self.catch_up = CatchUp()
-        self.lock = threading.Lock()
-        self.assignments = Assignments()
-        self.num_before = 0
-        self.fit_counts = FitCounts()
-        self._exchanges_before = 0
+        if self.settings is not None:
+            self.kept = KeptState.of(self.settings)
 
     @property
     def in_fit(self) -> bool:
@@ -69,11 +103,6 @@ class RunMember:
     def has_left(self) -> bool:
         """True if this worker has left the run at the end of its last `fit`."""
         return self.state.standing in (Standing.LEFT, Standing.LEFT_BEHIND)
-
-    @property
-    def has_place(self) -> bool:
-        """True if the run trains this model now, and not a later model of the script."""
-        return self.session is not None and self.state.standing is not Standing.REPLACED
 
     @property
     def is_behind(self) -> bool:
@@ -142,6 +171,11 @@ class RunMember:
         return settings is not None and settings.worker().id_worker == RECORD.chief
 
     @property
+    def writes_files(self) -> bool:
+        """True if this worker writes the script's files; only one worker of a run writes them."""
+        return self.is_chief or not self.is_offered
+
+    @property
     def takes_weights(self) -> bool:
         """True if optimizers step on this worker, which pushes weights instead of gradients."""
         return self.joined.takes_weights
@@ -159,10 +193,8 @@ class RunMember:
     @property
     def num_exchanges(self) -> int:
         """Number of exchanges with the servers that have begun, over all calls of `fit`."""
-        count_before = self._exchanges_before
-        return (
-            count_before if self.session is None else max(count_before, self.session.part.core.step)
-        )
+        count = 0 if self.session is None else self.session.part.core.step
+        return max(self._exchanges_before, count)
 
     def go_on_as(self, session: Session) -> None:
         """Replace the session by a session of the run's next phase, which has not joined it yet."""
@@ -175,43 +207,78 @@ class RunMember:
         with self.lock:
             self.session = session
 
-    def take_over(self, other: RunMember) -> None:
-        """Let the run train this model instead of the script's previous model.
+    def join(self) -> Event:
+        """Join or rejoin the run; load the server's weights, loss scale and batch counts.
 
-        Args:
-            other: Membership of the model that the run trained before.
+        Returns:
+            The result for the state machine: JOINED, JOINED_BEHIND or HALTED.
         """
-        interrupts.remove_listener(other._interrupt)
-        self.session, self.barriers, self.catch_up = other.session, other.barriers, other.catch_up
-        self.catch_up.go_to_next_model(other.joined.shared.variables)
-        other.state.receive(Event.IS_REPLACED)
-        self.state.receive(Event.SUCCEEDS)
-        self.num_before = other.num_before + 1
-
-    def join(self) -> None:
-        """Join the run, or join it again, and load the server's weights into the model."""
+        is_behind = False
         with self.lock:
             session = self.joined
             if session.part.closing.is_set():  # a signal such as Ctrl-C interrupted `fit`
                 session.close("interrupted")
                 session.renew()
             phase = None if self.barriers is None else self.barriers.phase
-            if not session.stopped and self.catch_up.open(session, phase):
-                interrupts.add_listener(self._interrupt)
+            if not session.stopped:
+                is_behind = not self.catch_up.open(session, phase)
+            if not (is_behind or session.stopped):
+                interrupts.add_listener(self.interrupt)
             # the run id is empty if the run has ended, and the model then keeps its weights
             if session.part.run_id:
                 session.assign()
                 self.assignments.clear()
+        stepping = [step.inner for step in self.optimizers.stepping]
+        if is_behind and not session.stopped:
+            if self.state.standing is Standing.OPENING:
+                logging.warning("skipping this call of fit, which the run has already completed")
+            self.ends_after, self.model.stop_training = 0, True
+            self.catch_up.forget_states(stepping)
+        else:
+            self.catch_up.remember_states(stepping)
+        self.optimizers.start(session)
+        if session.stopped:
+            return Event.HALTED
+        if is_behind:
+            return Event.JOINED_BEHIND
+        if self.barriers is not None:
+            lift_hold()
+        return Event.JOINED
+
+    def stop_fit(self, after: int) -> None:
+        """End this `fit` after `after` epochs, because another worker's script stopped its `fit`.
+
+        The method `stop_fit` may be called from any thread.
+        """
+        self.ends_after = after
+        if self.in_fit and self.epoch >= after:
+            self.model.stop_training = True
+
+    def keep_state(self, at_end: bool = False) -> None:
+        """Write a checkpoint of the optimizers that step on this worker, if one is due.
+
+        Args:
+            at_end: True at the end of a `fit`. A checkpoint is then due if the optimizers have
+                taken a step since the last checkpoint.
+        """
+        if self.kept is not None and self.session is not None:
+            with self.lock:
+                self.kept.save(self.session, self.stepping, at_end)
+
+    @property
+    def stepping(self) -> list[Any]:
+        """The optimizers that train in the run, with their loss-scaling wrappers."""
+        return [step.optimizer for step in self.optimizers.stepping]
 
     def finish_rounds(self, session: Session) -> None:
         """Push the results of local steps that no exchange has sent to the servers yet."""
         with self.lock:
             if not session.stopped:
-                session.flush()
+                session.part.flush()
 
     def close(self, cause: str = "done") -> None:
         """Leave the run; the model stays usable and may join the run again."""
-        interrupts.remove_listener(self._interrupt)
+        interrupts.remove_listener(self.interrupt)
         with self.lock:
             if self.session is not None:
                 self.session.close(cause)
@@ -222,45 +289,30 @@ class RunMember:
             self.finish_rounds(self.session)
         self.close("error" if failed else "done")
 
-    def wait_for_others(self, point: Point, changes: bool = False) -> Opening | None:
-        """Wait at a barrier of the current `fit` until all workers' scripts have reached it.
+    def until_end(self, wait: Callable[[], _Answer]) -> _Answer | None:
+        """Return what a wait at the barriers returns; None if the run has ended, which is recorded.
 
-        Args:
-            point: Point of the current `fit`.
-            changes: True if this script's model differs from the model that the run trains.
-
-        Returns:
-            Description of how the barrier opened: whether a new phase of the run begins, and
-            whether this script offers its model for that phase. None if the run has ended.
+        Raises:
+            RunOver: The failure of another worker's script ended the run.
         """
-        if self.stopped:
+        try:
+            return wait()
+        except RunHalted as ended:
+            self.take_end(ended)
             return None
-        if self.barriers is None or self.session is None:
-            return Opening()
-        opening = self.barriers.wait(point, changes)
-        if isinstance(opening, Opening):
-            return opening
-        self.take_end(opening)
-        return None
 
-    def take_end(self, ended: RunHalted | None) -> None:
-        """Record the end of the run; raise RunOver if another worker's script failed.
-
-        Args:
-            ended: Description of the run's end, as a barrier returned it; None if the run
-                continues.
-        """
-        if ended is not None and self.session is not None:
-            self.session.part.core.stopped = True
-            self.session.part.core.stop_reason = ended.cause
-            self.raise_if_broken(ended.cause, ended.message)
+    def take_end(self, ended: RunHalted) -> None:
+        """Record the end of the run; raise RunOver if another worker's script failed."""
+        core = self.joined.part.core
+        core.stopped, core.stop_reason = True, ended.cause
+        self.raise_if_broken(ended.cause, ended.message)
 
     def raise_if_broken(self, cause: str, message: str = "") -> None:
         """Raise RunOver if the failure of another worker's script ended the run."""
-        if FitBarriers.is_failure(cause):
-            text = f"the run has ended ({cause}){f': {message}' if message else ''}"
-            raise RunOver(text, cause)
+        if cause in (SCRIPT_FAILED, RETURNED_EARLY):
+            raise RunOver(str(RunHalted(cause, message)), cause)
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
+        """End a wait of the present session, because a signal interrupts this process."""
         if self.session is not None:
             self.session.part.interrupt()

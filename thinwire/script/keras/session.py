@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from thinwire.models.flat_model import FlatVariables
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.rows import count_rows
+from thinwire.script.keras import central
 from thinwire.script.keras.assignments import Assignments
-from thinwire.script.keras.central import CentralAccess
+from thinwire.script.keras.callbacks import EpochTraffic
 from thinwire.script.keras.clock import RunClock
-from thinwire.script.keras.early_stop import EarlyStop
 from thinwire.script.keras.evaluations import FitEvaluations
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.fit_lifecycle import FitLifecycle
 from thinwire.script.keras.held_weights import takes_changes
-from thinwire.script.keras.joining import Joining
 from thinwire.script.keras.loops import LoopSteps, Together
 from thinwire.script.keras.optimizers import ScriptOptimizers, settings_with_momentum
 from thinwire.script.keras.own_loop import OwnLoop
@@ -29,33 +28,25 @@ from thinwire.script.keras.plan import Pairs, PlannedStep, StepPlan, named
 from thinwire.script.keras.row_sums import RowSums
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import ExchangeStep, StepCall, WeightsChanged, watch_steps
-from thinwire.script.keras.step_values import StepAnswer, StepValues
-from thinwire.script.keras.succession import Succession
 from thinwire.script.keras.traces import refuse_compiling
-from thinwire.script.keras.traffic import EpochTraffic
-from thinwire.script.keras.train_metrics import TrainMetrics
 from thinwire.script.keras.trial import StepTrial
-from thinwire.script.session import LeavesOnExit, StepInfo, part_of
+from thinwire.script.session import LeavesOnExit, Session, part_of
 from thinwire.script.settings import ScriptSettings
+from thinwire.script.steps import StepInfo
 from thinwire.worker.script import RECORD
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
 
 
 class ModelSession(LeavesOnExit):
     """Trains one model as a worker in a run, in all calls of `fit` or in a training loop.
 
-    The session of a model connects the modules of `thinwire.script.keras`. The steps within a
-    TensorFlow graph exchange with the servers through this session of the model.
+    It connects the modules of `thinwire.script.keras`. The steps within a TensorFlow graph exchange
+    with the servers through this session.
 
     Attributes:
         calls: Maps the Python id of a distributed model or optimizer to the arguments of the call
             of `thinwire.distribute`.
         call: Data of the train_step in progress, or of all steps of a training loop: numbers of
             rows, loss, optimizers.
-        central: Object that loads the shards' weights and optimizer state, for callbacks and saved
-            files.
         evaluations: Object that evaluates the validation data within the model's `fit`.
         fits: Object that begins and ends the model's calls of `fit`.
         loop: Training loop that the script writes itself.
@@ -81,42 +72,20 @@ class ModelSession(LeavesOnExit):
         """
         self.calls: dict[int, Any] = {}
         settings_for = functools.partial(settings_with_momentum, args, dict(keywords or {}))
-        member = self._member = RunMember(model, settings)
-        self._optimizers = ScriptOptimizers(member, self, settings_for)
+        member = self._member = RunMember(model, settings, self._others, num_train)
+        member.optimizers = self._optimizers = ScriptOptimizers(member, self, settings_for)
         self._loop_steps = LoopSteps()
         self._endless = self.call = StepCall(1, ends_later=False)
         self._trial = StepTrial(model)
-        stop = EarlyStop(member)
-        joining = Joining(member, self._optimizers, stop, num_train)
-        self.central = CentralAccess(member, self._optimizers)
-        self.evaluations = FitEvaluations(member, self.central)
-        succession = Succession(member, stop, self._others)
-        self._phases = Phases(
-            member, self._optimizers, self._trial, joining, self.central, self.evaluations, stop
-        )
-        self._exchange = StepExchange(
-            member, self._optimizers, joining, self._phases, self._loop_steps
-        )
+        self.evaluations = FitEvaluations(member)
+        self._phases = Phases(member, self._trial, self.evaluations)
+        self._exchange = StepExchange(member, self._optimizers, self._phases, self._loop_steps)
+        self.exchange, self.raise_failure = self._exchange.exchange, self._exchange.raise_failure
         self._row_sums = RowSums(member, self._exchange, self._trial)
         self.fits = FitLifecycle(
-            member=member,
-            succession=succession,
-            phases=self._phases,
-            joining=joining,
-            exchange=self._exchange,
-            evaluations=self.evaluations,
-            stop=stop,
-            metrics=TrainMetrics(member),
-            row_sums=self._row_sums,
+            member, self._phases, self._exchange, self.evaluations, self._row_sums
         )
-        self.loop = OwnLoop(
-            member=member,
-            optimizers=self._optimizers,
-            succession=succession,
-            phases=self._phases,
-            exchange=self._exchange,
-            central=self.central,
-        )
+        self.loop = OwnLoop(member, self._phases, self._exchange)
         if settings is not None:
             watch_steps(self)
             self._optimizers.prepare()
@@ -162,8 +131,7 @@ class ModelSession(LeavesOnExit):
         """Return this worker's part of a training set; the whole set outside of a run.
 
         After a call of `shard`, `fit` does not divide its data among workers, because the script
-        passes only this worker's part of the data to `fit`. The method `shard` calls
-        `thinwire.script.session.part_of` to divide the training set.
+        passes only this worker's part of the data to `fit`.
 
         Args:
             data: Arrays or a data set, in any form that `thinwire.script.session.part_of` accepts.
@@ -205,20 +173,27 @@ class ModelSession(LeavesOnExit):
         member.model = Together.of(member.model, models)
         self._loop_steps.add(self._optimizers.stand_in(optimizer), models)
 
-    # -- for TensorFlow's checkpoints -------------------------------------------------------------
+    # -- for saved files --------------------------------------------------------------------------
+
+    @property
+    def writes_files(self) -> bool:
+        """True if this worker writes the script's files; only one worker of a run writes them."""
+        return self._member.writes_files
+
+    def saving(self, is_own: bool) -> contextlib.AbstractContextManager[bool]:
+        """Load the shards' state into the model while the script saves it; see `central.saving`."""
+        return central.saving(self._member, is_own)
 
     def holds(self, tracked: Collection[int]) -> bool:
         """Return True if an object id in `tracked` is of this session's model or its optimizers."""
         models = getattr(self._member.model, "models", [self._member.model])
         return any(id(model) in tracked for model in models) or self._optimizers.are_in(tracked)
 
-    def checkpointing(self) -> CentralAccess:
-        """Load the shards' weights into a training loop's model; return the model's saver."""
+    def checkpointing(self, is_own: bool) -> contextlib.AbstractContextManager[bool]:
+        """Load the shards' state into the model while TensorFlow saves a checkpoint."""
         if tf.executing_eagerly():
             self.loop.refresh(with_slots=True)
-        return self.central
-
-    # -- other models of the script -------------------------------------------------------------
+        return self.saving(is_own)
 
     def _others(self) -> list[RunMember]:
         """Return the memberships in the run of the other models that this script distributed."""
@@ -235,13 +210,13 @@ class ModelSession(LeavesOnExit):
         refuse_compiling()
         self.loop.begin()
         member, step = self._member, self._optimizers.compiled
-        compiled = None if step is None else step.optimizer
-        if compiled is not getattr(member.model, "optimizer", None):
+        compiled = getattr(member.model, "optimizer", None)
+        if compiled is not (None if step is None else step.optimizer):
             raise ConfigurationError(
                 "the model was compiled while its fit was running; compile the model before or "
                 "after the fit."
             )
-        is_first = self._member.state.begins_with_step and member.is_offered
+        is_first = member.state.begins_with_step and member.is_offered
         if is_first and tf.executing_eagerly() and self._trial.is_needed:
             self._phases.begin_with(self._trial.eagerly(data))
         try:
@@ -266,7 +241,7 @@ class ModelSession(LeavesOnExit):
                 if not call.applied:
                     self._trial.refuse_without_step()
                 self._optimizers.sequence = [step.number for step in call.applied]
-                if self.takes_weights:
+                if self._member.takes_weights:
                     call.applied[-1].exchange_weights()
             return logs
         finally:
@@ -281,7 +256,7 @@ class ModelSession(LeavesOnExit):
     def assignments_to(self, variable: Any) -> Assignments | None:
         """Return the record of a script's assignments to a variable; None if there is no record."""
         member = self._member
-        self._optimizers.check_assignment(variable, member.is_training)
+        self._optimizers.states.check_assignment(variable)
         if not member.is_offered:
             return None
         run = member.own_settings.run
@@ -295,24 +270,9 @@ class ModelSession(LeavesOnExit):
     # -- for the steps: the methods of `thinwire.script.keras.step.StepOwner` --------------------
 
     @property
-    def variables(self) -> list[Any]:
-        """Variables that all workers train, in the order in which the PS knows them."""
-        return self._member.joined.shared.variables
-
-    @property
-    def flat_variables(self) -> FlatVariables:
-        """The variables that all workers train, as one flat float32 vector."""
-        return self._member.joined.variables
-
-    @property
-    def flat_statistics(self) -> FlatVariables:
-        """Moving statistics (of BatchNormalization), averaged over the workers; may be empty."""
-        return self._member.joined.statistics
-
-    @property
-    def takes_weights(self) -> bool:
-        """True if optimizers step on this worker, which pushes weights instead of gradients."""
-        return self._member.takes_weights
+    def joined(self) -> Session:
+        """The session with the servers; raises an error if the model has not joined the run yet."""
+        return self._member.joined
 
     @property
     def takes_momentum(self) -> bool:
@@ -320,18 +280,9 @@ class ModelSession(LeavesOnExit):
         return self._optimizers.takes_momentum
 
     @property
-    def prox_mu(self) -> float:
-        """FedProx's coefficient mu for the local steps of this worker; 0 without FedProx."""
-        return self._member.own_settings.run.method.local.prox_mu
-
-    def round_base(self) -> Float32:
-        """Return a copy of the shared weights from the start of the round of local steps."""
-        return self._member.joined.part.core.base.copy()
-
-    @property
     def clocks(self) -> Sequence[RunClock | None]:
         """For each optimizer, the run's batch count for its rate schedule; None: no schedule."""
-        return [self._optimizers.clock_of(step) for step in self._optimizers.stepping]
+        return [step.clock for step in self._optimizers.stepping]
 
     @property
     def assignments(self) -> Assignments:
@@ -339,30 +290,17 @@ class ModelSession(LeavesOnExit):
         return self._member.assignments
 
     def ends_fit(self) -> bool:
-        """Leave the run after the last step of a `fit`.
-
-        Returns:
-            True if the optimizer has the moving averages of this run.
-        """
+        """Leave the run after a `fit`; return True if the optimizer has this run's averages."""
         return self.fits.leave()
 
     def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:
         """Join the run at the first step, and check which variables the optimizer updates."""
         has_changed = self.loop.begin()
         if self._member.state.begins_with_step:
-            has_changed = self._phases.begin_with(self._first_plan(step, pairs))
+            if self.call.ends_later:
+                plan = StepPlan((PlannedStep.of(step.optimizer, pairs),))
+            else:
+                plan = self._loop_steps.plan(step, pairs)
+            has_changed = self._phases.begin_with(plan)
         self._optimizers.check_step(step, [variable for _, variable in pairs])
         return not has_changed
-
-    def _first_plan(self, step: ExchangeStep, pairs: Pairs) -> StepPlan:
-        if self.call.ends_later:
-            return StepPlan((PlannedStep.of(step.optimizer, pairs),))
-        return self._loop_steps.plan(step, pairs)
-
-    def exchange(self, step: ExchangeStep, values: StepValues) -> StepAnswer:
-        """Push one step's gradient or weights and pull weights, as `StepExchange.exchange` does."""
-        return self._exchange.exchange(step, values)
-
-    def raise_failure(self) -> None:
-        """Raise the error that an exchange with the servers has stored, if there is one."""
-        self._exchange.raise_failure()

@@ -12,8 +12,8 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import keras
 import numpy as np
@@ -22,7 +22,6 @@ import tensorflow as tf
 from thinwire.ops.optimizers.described import own_schedule
 from thinwire.script.keras.assignments import Assignments
 from thinwire.script.keras.plan import Pairs, StepRecorder
-from thinwire.script.keras.step_values import StepAnswer, StepValues, exchange_in_python
 from thinwire.script.keras.traces import (
     have_values,
     refuse_compiling,
@@ -31,9 +30,9 @@ from thinwire.script.keras.traces import (
 )
 
 if TYPE_CHECKING:
-    from thinwire.models.flat_model import FlatVariables
     from thinwire.ops.types import Float32
     from thinwire.script.keras.clock import RunClock
+    from thinwire.script.session import Session
 
 
 class _ThreadState(threading.local):
@@ -84,9 +83,9 @@ def watch_steps(watcher: StepWatcher) -> None:
 
 
 @contextlib.contextmanager
-def recording(keeps_gradients: bool = False) -> Iterator[StepRecorder]:
+def recording() -> Iterator[StepRecorder]:
     """Record all optimizer calls of this thread in the `with` block, where no optimizer steps."""
-    before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder(keeps_gradients)
+    before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder()
     try:
         yield _LOCAL.recorder
     finally:
@@ -140,7 +139,7 @@ def _guarded(apply: Callable[..., Any]) -> Callable[..., Any]:
             variables = inner(optimizer)._trainable_variables
         variables, grads = list(variables), list(grads)
         if _LOCAL.recorder is not None:
-            _LOCAL.recorder.record(optimizer, list(zip(grads, variables, strict=True)))
+            _LOCAL.recorder.calls.append((optimizer, list(zip(grads, variables, strict=True))))
             return None
         for watcher in tuple(_WATCHERS):
             watcher.refuse_step(optimizer, variables)
@@ -150,43 +149,102 @@ def _guarded(apply: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
+class StepValues(NamedTuple):
+    """Values of a training step before its exchange: tensors in the graph, arrays in Python.
+
+    Attributes:
+        pushed: [num_parameters] float32 gradient, or weights if the optimizer updates them on this
+            worker. In Python, the array is a view of TensorFlow's memory.
+        rows: Number of examples in the mini-batch of the step.
+        statistics: [m] float32 moving statistics (of BatchNormalization) after the step.
+        rate: Learning rate of the optimizer, which a callback may have changed.
+        scale: Loss scale by which the loss was multiplied; 0 if the loss is not scaled, or if the
+            optimizer itself unscales the gradients.
+        held: [num_parameters] float32 weights of the model if `pushed` is a gradient; an empty
+            array if `pushed` are the weights.
+        loss: [1] float32 mean loss of the mini-batch; an empty array if the loss is unknown.
+        has_stepped: False if an optimizer on this worker skipped the step, because its scaled
+            gradients overflowed.
+        has_assigned: True if the script has set weights itself and `pushed` are weights.
+        touched: Index of a shared variable with a sparse gradient (IndexedSlices) -> row numbers
+            of the gradient, unordered and with duplicates.
+    """
+
+    pushed: Any
+    rows: Any
+    statistics: Any
+    rate: Any
+    scale: Any
+    held: Any
+    loss: Any
+    has_stepped: Any
+    has_assigned: Any
+    touched: Mapping[int, Any]
+
+
+class StepAnswer(NamedTuple):
+    """Values with which the next step starts: arrays in Python, tensors in the graph.
+
+    Attributes:
+        weights: [num_parameters] float32 weights.
+        statistics: [m] float32 moving statistics.
+        rate: Learning rate, float32.
+        scale: Loss scale, float32.
+        counts: [k] int64 batch counts of all learning-rate schedules.
+    """
+
+    weights: Any
+    statistics: Any
+    rate: Any
+    scale: Any
+    counts: Any
+
+
+#: Data types of the fields of `StepAnswer`.
+_TYPES = (tf.float32, tf.float32, tf.float32, tf.float32, tf.int64)
+
+
+def _exchange_in_python(
+    exchange: Callable[[StepValues], StepAnswer], values: StepValues
+) -> StepAnswer:
+    """Call a Python function with the values of a step as arrays, from a graph or eagerly."""
+    # The function below lives as long as the graph. It must not refer to the graph's tensors,
+    # because the graph would then be freed only by a garbage collection.
+    numbers, num_passed = tuple(values.touched), len(values) - 1
+
+    def call(*arrays: Any) -> StepAnswer:
+        touched = dict(zip(numbers, arrays[num_passed:], strict=True))
+        return exchange(StepValues._make([*arrays[:num_passed], touched]))
+
+    tensors = [*values[:num_passed], *values.touched.values()]
+    return StepAnswer(*tf.numpy_function(call, tensors, _TYPES))
+
+
 class StepOwner(Protocol):
-    """Interface of the object that exchanges a model's steps; implemented by `ModelSession`."""
+    """Interface of the object that exchanges a model's steps; implemented by `ModelSession`.
+
+    Attributes:
+        call: Data of the current train_step, or of a whole training loop: rows, loss, optimizers.
+        exchange: Function that pushes a step's values and returns the pulled values: the method
+            `exchange` of `StepExchange`.
+        raise_failure: Function that raises the error that an exchange has stored, if there is one.
+    """
+
+    call: StepCall
+    exchange: Callable[[ExchangeStep, bool, bool, StepValues], StepAnswer]
+    raise_failure: Callable[[], None]
 
     @property
-    def variables(self) -> list[Any]:
-        """Variables that all workers train, in the order in which the PS knows them."""
-
-    @property
-    def flat_variables(self) -> FlatVariables:
-        """The variables that all workers train, as one flat float32 vector."""
-
-    @property
-    def flat_statistics(self) -> FlatVariables:
-        """Moving statistics (of BatchNormalization), averaged over the workers; may be empty."""
-
-    @property
-    def takes_weights(self) -> bool:
-        """True if optimizers step on this worker, which pushes weights instead of gradients."""
+    def joined(self) -> Session:
+        """The session with the servers."""
 
     @property
     def takes_momentum(self) -> bool:
         """True if the training method, not the optimizer, applies the momentum of SGD."""
 
     @property
-    def prox_mu(self) -> float:
-        """FedProx's coefficient mu for the local steps of this worker; 0 without FedProx."""
-
-    def round_base(self) -> Float32:
-        """Return a copy of the shared weights from the start of the round of local steps."""
-
-    @property
     def clocks(self) -> Sequence[RunClock | None]:
         """For each optimizer, the run's batch count for its rate schedule; None if not used."""
-
-    @property
-    def call(self) -> StepCall:
-        """Data of the current train_step, or of a whole training loop: rows, loss, optimizers."""
 
     @property
     def assignments(self) -> Assignments:
@@ -210,12 +268,6 @@ class StepOwner(Protocol):
             True if joining the run has not changed the weights, so that gradients which were
             computed before the call are still valid.
         """
-
-    def exchange(self, step: ExchangeStep, values: StepValues) -> StepAnswer:
-        """Push one step's gradient or weights; return the pulled weights and other PS values."""
-
-    def raise_failure(self) -> None:
-        """Raise the error that an exchange with the servers has stored, if there is one."""
 
 
 class WeightsChanged(Exception):
@@ -262,12 +314,15 @@ class ExchangeStep:
         number: Position of the optimizer in the offer (the model's description for the PS), from 0.
         known_rate: Learning rate of the optimizer that was last compiled, loaded from the run, or
             sent to the PS. If the optimizer has a different rate, the script has set it.
+        clock: Batch count of the run at which the optimizer's learning-rate schedule is evaluated;
+            None if the optimizer has no schedule, or evaluates it at its own step count.
     """
 
-    def __init__(self, optimizer: Any, session: StepOwner) -> None:
+    def __init__(self, optimizer: Any, owner: StepOwner) -> None:
         """Replace `apply`, `scale_loss` and `finalize_variable_values` of the optimizer object."""
         self.optimizer, self.number = optimizer, 0
-        self._session = session
+        self.clock: RunClock | None = None
+        self._owner = owner
         self._apply_alone, self._scale_alone = optimizer.apply, optimizer.scale_loss
         self._finalize_alone = optimizer.finalize_variable_values
         # Prevents AutoGraph from converting Thinwire's code within a `tf.function` of the script.
@@ -286,7 +341,7 @@ class ExchangeStep:
         Callbacks and scripts set the learning rate by an assignment to this variable of the
         optimizer.
         """
-        rate = inner(self.optimizer)._learning_rate
+        rate = self.inner._learning_rate
         return rate if isinstance(rate, keras.Variable) else None
 
     @property
@@ -299,12 +354,12 @@ class ExchangeStep:
     def has_schedule(self) -> bool:
         """True if the optimizer's learning rate is a schedule, a function of a step count."""
         schedule = keras.optimizers.schedules.LearningRateSchedule
-        return isinstance(inner(self.optimizer)._learning_rate, schedule)
+        return isinstance(self.inner._learning_rate, schedule)
 
     @property
     def own_schedule(self) -> Any:
         """The optimizer's learning-rate schedule if the script defines its class; else None."""
-        return own_schedule(inner(self.optimizer))
+        return own_schedule(self.inner)
 
     def assign_rate(self, rate: float) -> None:
         """Write a learning rate to the optimizer's variable, which callbacks read."""
@@ -333,24 +388,23 @@ class ExchangeStep:
         optimizer writes its moving averages to the weights only if the optimizer has the moving
         averages of the run.
         """
-        if self._session.ends_fit():
+        if self._owner.ends_fit():
             self._finalize_alone(var_list)
 
     def _scale_loss(self, loss: Any) -> Any:
         """Store the mini-batch's loss, which the next exchange reports; return the scaled loss."""
         if _LOCAL.recorder is None:
-            self._session.call.loss = loss
+            self._owner.call.loss = loss
         return self._scale_alone(loss)
 
     def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Push gradients instead of the optimizer's step, or step and then exchange weights."""
-        session = self._session
-        variables = trainable_variables
+        owner, variables = self._owner, trainable_variables
         if variables is None:
-            variables = inner(self.optimizer)._trainable_variables
+            variables = self.inner._trainable_variables
         pairs = list(zip(grads, variables, strict=True))
         if (recorder := _LOCAL.recorder) is not None:
-            recorder.record(self.optimizer, pairs)
+            recorder.calls.append((self.optimizer, pairs))
             return
         is_eager = tf.executing_eagerly()
         if not is_eager:
@@ -367,31 +421,29 @@ class ExchangeStep:
             # A graph computes its gradients when it is executed, which is at the weights after
             # joining the run. Only an eager gradient can be computed before the worker has joined
             # the run.
-            is_valid = session.begin_step(self, pairs) or not is_eager
-        if not is_valid and session.call.ends_later:
+            is_valid = owner.begin_step(self, pairs) or not is_eager
+        if not is_valid and owner.call.ends_later:
             raise WeightsChanged
+        session = owner.joined
         if not is_valid:
-            session.call.note(self)
-            self._sit_out()
+            # joining the run has changed the gradient's weights, so the worker pushes no update
+            owner.call.note(self)
+            flat = session.variables
+            values = flat.joined() if session.takes_weights else tf.zeros([flat.size])
+            self._exchange(values, [], tf.constant(0))
         elif session.takes_weights:
             with self._as_a_worker():
                 self._step_alone(self._pulled_to_base(pairs))
-            session.call.note(self)
-            if not session.call.ends_later:
+            owner.call.note(self)
+            if not owner.call.ends_later:
                 self.exchange_weights()
         else:
             self._send_gradients(pairs)
 
     def exchange_weights(self) -> None:
         """Exchange weights with the servers, after optimizers have stepped on this worker."""
-        weights = self._session.flat_variables.joined()
-        self._exchange(weights, [], self._session.call.rows, repeats=False)
-
-    def _sit_out(self) -> None:
-        """Push an empty update, because joining the run has changed the gradient's weights."""
-        flat = self._session.flat_variables
-        values = flat.joined() if self._session.takes_weights else tf.zeros([flat.size])
-        self._exchange(values, [], tf.constant(0), repeats=False)
+        owner = self._owner
+        self._exchange(owner.joined.variables.joined(), [], owner.call.rows)
 
     def _step_alone(self, pairs: Pairs) -> None:
         with steps_allowed():
@@ -404,10 +456,11 @@ class ExchangeStep:
         these weights at the start of the round of local steps. FedProx's gradient is multiplied by
         the loss scale, because the optimizer divides all gradients by the loss scale.
         """
-        mu, flat = self._session.prox_mu, self._session.flat_variables
+        session = self._owner.joined
+        mu, flat = session.settings.run.method.local.prox_mu, session.variables
         if not mu:
             return pairs
-        base = tf.numpy_function(self._session.round_base, [], tf.float32)
+        base = tf.numpy_function(self._round_base, [], tf.float32)
         starts = {id(variable): b for variable, b in flat.parts(tf.ensure_shape(base, [flat.size]))}
         pulled = []
         for gradient, variable in pairs:
@@ -417,25 +470,32 @@ class ExchangeStep:
             pulled.append((gradient, variable))
         return pulled
 
+    def _round_base(self) -> Float32:
+        """Return a copy of the shared weights from the start of the round of local steps."""
+        return self._owner.joined.part.core.base.copy()
+
     def _send_gradients(self, pairs: Pairs) -> None:
         """Push the gradients of shared variables; let the optimizer update all other variables."""
         by_variable = {id(variable): gradient for gradient, variable in pairs}
-        shared = self._session.variables
+        shared = self._owner.joined.shared.variables
         sent = [by_variable.pop(id(variable), None) for variable in shared]
         unshared = [(g, v) for g, v in pairs if id(v) in by_variable and g is not None]
         flat = [
             flat_gradient(gradient, variable)
             for gradient, variable in zip(sent, shared, strict=True)
         ]
-        repeats = self._session.call.note(self)
-        self._exchange(tf.concat(flat, 0), sent, self._session.call.rows, repeats)
+        call = self._owner.call
+        repeats = call.note(self)
+        self._exchange(tf.concat(flat, 0), sent, call.rows, repeats)
         if unshared:
             self._step_alone(unshared)
         else:
             with steps_allowed():
-                inner(self.optimizer)._iterations.assign_add(1)
+                self.inner._iterations.assign_add(1)
 
-    def _exchange(self, values: Any, gradients: Sequence[Any], rows: Any, repeats: bool) -> None:
+    def _exchange(
+        self, values: Any, gradients: Sequence[Any], rows: Any, repeats: bool = False
+    ) -> None:
         """Push gradients, or weights after a local step, and assign the pulled weights.
 
         Args:
@@ -446,8 +506,10 @@ class ExchangeStep:
                 computed.
             repeats: True if an earlier exchange has already counted the `rows` examples.
         """
-        session, rate, scale = self._session, self.rate, self._scale
-        loss, session.call.loss = session.call.loss, None
+        owner, rate, scale = self._owner, self.rate, self._scale
+        session, call = owner.joined, owner.call
+        flat, statistics = session.variables, session.statistics
+        loss, call.loss = call.loss, None
         takes_weights, nothing = session.takes_weights, tf.zeros([0])
         used_scale = tf.constant(0.0)
         if scale is not None:
@@ -456,27 +518,26 @@ class ExchangeStep:
         if loss is not None:
             loss = tf.reshape(tf.reduce_mean(tf.cast(loss, tf.float32)), [1])
         touched = {number: _touched(gradient) for number, gradient in enumerate(gradients)}
-        clocks = list(session.clocks)
+        clocks = list(owner.clocks)
         sent = StepValues(
             pushed=values,
             rows=tf.cast(rows, tf.int64),
-            statistics=session.flat_statistics.joined(),
+            statistics=statistics.joined(),
             rate=tf.constant(0.0) if rate is None else tf.cast(rate.value, tf.float32),
             scale=used_scale,
-            held=nothing if takes_weights else session.flat_variables.joined(),
+            held=nothing if takes_weights else flat.joined(),
             loss=nothing if loss is None else loss,
             has_stepped=self._has_stepped(clocks),
-            has_assigned=session.assignments.has_any if takes_weights else tf.constant(False),
+            has_assigned=owner.assignments.has_any if takes_weights else tf.constant(False),
             touched={number: rows for number, rows in touched.items() if rows is not None},
-            repeats=repeats,
-            in_turn=takes_weights and not session.call.ends_later,
         )
+        in_turn = takes_weights and not call.ends_later
+        exchange = functools.partial(owner.exchange, self, repeats, in_turn)
         try:
-            answer = exchange_in_python(functools.partial(session.exchange, self), sent)
+            answer = _exchange_in_python(exchange, sent)
         except tf.errors.OpError:  # the error of an eager step, whose cause is stored
-            session.raise_failure()
+            owner.raise_failure()
             raise
-        flat, statistics = session.flat_variables, session.flat_statistics
         flat.assign(tf.ensure_shape(answer.weights, [flat.size]))
         statistics.assign(tf.ensure_shape(answer.statistics, [statistics.size]))
         if rate is not None:
@@ -492,10 +553,10 @@ class ExchangeStep:
     def _has_stepped(self, clocks: Sequence[RunClock | None]) -> Any:
         """Return a bool tensor: False if the optimizer skipped a step with overflowed gradients."""
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
-        clock = clocks[self.number] if is_scaled and self._session.takes_weights else None
+        clock = clocks[self.number] if is_scaled and self._owner.joined.takes_weights else None
         if clock is None:
             return tf.constant(True)
-        count = tf.identity(inner(self.optimizer)._iterations.value)
+        count = tf.identity(self.inner._iterations.value)
         has_stepped = tf.not_equal(count, clock.own.value)
         clock.own.assign(count)
         return has_stepped
@@ -508,9 +569,8 @@ class ExchangeStep:
         divides the gradients by the factor.
         """
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
-        return (
-            self.optimizer.dynamic_scale if is_scaled and not self._session.takes_weights else None
-        )
+        by_server = is_scaled and not self._owner.joined.takes_weights
+        return self.optimizer.dynamic_scale if by_server else None
 
     def assign_scale(self, scale: float) -> None:
         """Scale the next losses by the server's loss scale; 0 keeps the present loss scale."""
@@ -527,8 +587,8 @@ class ExchangeStep:
     @contextlib.contextmanager
     def _as_a_worker(self) -> Iterator[None]:
         """Set SGD's momentum to 0 in the `with` block if the training method applies momentum."""
-        optimizer = inner(self.optimizer)
-        if not self._session.takes_momentum:
+        optimizer = self.inner
+        if not self._owner.takes_momentum:
             yield
             return
         momentum, optimizer.momentum = optimizer.momentum, 0.0

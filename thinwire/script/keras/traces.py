@@ -17,6 +17,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
@@ -70,27 +71,34 @@ def _without_xla(alone: Callable[..., Any]) -> Callable[..., Any]:
     return traced
 
 
-def call_with_values(function: Callable[[Any], int], values: Any) -> Any:
-    """Call a function with eager values, now or in each execution of the graph in progress.
+def call_until(is_done: Callable[[], bool], function: Callable[[Any], object], value: Any) -> None:
+    """Call a function with eager values unless `is_done` returns True.
+
+    The function is called now, or in each execution of the graph in progress.
 
     Args:
-        function: Function of the structure `values`, with eager tensors in place of graph tensors.
-        values: Nested structure of tensors and other objects, with which the function is called.
-
-    Returns:
-        Result of the function, an int32 scalar tensor.
+        is_done: Function that returns True if `function` need not be called any more.
+        function: Function of the structure `value`, with eager tensors in place of graph tensors.
+        value: Nested structure of tensors and other objects, with which the function is called.
     """
     if tf.executing_eagerly():
-        return tf.constant(function(values))
-    leaves = tf.nest.flatten(values, expand_composites=True)
-    tensors = [tf.stop_gradient(leaf) for leaf in leaves if tf.is_tensor(leaf)]
+        if not is_done():
+            function(value)
+        return
+    leaves = tf.nest.flatten(value, expand_composites=True)
 
     def call(*present: Any) -> int:
         remaining = iter(present)
         full = [next(remaining) if tf.is_tensor(leaf) else leaf for leaf in leaves]
-        return function(tf.nest.pack_sequence_as(values, full, expand_composites=True))
+        function(tf.nest.pack_sequence_as(value, full, expand_composites=True))
+        return 0
 
-    return tf.ensure_shape(tf.py_function(call, tensors, tf.int32), [])
+    def call_in_graph() -> Any:
+        tensors = [tf.stop_gradient(leaf) for leaf in leaves if tf.is_tensor(leaf)]
+        return tf.ensure_shape(tf.py_function(call, tensors, tf.int32), [])
+
+    done = tf.numpy_function(lambda: np.bool_(is_done()), [], tf.bool)
+    tf.cond(tf.ensure_shape(done, []), lambda: tf.constant(0), call_in_graph)
 
 
 def have_values(variables: Iterable[Any]) -> bool:

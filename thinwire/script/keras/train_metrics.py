@@ -15,8 +15,9 @@ updates in the graph would make its trace three times as long, and no later step
 from __future__ import annotations
 
 import copy
-import enum
+import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,9 @@ from keras.src import backend
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.script.keras.own_states import OWN_PREFIX
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step_results import StepResults
-from thinwire.script.keras.traces import call_with_values
+from thinwire.script.keras.traces import call_until
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,12 +46,18 @@ _OF_KERAS = frozenset(vars(keras.metrics.Metric(name="any")))
 _ROUNDING = 1e-4
 
 
-class _Verdict(enum.IntEnum):
-    """Result of the test whether the workers' states of a metric can be added up."""
+@dataclasses.dataclass
+class _Tested:
+    """A metric of a class that is not Keras' own, and if the workers' states can be added up.
 
-    UNKNOWN = 0  # verdict on a metric whose state no update has changed yet
-    ADDITIVE = 1  # verdict if each update adds an amount that is independent of the metric's state
-    DEPENDENT = 2  # verdict if an update depends on the metric's state before the update
+    Attributes:
+        metric: Metric of the script's own class.
+        is_additive: True if each update adds an amount that is independent of the metric's state;
+            None if no update has changed the state yet.
+    """
+
+    metric: Any
+    is_additive: bool | None = None
 
 
 class TrainMetrics:
@@ -64,8 +70,8 @@ class TrainMetrics:
 
     def __init__(self, member: RunMember) -> None:
         self._member = member
-        # Maps the id of a metric to the metric and the tf.Variable with its `_Verdict`.
-        self._verdicts: dict[int, tuple[Any, Any]] = {}
+        # Maps the id of a metric whose class is not Keras' own to the test of the metric.
+        self._tested: dict[int, _Tested] = {}
         # Maps the id of a metric to the metric's state at the start of the epoch.
         self._initial: dict[int, NDArray[np.float64]] = {}
         # names of the metrics that could not be merged over the workers
@@ -76,17 +82,14 @@ class TrainMetrics:
     def begin_fit(self) -> None:
         """Wrap the updates of metrics of the script's own classes, before a step is traced."""
         for metric in self._given():
-            if id(metric) not in self._verdicts and not _is_of_keras(metric):
-                verdict = tf.Variable(
-                    *(_Verdict.UNKNOWN, False), dtype=tf.int32, name=f"{OWN_PREFIX}verdict"
-                )
-                self._verdicts[id(metric)] = metric, verdict
-                _watch(metric, verdict)
+            if id(metric) not in self._tested and not _is_of_keras(metric):
+                tested = self._tested[id(metric)] = _Tested(metric)
+                _watch(tested)
 
     def begin_epoch(self) -> None:
         """Record the metrics' states before an epoch's first batch: callbacks may have set them."""
         metrics = [*self._given(), *(metric for _, metric in self._metrics())]
-        self._initial = {id(metric): _state_of(metric) for metric in metrics}
+        self._initial = {id(metric): _joined(metric.variables) for metric in metrics}
 
     def describe(self) -> list[pb.MetricState]:
         """Return what the epoch has added to the states of those metrics that can be added up."""
@@ -141,10 +144,6 @@ class TrainMetrics:
             outputs = ["", *(f"{name}_" for name in output_names)]
             separate = {f"{output}{name}" for output in outputs for name in self._separate}
             names = [key for key in logs if key in separate]
-        self._name_separate(names)
-        return logs
-
-    def _name_separate(self, names: list[str]) -> None:
         if names and not self._has_named and self._member.is_chief:
             self._has_named = True
             logging.warning(
@@ -154,6 +153,7 @@ class TrainMetrics:
                 "only add to their state, are merged",
                 ", ".join(names),
             )
+        return logs
 
     def _added(self, metric: Any) -> NDArray[np.float64] | None:
         """Return the amount that an epoch has added to a metric's state.
@@ -161,20 +161,17 @@ class TrainMetrics:
         Returns:
             [n] float64 amounts; None if the metric cannot be merged over the workers.
         """
-        state, initial = _state_of(metric), self._initial.get(id(metric))
+        state, initial = _joined(metric.variables), self._initial.get(id(metric))
         # If the first step has created the metric or its variables, the metric began at zero.
         if initial is None or not initial.size:
             initial = self._initial[id(metric)] = np.zeros_like(state)
         if not state.size or state.size != initial.size:
             return None
-        if id(metric) in self._verdicts:
-            verdict = int(self._verdicts[id(metric)][1].numpy())
-            has_changed = not np.array_equal(state, initial, equal_nan=True)
-            if verdict == _Verdict.DEPENDENT or (verdict == _Verdict.UNKNOWN and has_changed):
-                return None
-        elif not _is_of_keras(metric):
-            return None
-        return state - initial
+        tested = self._tested.get(id(metric))
+        is_additive = _is_of_keras(metric) if tested is None else tested.is_additive
+        if is_additive is None:
+            is_additive = np.array_equal(state, initial, equal_nan=True)
+        return state - initial if is_additive else None
 
     def _given(self) -> Iterator[Any]:
         """Yield a model's metrics before its first step, when Keras has not built all of them."""
@@ -189,15 +186,14 @@ class TrainMetrics:
             else:
                 yield metric
 
-    def _metrics(self) -> Iterator[tuple[str, Any]]:
-        """Yield (unique name, metric) for each metric of the model and each metric of `compile`."""
-        number = 0
-        for metric in self._member.model.metrics:
-            for single_metric in (
-                metric.metrics if isinstance(metric, CompileMetrics) else (metric,)
-            ):
-                yield f"{number}/{single_metric.name}", single_metric
-                number += 1
+    def _metrics(self) -> list[tuple[str, Any]]:
+        """Return pairs (unique name, metric) of the metrics of the model and of `compile`."""
+        parts = (
+            metric.metrics if isinstance(metric, CompileMetrics) else [metric]
+            for metric in self._member.model.metrics
+        )
+        metrics = enumerate(itertools.chain.from_iterable(parts))
+        return [(f"{number}/{metric.name}", metric) for number, metric in metrics]
 
 
 def _is_of_keras(metric: Any) -> bool:
@@ -206,20 +202,19 @@ def _is_of_keras(metric: Any) -> bool:
     return is_keras_update and not metric._metrics
 
 
-def _state_of(metric: Any) -> NDArray[np.float64]:
-    """Return a copy of all variables of a metric as one float64 vector."""
-    parts = [np.ravel(np.asarray(variable.value, np.float64)) for variable in metric.variables]
-    return np.concatenate(parts) if parts else np.zeros(0)
+def _joined(values: Iterable[Any]) -> NDArray[np.float64]:
+    """Return a copy of variables or tensors as one float64 vector."""
+    parts = [np.ravel(np.asarray(value, np.float64)) for value in values]
+    return np.concatenate([np.zeros(0), *parts])
 
 
 def _without_effect(metric: Any) -> Any:
     """Return a copy of a metric with the same variables but with copies of lists, dicts, sets."""
     # the `__init__` of the script's metric may require arguments
     copied = object.__new__(type(metric))
-    vars(copied).update(vars(metric))
     for name, value in vars(metric).items():
-        if isinstance(value, list | dict | set) and name not in _OF_KERAS:
-            vars(copied)[name] = copy.copy(value)
+        is_own = isinstance(value, list | dict | set) and name not in _OF_KERAS
+        vars(copied)[name] = copy.copy(value) if is_own else value
     # remove the wrapper of the metric's update that `_watch` has set
     vars(copied).pop("update_state", None)
     return copied
@@ -242,34 +237,25 @@ def _assign(metric: Any, state: NDArray[np.float64]) -> None:
         start += size
 
 
-def _watch(metric: Any, verdict: tf.Variable) -> None:
-    """Wrap a metric's updates: the first update that changes its state decides the verdict.
+def _watch(tested: _Tested) -> None:
+    """Wrap a metric's updates, to test the metric at the first update that changes its state."""
+    alone = tested.metric.update_state
 
-    Args:
-        metric: Metric of a class that is not Keras' own.
-        verdict: Variable that receives the `_Verdict` on the metric, within the graph of a step or
-            eagerly.
-    """
-    alone = metric.update_state
+    def test(batch: Any) -> None:
+        tested.is_additive = _probe(tested.metric, *batch)
 
     @functools.wraps(alone)
     def update_state(*args: Any, **keywords: Any) -> Any:
         result = alone(*args, **keywords)
         # do not test the metric while Keras builds it or `_probe` runs
         if not backend.in_stateless_scope():
-            tf.cond(
-                tf.equal(verdict, _Verdict.UNKNOWN),
-                lambda: verdict.assign(
-                    call_with_values(lambda batch: int(_probe(metric, *batch)), (args, keywords))
-                ).read_value(),
-                verdict.read_value,
-            )
+            call_until(lambda: tested.is_additive is not None, test, (args, keywords))
         return result
 
-    metric.update_state = tf.autograph.experimental.do_not_convert(update_state)
+    tested.metric.update_state = tf.autograph.experimental.do_not_convert(update_state)
 
 
-def _probe(metric: Any, args: Any, keywords: Any) -> Any:
+def _probe(metric: Any, args: Any, keywords: Any) -> bool | None:
     """Update a metric's copy twice with the same batch, and compare the amounts added to it.
 
     Args:
@@ -278,37 +264,23 @@ def _probe(metric: Any, args: Any, keywords: Any) -> Any:
         keywords: Keyword arguments of a call of the metric's `update_state`.
 
     Returns:
-        The `_Verdict`, as an int32 scalar tensor.
+        True if the metric's states can be added up; None if the batch does not change the state.
     """
     if not metric.variables:
-        return tf.constant(_Verdict.DEPENDENT)
+        return False
     try:
         copied = _without_effect(metric)
-        reset = [_float64(value) for value in copied.stateless_reset_state()]
-        before = _attributes(copied)
-        once = copied.stateless_update_state(_like(metric, reset), *args, **keywords)
-        twice = copied.stateless_update_state(list(once), *args, **keywords)
-        # the metric keeps state outside of its Keras variables, so it cannot be merged
-        if _attributes(copied) != before:
-            return tf.constant(_Verdict.DEPENDENT)
+        values, before = copied.stateless_reset_state(), _attributes(copied)
+        states = [_joined(values)]
+        for _ in range(2):
+            values = copied.stateless_update_state(values, *args, **keywords)
+            states.append(_joined(values))
+        reset, once, twice = states
+        is_equal = np.abs(twice - 2 * once + reset) <= _ROUNDING * np.abs(states).sum(0)
     except Exception as error:  # noqa: BLE001 - a script's metric may raise any error
         logging.info("metric %s cannot be updated on a copy of its state: %r", metric.name, error)
-        return tf.constant(_Verdict.DEPENDENT)
-    once, twice = [_float64(value) for value in once], [_float64(value) for value in twice]
-    changes, repeats = [], []
-    for state0, state1, state2 in zip(reset, once, twice, strict=True):
-        scale = tf.abs(state0) + tf.abs(state1) + tf.abs(state2)
-        changes.append(tf.reduce_any(tf.not_equal(state1, state0)))
-        repeats.append(tf.reduce_all(tf.abs(state2 - 2 * state1 + state0) <= _ROUNDING * scale))
-    verdict = tf.where(tf.reduce_all(repeats), _Verdict.ADDITIVE, _Verdict.DEPENDENT)
-    return tf.where(tf.reduce_any(changes), verdict, _Verdict.UNKNOWN)
-
-
-def _like(metric: Any, values: Iterable[Any]) -> list[Any]:
-    """Return arrays as tensors with the dtypes of a metric's variables."""
-    pairs = zip(metric.variables, values, strict=True)
-    return [keras.ops.cast(value, variable.dtype) for variable, value in pairs]
-
-
-def _float64(value: Any) -> Any:
-    return tf.cast(keras.ops.convert_to_tensor(value), tf.float64)
+        return False
+    # a metric that keeps state outside of its Keras variables cannot be merged
+    if _attributes(copied) != before:
+        return False
+    return None if np.array_equal(once, reset) else bool(is_equal.all())

@@ -1,4 +1,11 @@
-"""Calls or traces a train_step before the first step, to find the optimizers that it calls."""
+"""Prepares the first step of a model: finds its optimizers, and creates its metrics.
+
+The class `StepTrial` calls or traces a train_step before the first step, to find the optimizers
+that it calls. The function `create_before_trace` creates the metrics of a model whose train_step is
+Keras' own: a script may pass metrics to `compile` by name, and Keras creates these metrics only
+within the first step. TensorFlow discards a trace that creates variables and traces the step again,
+which doubles the tracing time.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +13,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import keras
+import tensorflow as tf
+from keras.src.models.functional import Functional
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.keras.plan import (
@@ -43,9 +52,7 @@ class StepTrial:
         A Keras variable that a TensorFlow trace creates has no value yet, but the offer of the
         model to the PS contains values.
         """
-        if not self.is_standard:
-            return True
-        return not (is_built(self._model) or self._model.run_eagerly)
+        return not (self.is_standard and (is_built(self._model) or self._model.run_eagerly))
 
     def in_graph(self, data_spec: Any) -> StepPlan:
         """Trace the train_step; return the optimizers that it calls, and their variables.
@@ -78,10 +85,8 @@ class StepTrial:
             join: Function that joins the run, called with the optimizers that the trial has found
                 and their variables.
         """
-        model = self._model
-        if model.run_eagerly or not self.is_needed:
-            return
-        before_first_step(model, lambda data_spec: join(self.in_graph(data_spec)))
+        if self.is_needed and not self._model.run_eagerly:
+            before_first_step(self._model, lambda data_spec: join(self.in_graph(data_spec)))
 
     def refuse_without_step(self) -> NoReturn:
         """Raise a ConfigurationError, because the train_step calls no optimizer."""
@@ -103,3 +108,33 @@ class StepTrial:
         if not plan.steps:
             self.refuse_without_step()
         return plan
+
+
+def create_before_trace(model: Any) -> None:
+    """Create a model's metrics before its next step, if their classes can be predicted.
+
+    Args:
+        model: Compiled Keras model with Keras' own train_step.
+    """
+    metrics = getattr(model, "_compile_metrics", None)
+    if metrics is None or metrics.built or model.run_eagerly or not _is_usual(model):
+        return
+    before_first_step(model, lambda data_spec: _create(model, metrics, data_spec))
+
+
+def _is_usual(model: Any) -> bool:
+    """Return True if a model has one output and uses Keras' own `call` and `compute_metrics`."""
+    call = getattr(model.call, "__func__", None)
+    compute = getattr(model.compute_metrics, "__func__", None)
+    is_of_keras = compute is keras.Model.compute_metrics
+    is_known = is_of_keras and call in (keras.Sequential.call, Functional.call)
+    outputs: Any = getattr(model, "outputs", None)
+    is_single = bool(outputs) and len(outputs) == 1
+    return is_known and is_single and outputs[0].shape[-1:] not in ((), (None,))
+
+
+def _create(model: Any, metrics: Any, data_spec: Any) -> None:
+    """Create compiled metrics with classes that fit the shapes of the labels and the output."""
+    _, labels, _ = keras.utils.unpack_x_y_sample_weight(data_spec)
+    if not metrics.built and isinstance(labels, tf.TensorSpec) and labels.shape.rank:
+        metrics.build(labels, model.outputs[0])

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.autograph.pyct import loader
 
-from thinwire.runtime.run.autograph import keep_generated_code_in_memory
+from thinwire.runtime.run.quiet import keep_generated_code_in_memory
 
 ROOT = Path(__file__).resolve().parents[4]
 KILLED = """

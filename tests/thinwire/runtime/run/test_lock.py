@@ -126,7 +126,7 @@ class FakeClock:
     def __init__(self, other, until):
         self.now, self._other, self._until = 0.0, other, until
 
-    def __call__(self):
+    def monotonic(self):
         return self.now
 
     def sleep(self, seconds):
@@ -136,10 +136,11 @@ class FakeClock:
 
 
 @pytest.mark.parametrize(("until", "free"), [(0.0, True), (1.5, True), (3.0, False)])
-def test_an_owner_that_is_just_ending_is_waited_for(take, until, free):
+def test_an_owner_that_is_just_ending_is_waited_for(take, until, free, monkeypatch):
     owner = take()
     clock = FakeClock(owner, until)
-    with DirectoryLock(owner.path, owner.path.parent, clock, clock.sleep) as lock:
+    monkeypatch.setattr(run_lock, "time", clock)
+    with DirectoryLock(owner.path, owner.path.parent) as lock:
         if free:
             lock.take(LockOwner.here("PS", 0))
             assert until <= clock.now <= until + 0.2

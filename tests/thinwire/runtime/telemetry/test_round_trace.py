@@ -10,7 +10,7 @@ from thinwire.runtime.telemetry import round_trace
 from thinwire.runtime.telemetry.round_trace import (
     MAX_BATCH_BYTES,
     MeasuredBy,
-    RoundRecord,
+    Round,
     line_of,
     pack,
     unpack,
@@ -41,13 +41,13 @@ def row(number=1, **changes):
         "time": {"get_batch": 0.5},
         "steps": None,
     }
-    return RoundRecord(**values | changes)
+    return Round(**values | changes)
 
 
 @given(
     st.lists(
         st.builds(
-            RoundRecord,
+            Round,
             num_iters=COUNT,
             num_samples=COUNT,
             total_time=SECONDS,

@@ -109,6 +109,22 @@ def test_each_epoch_has_an_order_of_its_own(batch):
     assert [epoch_of(again) for _ in range(3)] == epochs
 
 
+def test_each_epoch_of_a_shuffled_dataset_has_its_batches_in_another_order():
+    everyone = shared_by_all({"x": Rows(64, 4), "shuffle": True}, 2)
+    orders = set()
+    for _ in range(3):
+        steps = [set() for _ in range(16)]
+        for shared in everyone:
+            for step in range(16):
+                steps[step] |= set(shared.arguments["x"][step][1]["y"].tolist())
+            shared.arguments["x"].on_epoch_end()
+        assert set().union(*steps) == set(range(64))
+        # two batches are spread over two steps of two workers
+        pairs = zip(steps[::2], steps[1::2], strict=True)
+        orders.add(tuple(tuple(sorted(one | other)) for one, other in pairs))
+    assert len(orders) == 3
+
+
 def test_a_shuffled_batch_is_made_by_one_worker():
     for one_group, leftovers in ((True, 1), (False, 0)):
         data = [Rows(56, 8), Rows(56, 8)]

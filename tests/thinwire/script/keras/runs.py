@@ -108,7 +108,7 @@ class Scripts:
 def scripts(folder, method="bsp", nb_workers=1, nb_ps=1, **settings):
     """Serve a run; its model comes from its workers."""
     RECORD.chief = 1  # the initial value in a process
-    RECORD._sessions.clear()  # an earlier test may have had the same free port
+    RECORD.sessions.clear()  # an earlier test may have had the same free port
     words = {"method": method, "nb_workers": nb_workers} | settings
     flags = [f"--{name}={value}" for name, value in words.items()]
     with offered_run(folder, *flags, nb_ps=nb_ps) as run:

@@ -7,7 +7,7 @@ from tests.virtual.toy import method
 from thinwire.models.flat_model import SharedModel
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.keras.compiled import describe_compiled
-from thinwire.script.keras.distribute import _check_optimizer
+from thinwire.script.keras.distribute import _Call, _check_optimizer
 from thinwire.script.keras.offers import make_offer
 from thinwire.script.keras.plan import PlannedStep, StepPlan
 
@@ -100,8 +100,10 @@ class Unknown(OPTIMIZERS.SGD):
 
 
 def test_an_optimizer_of_a_script_itself_is_refused_only_where_a_ps_steps():
-    offered = {"method": "bsp", "model_from": "worker"}
+    def check(**settings):
+        _check_optimizer(Unknown(), _Call(None, None, None, settings))
+
     with pytest.raises(ConfigurationError, match="Unknown, which a PS cannot build"):
-        _check_optimizer(Unknown(), None, offered)
-    _check_optimizer(Unknown(), None, offered | {"method": "dgs"})  # the workers step
-    _check_optimizer(Unknown(), None, {"method": "bsp"})  # the flags name the model
+        check(method="bsp", model_from="worker")
+    check(method="dgs", model_from="worker")  # the workers step
+    check(method="bsp")  # the flags name the model

@@ -16,15 +16,15 @@ from thinwire import distribute
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.script.keras import own_states
-from thinwire.script.keras.evaluate import FitEvaluator, ScriptFits
+from thinwire.script.keras.evaluate import EvaluatorScript, FitEvaluator
 from thinwire.script.settings import ScriptSettings, read_settings
-from thinwire.supervisor.evaluation_requests import EvaluationRequests
 
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
     """Let workers act as if `thinwire run` had started them, in a separate process."""
-    monkeypatch.setattr(ScriptSettings, "is_launched", property(lambda settings: True))
+    is_launched = property(lambda settings: True, lambda settings, value: None)
+    monkeypatch.setattr(ScriptSettings, "is_launched", is_launched)
     monkeypatch.setattr(own_states, "of_process", list)  # other workers' models are here as well
 
 
@@ -32,28 +32,29 @@ class RunEnded(Exception):
     """Raised where the evaluator's process would end."""
 
 
+class ThreadedScript(EvaluatorScript):
+    """The evaluator's script in a thread, which ends instead of the process."""
+
+    def end(self):
+        raise RunEnded
+
+
 class ThreadedEvaluator(threading.Thread):
     """The evaluator of a run, and all that it reports."""
 
     def __init__(self, settings, script):
         super().__init__(daemon=True)
-        self.run_settings = read_settings(settings, {"id_worker": 1}, type_node="Worker").run
-        self.requests = EvaluationRequests(self.run_settings)
+        run = read_settings(settings, {"id_worker": 1}, type_node="Worker").run
+        self.fits = ThreadedScript(run)
+        self.requests = self.fits.requests
         self.reported, self.script, self.error = [], script, None
-        self.fits = ScriptFits()
         report = self.requests.report
         self.requests.report = lambda each: (self.reported.append(each), report(each))
         self.start()
 
     def of(self, model):
         """Return the `fit` of a model."""
-
-        def end():
-            raise RunEnded
-
-        evaluator = FitEvaluator(
-            model, self.run_settings, lambda run: self.requests, end, self.fits
-        )
+        evaluator = FitEvaluator(model, self.fits)
         return lambda *data, **options: evaluator.fit(
             dict(zip(("x", "y"), data, strict=True)) | options
         )

@@ -7,17 +7,16 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.command_line import run_of
+from tests.thinwire.script.data.places import places
 from tests.virtual.toy import method
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.script.data.place import BatchParts, Shared, UnfilledRounds
-from thinwire.script.data.rounds import DealtRounds
-from thinwire.script.keras import distribute, own_loop, train_metrics
+from thinwire.script import interrupts
+from thinwire.script.central_state import CentralState
+from thinwire.script.data.place import BatchParts, Shared, StepRows, UnfilledRounds
+from thinwire.script.keras import central, distribute, own_loop, succession, train_metrics
 from thinwire.script.keras.assignments import Assignments
-from thinwire.script.keras.central import CentralAccess
-from thinwire.script.keras.early_stop import EarlyStop
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.fit_lifecycle import FitLifecycle
 from thinwire.script.keras.kept_state import KeptState
@@ -28,6 +27,7 @@ from thinwire.script.keras.row_kinds import RowKind
 from thinwire.script.keras.row_sums import RowSums, _Part
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.train_metrics import TrainMetrics
+from thinwire.script.member import Event
 from thinwire.script.session import Session
 
 
@@ -39,7 +39,7 @@ class Step(SimpleNamespace):
 
 def test_a_sum_is_scaled_by_the_rows_of_the_same_step_in_every_epoch():
     sums, part = RowSums(None, None, None), _Part("loss", RowKind.SUM)
-    sums.begin_fit(DealtRounds(1, (2, 1), (5, 2)))
+    sums.begin_fit(StepRows.of_rows(places(2)[0], 3, (5, 2)))
     for _ in range(2):
         sums.begin_epoch()
         factors = []
@@ -52,9 +52,8 @@ def test_a_sum_is_scaled_by_the_rows_of_the_same_step_in_every_epoch():
 
 def test_each_fit_counts_its_batches_from_its_own_first_one():
     """An earlier fit may have ended within a pass over the data."""
-    member = SimpleNamespace(in_fit=True)
-    joining = SimpleNamespace(data=Shared({}, parts=BatchParts(each=4, num_steps=3, last=1)))
-    exchange = StepExchange(member, None, joining, None, None)
+    data = Shared({}, parts=BatchParts(each=4, num_steps=3, last=1))
+    exchange = StepExchange(SimpleNamespace(in_fit=True, data=data), None, None, None)
     exchange.begin_fit()
     assert [exchange._parts_of_batch(repeats=False) for _ in range(5)] == [4, 4, 1, 4, 4]
     exchange.begin_fit()
@@ -62,19 +61,13 @@ def test_each_fit_counts_its_batches_from_its_own_first_one():
     assert exchange._parts_of_batch(repeats=True) == 1
 
 
-def lifecycle(member, exchange, data):
-    nothing = SimpleNamespace(begin_epoch=lambda *unused: None, stop_now=lambda: None)
-    return FitLifecycle(
-        member=member,
-        succession=nothing,
-        phases=nothing,
-        joining=SimpleNamespace(data=data),
-        exchange=exchange,
-        evaluations=nothing,
-        stop=nothing,
-        metrics=nothing,
-        row_sums=nothing,
-    )
+def lifecycle(**given):
+    """Return the fits of a member of a run, which has the attributes given."""
+    exchange = given.pop("exchange", SimpleNamespace(begin_epoch=lambda: None))
+    model = SimpleNamespace(stop_training=False)
+    member = SimpleNamespace(**{"model": model, "data": Shared({}), "ends_after": None, **given})
+    row_sums = SimpleNamespace(begin_epoch=lambda: None)
+    return FitLifecycle(member, None, exchange, None, row_sums), member
 
 
 def test_a_round_that_turned_out_to_be_of_others_counts_its_part_of_the_batch():
@@ -82,7 +75,6 @@ def test_a_round_that_turned_out_to_be_of_others_counts_its_part_of_the_batch():
     pacer = SimpleNamespace(local_epochs=0)
     run = SimpleNamespace(method=SimpleNamespace(pacer=pacer))
     session = SimpleNamespace(settings=SimpleNamespace(run=run))
-    member = SimpleNamespace(session=session, model=SimpleNamespace(stop_training=False))
     sat_out = []
     exchange = SimpleNamespace(
         raise_failure=lambda: None,
@@ -90,10 +82,10 @@ def test_a_round_that_turned_out_to_be_of_others_counts_its_part_of_the_batch():
         sit_out=lambda session, parts: sat_out.append(parts),
     )
     data = Shared({}, short_by=2, parts=BatchParts(each=3), unfilled=UnfilledRounds())
-    fit = lifecycle(member, exchange, data)
+    fit, _ = lifecycle(session=session, exchange=exchange, data=data)
     for _ in range(2):
         data.unfilled.note()  # batches of a pass that only built the model
-        fit.begin_epoch(0)
+        fit.on_epoch_begin(0)
         data.unfilled.note()
         fit.end_steps()
         fit.end_steps()  # once
@@ -103,16 +95,14 @@ def test_a_round_that_turned_out_to_be_of_others_counts_its_part_of_the_batch():
 
 def test_a_fit_ends_after_the_epoch_that_all_have_agreed_on():
     answers = iter([0, 3, 3])
-    barriers = SimpleNamespace(end_epoch=lambda epoch, stops: pb.EpochMeeting(epochs=next(answers)))
-    model = SimpleNamespace(stop_training=False)
-    member = SimpleNamespace(meets_others=True, met_barriers=barriers, model=model)
-    stop, ended = EarlyStop(member), []
-    stop.begin_fit()
+    barriers = SimpleNamespace(meet=lambda meeting: pb.EpochMeeting(epochs=next(answers)))
+    given = {"met_barriers": barriers, "until_end": lambda wait: wait()}
+    (fit, member), ended = lifecycle(meets_others=True, **given), []
     for epoch in range(3):
-        stop.begin_epoch(epoch)
-        model.stop_training = epoch == 1  # a callback of this worker alone
-        stop.end_epoch()
-        ended.append(model.stop_training)
+        fit.on_epoch_begin(epoch)
+        member.model.stop_training = epoch == 1  # a callback of this worker alone
+        fit.end_epoch()
+        ended.append(member.model.stop_training)
     assert ended == [False, False, True]
 
 
@@ -178,9 +168,9 @@ def test_each_model_of_a_script_knows_how_many_had_its_place_before():
     models = [RunMember(None, None) for _ in range(3)]
     models[0].session = shared_session()
     for before, after in itertools.pairwise(models):
-        after.take_over(before)
+        succession.take_over(after, before)
     assert [each.num_before for each in models] == [0, 1, 2]
-    assert [each.has_place for each in models] == [False, False, True]
+    assert [succession.has_place(each) for each in models] == [False, False, True]
 
 
 def test_what_a_script_has_assigned_before_it_joins_is_no_change_of_the_run_s_weights():
@@ -188,16 +178,20 @@ def test_what_a_script_has_assigned_before_it_joins_is_no_change_of_the_run_s_we
     member, variable = RunMember(None, None), keras.Variable(np.zeros(2, np.float32))
     part = SimpleNamespace(closing=threading.Event(), run_id="r")
     member.session = shared_session(variable, part=part, assign=lambda: variable.assign([5, 5]))
-    member.catch_up = SimpleNamespace(open=lambda session, phase: False)
+    member.catch_up = SimpleNamespace(
+        open=lambda session, phase: True, remember_states=lambda optimizers: None
+    )
+    member.optimizers = SimpleNamespace(stepping=[], start=lambda session: None)
     variable.assign([1.0, 2.0])
     member.assignments.record(variable, np.zeros(2, np.float32))
-    member.join()
+    assert member.join() is Event.JOINED
+    interrupts.remove_listener(member.interrupt)
     assert not bool(member.assignments.has_any)
     assert member.assignments.take([variable]) is None
     assert isinstance(member.assignments, Assignments)
 
 
-def test_a_model_that_was_saved_in_mid_fit_goes_on_with_its_own_statistics():
+def test_a_model_that_was_saved_in_mid_fit_goes_on_with_its_own_statistics(monkeypatch):
     """The statistics have changed since the last exchange; the weights have not."""
     held = {"weights": np.float32([1, 2]), "statistics": np.float32([7.0])}
     of_run = (np.float32([1, 2]), np.float32([3.0]))
@@ -207,14 +201,16 @@ def test_a_model_that_was_saved_in_mid_fit_goes_on_with_its_own_statistics():
 
     session = SimpleNamespace(
         variables=SimpleNamespace(read=lambda: held["weights"]),
-        statistics=SimpleNamespace(read=lambda: held["statistics"]),
+        statistics=SimpleNamespace(read=lambda: held["statistics"], size=1),
         weights=of_run[0],
         offer=SimpleNamespace(optimizers=()),
-        fetch=lambda weights: SimpleNamespace(weights=lambda: of_run),
+        part=None,
         assign=assign,
     )
-    member = SimpleNamespace(present=session, in_fit=True)
-    with CentralAccess(member, SimpleNamespace(stepping=[])).lent():
+    state = SimpleNamespace(weights=lambda: of_run)
+    monkeypatch.setattr(CentralState, "fetch", lambda part, num_statistics: state)
+    optimizers = SimpleNamespace(stepping=[])
+    with central.lent(SimpleNamespace(present=session, in_fit=True, optimizers=optimizers)):
         assert held["statistics"].tolist() == [3.0]
     assert held["statistics"].tolist() == [7.0]
 
@@ -233,13 +229,14 @@ def test_a_schedule_goes_on_at_the_run_s_count_in_the_next_phase():
     """This worker's own count is the count of its own steps only."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     optimizer = keras.optimizers.SGD(schedule)
-    step = Step(inner=optimizer, has_schedule=True)
+    step = Step(inner=optimizer, has_schedule=True, clock=None)
     optimizers = ScriptOptimizers(None, None, None)
     optimizers.stepping = [step]
     assert optimizers.begin_clocks(method("bsp")) == (0,)
-    optimizers.advance(SimpleNamespace(schedule_count=lambda number: 40))
+    part = SimpleNamespace(schedule_count=lambda number: 40)
+    optimizers.advance(SimpleNamespace(part=part))
     assert optimizers.begin_clocks(method("bsp")) == (40,)
-    assert float(optimizers.clock_of(step).read(schedule)) == pytest.approx(0.1 * 0.5**4)
+    assert float(step.clock.read(schedule)) == pytest.approx(0.1 * 0.5**4)
 
 
 def test_an_evaluator_has_the_first_value_of_a_variable_that_the_run_does_not_share():
@@ -262,7 +259,7 @@ def test_local_steps_are_sent_at_the_end_of_a_script_that_has_not_failed(failed,
     member.leave_at_end(failed, "")  # the script has not joined
     member.session = SimpleNamespace(
         stopped=False,
-        flush=lambda: calls.append("flush"),
+        part=SimpleNamespace(flush=lambda: calls.append("flush")),
         close=lambda cause: calls.append(f"close {cause}"),
     )
     member.leave_at_end(failed, "")
@@ -283,12 +280,9 @@ def test_a_script_that_no_launcher_started_ends_with_the_reason(is_launched, mon
     monkeypatch.setattr(distribute, "RECORD", distribute.RECORD.__class__())
     chosen = SimpleNamespace(local=False, is_launched=is_launched)
     monkeypatch.setattr(distribute, "read_settings", lambda *args, **words: chosen)
-    for name in ("ModelSession", "save_once", "look_fresh", "note_settings"):
-        monkeypatch.setattr(
-            distribute, name, lambda *args: SimpleNamespace(central=None, loop=None)
-        )
-    monkeypatch.setattr(distribute, "write_checkpoints_once", lambda *args: None)
-    distribute._new_session(SimpleNamespace(), None, None, {})
+    for name in ("ModelSession", "note_settings", "write_checkpoints_once"):
+        monkeypatch.setattr(distribute, name, lambda *args: None)
+    distribute._new_session(SimpleNamespace(), distribute._Call(None, None, None, {}))
     assert ends == [True] * (not is_launched)
 
 
@@ -296,7 +290,9 @@ def test_a_script_that_no_launcher_started_ends_with_the_reason(is_launched, mon
 def test_a_loop_s_model_is_pulled_between_two_steps_alone(in_fit, pulls, monkeypatch):
     done = []
     session = SimpleNamespace(
-        stopped=False, pull=lambda: done.append("pull"), assign=lambda: done.append("assign")
+        stopped=False,
+        part=SimpleNamespace(pull=lambda: done.append("pull")),
+        assign=lambda: done.append("assign"),
     )
     member = SimpleNamespace(
         session=session,
@@ -313,15 +309,10 @@ def test_a_loop_s_model_is_pulled_between_two_steps_alone(in_fit, pulls, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("verdict", "adds", "expected"),
-    [
-        ("DEPENDENT", 0.0, None),
-        ("DEPENDENT", 1.0, None),
-        ("UNKNOWN", 1.0, None),
-        ("UNKNOWN", 0.0, [0.0]),
-    ],
+    ("is_additive", "adds", "expected"),
+    [(False, 0.0, None), (False, 1.0, None), (None, 1.0, None), (None, 0.0, [0.0])],
 )
-def test_a_state_that_depends_on_itself_is_not_added_up(verdict, adds, expected):
+def test_a_state_that_depends_on_itself_is_not_added_up(is_additive, adds, expected):
     class Own(keras.metrics.Metric):
         """A metric of a script."""
 
@@ -332,7 +323,6 @@ def test_a_state_that_depends_on_itself_is_not_added_up(verdict, adds, expected)
     metric, metrics = Own(), TrainMetrics(None)
     metrics._initial[id(metric)] = np.zeros(1)
     metric.state.assign(adds)
-    value = tf.Variable(int(train_metrics._Verdict[verdict]))
-    metrics._verdicts[id(metric)] = metric, value
+    metrics._tested[id(metric)] = train_metrics._Tested(metric, is_additive)
     added = metrics._added(metric)
     assert added is None if expected is None else added.tolist() == expected

@@ -18,7 +18,7 @@ from tests.thinwire.script.keras.runs import (
     scripts,
 )
 from thinwire import ConfigurationError, distribute
-from thinwire.script.keras.joining import Joining
+from thinwire.script.keras.run_member import RunMember
 
 FIT = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
 
@@ -344,21 +344,21 @@ def test_a_model_whose_optimizer_s_state_is_gone_is_not_trained_on(tmp_path):
 
 
 def test_nobody_steps_in_a_later_fit_before_all_have_joined(tmp_path, monkeypatch):
-    join = Joining.join
+    join = RunMember.join
 
-    def join_late(joining):
+    def join_late(member):
         """Join as worker 2 when worker 1 has stepped alone, or waits."""
-        shard, member = run.shards.get(0), joining._member
+        shard = run.shards.get(0)
         begins = shard is not None and member.in_fit and not member.has_left
         if begins and member.own_settings.worker().id_worker == 2:
-            version, scripts_of = shard.core.version, shard.server.scripts._barriers._scripts
+            version, scripts_of = shard.core.version, shard.server.scripts.barriers._scripts
             deadline = time.monotonic() + 20
             while time.monotonic() < deadline and shard.core.version == version:
                 first = scripts_of.get(1)  # none yet: its connection is not in this fit
                 if first is not None and (first.waits_at or "").endswith("joined"):
                     break
                 threading.Event().wait(0.01)
-        join(joining)
+        return join(member)
 
     def story(model):
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=LOSS)
@@ -368,7 +368,7 @@ def test_nobody_steps_in_a_later_fit_before_all_have_joined(tmp_path, monkeypatc
 
     expected = story(plain_model())
     with scripts(tmp_path, "bsp", 2) as run:
-        monkeypatch.setattr(Joining, "join", join_late)
+        monkeypatch.setattr(RunMember, "join", join_late)
         for model in run.each(lambda given: story(distribute(plain_model(), given))):
             assert_same(model, expected)
 

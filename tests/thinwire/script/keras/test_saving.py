@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from thinwire.script.keras.saving import save_once
+from thinwire.script.keras.files import save_once
 
 
 class Alone:
@@ -21,7 +21,7 @@ class Alone:
 @pytest.fixture
 def model():
     made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
-    save_once(made, Alone())
+    save_once(made, Alone().saving)
     return made
 
 
@@ -75,6 +75,6 @@ def test_a_worker_that_does_not_write_exports_nothing(tmp_path):
             return contextlib.nullcontext(is_own)
 
     made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    save_once(made, Other())
+    save_once(made, Other().saving)
     assert made.export(tmp_path / "served", verbose=False) is None
     assert not (tmp_path / "served").exists()

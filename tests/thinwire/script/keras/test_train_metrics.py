@@ -24,7 +24,7 @@ from tests.thinwire.script.keras.runs import (
 )
 from thinwire import distribute
 from thinwire.script.keras.step_results import StepResults
-from thinwire.script.keras.train_metrics import TrainMetrics, _probe, _Verdict, _watch
+from thinwire.script.keras.train_metrics import TrainMetrics, _probe, _Tested, _watch
 
 CLASSES = 4
 
@@ -525,25 +525,25 @@ def test_states_of_every_metric_of_keras_add_up(kind, arguments):
 
 
 @pytest.mark.parametrize(
-    ("make", "verdict"),
+    ("make", "is_additive"),
     [
-        (lambda: Hits(0.0), _Verdict.ADDITIVE),
-        (lambda: Balance(), _Verdict.ADDITIVE),
-        (lambda: OneHot(keras.metrics.AUC(name="auc")), _Verdict.ADDITIVE),
-        (lambda: FromOne(0.0), _Verdict.ADDITIVE),
-        (lambda: Listing(), _Verdict.DEPENDENT),
-        (lambda: Largest(), _Verdict.DEPENDENT),
-        (lambda: Newest(), _Verdict.DEPENDENT),
-        (lambda: Hidden(), _Verdict.DEPENDENT),
+        (lambda: Hits(0.0), True),
+        (lambda: Balance(), True),
+        (lambda: OneHot(keras.metrics.AUC(name="auc")), True),
+        (lambda: FromOne(0.0), True),
+        (lambda: Listing(), False),
+        (lambda: Largest(), False),
+        (lambda: Newest(), False),
+        (lambda: Hidden(), False),
     ],
 )
-def test_the_probe_of_a_metric_changes_nothing_and_knows_what_adds_up(make, verdict):
+def test_the_probe_of_a_metric_changes_nothing_and_knows_what_adds_up(make, is_additive):
     metric = make()
     values = RNG.normal(size=(8, CLASSES)).astype(np.float32)
     metric.update_state(Y[:8], values)
     before = [np.array(each.value) for each in metric.variables]
     batches = list(getattr(metric, "batches", []))
-    assert int(_probe(metric, (Y[:8], values), {})) == verdict
+    assert _probe(metric, (Y[:8], values), {}) is is_additive
     for variable, known in zip(metric.variables, before, strict=True):
         np.testing.assert_array_equal(variable, known)
     assert list(getattr(metric, "batches", [])) == batches
@@ -557,19 +557,20 @@ def test_a_metric_is_probed_once_and_outside_of_the_graph_of_a_step():
             is_eager.append(tf.executing_eagerly())
             super().update_state(*batch)
 
-    metric, verdict = Noting(0.0), tf.Variable(_Verdict.UNKNOWN, dtype=tf.int32)
-    _watch(metric, verdict)
+    metric = Noting(0.0)
+    tested = _Tested(metric)
+    _watch(tested)
     step = tf.function(lambda values: metric.update_state(None, values))
     for _ in range(3):
         step(tf.constant([[1.0, -1.0]]))
     assert is_eager == [False, True, True]
-    assert int(verdict) == _Verdict.ADDITIVE
+    assert tested.is_additive is True
     np.testing.assert_array_equal(metric.hits, [3, 3])
 
 
 def test_the_probe_waits_for_an_update_that_changes_something():
     metric = Largest()
-    assert int(_probe(metric, (Y[:4], -np.ones((4, CLASSES), np.float32)), {})) == _Verdict.UNKNOWN
+    assert _probe(metric, (Y[:4], -np.ones((4, CLASSES), np.float32)), {}) is None
 
 
 def test_a_state_that_no_message_carries_stays_the_workers():

@@ -46,7 +46,8 @@ def test_what_is_written_is_read(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("logs") / "net" / "esync"
     rounds, accuracies = [], {}
     for at, (samples, seconds, steps, last, accuracy) in enumerate(rows):
-        rounds.append(Round(at + 1, samples, seconds, {}, n_local=len(steps), steps=[*steps, last]))
+        head = {"num_iters": at + 1, "num_samples": samples, "total_time": seconds, "time": {}}
+        rounds.append(Round(**head, n_local=len(steps), steps=[*steps, last]))
         if accuracy:
             accuracies[at] = accuracy
     documents = [document_of(at + 1, each, accuracies.get(at)) for at, each in enumerate(rounds)]

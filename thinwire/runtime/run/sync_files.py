@@ -1,15 +1,20 @@
-"""Reads and writes a run's draws, a file whose lines list each round's sampled workers."""
+"""Files of a run's worker groups, fractions of the data and draws, which a later run reads.
+
+A run's draws are a file whose lines list each round's sampled workers.
+"""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from thinwire.ops.sync.base import Draw
 from thinwire.ops.sync.drawn import format_draw, parse_draws
-from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.run.files import naming, read_bounded, replace_file
+from thinwire.ops.sync.groups import Groups, format_shares, shares
+from thinwire.runtime.run.files import naming, read_text, replace_file
 
+GROUPS_NAME = "groups.txt"
+SHARES_NAME = "data_sharding.txt"
 #: Name of the file in the run directory with the run's draws (sampled workers of each round).
 DRAWS_NAME = "draws.txt"
 _HEAD = "# The workers of each round, one round a line, as --draws reads them.\n"
@@ -21,14 +26,8 @@ def read_draws(path: str, nb_workers: int) -> tuple[tuple[int, ...], ...]:
     Raises:
         ConfigurationError: The file of --draws cannot be read, or a line holds no worker ids.
     """
-    try:
-        text = read_bounded(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"--draws={path} cannot be read: {error}. Expected a text file with the worker ids of "
-            "one round per line."
-        ) from error
-    return parse_draws(text, path, nb_workers)
+    expected = "Expected a text file with the worker ids of one round per line."
+    return parse_draws(read_text("draws", path, expected), path, nb_workers)
 
 
 class DrawsFile:
@@ -68,3 +67,26 @@ class DrawsFile:
             text = "".join([_HEAD, *rounds[: drawn.of_round], line])
             replace_file(self.path, text)
         self._num_rounds = drawn.of_round + 1
+
+
+def write_groups(folder: pathlib.Path, groups: Groups, speeds: Mapping[int, float]) -> str:
+    """Write a file of worker groups and a file of the workers' fractions of the data.
+
+    Args:
+        folder: Path of the run directory.
+        groups: Groups of all workers, each a list of worker ids.
+        speeds: Worker id -> samples per second; a worker without a measurement has no entry.
+
+    Returns:
+        The flags by which another run uses the two files.
+    """
+    measured = "".join(f"#   worker {w}: {speed:.4g}\n" for w, speed in sorted(speeds.items()))
+    head = f"# Proposed from measured samples per second:\n{measured}"
+    lines = "".join(",".join(map(str, group)) + "\n" for group in groups)
+    parts = format_shares(shares(groups, speeds))
+    replace_file(folder / GROUPS_NAME, f"{head}# One group a line.\n{lines}")
+    replace_file(folder / SHARES_NAME, f"{head}# start and end of worker 1, 2, ...\n{parts}")
+    return (
+        f"--groups_file={folder / GROUPS_NAME} --partition=file "
+        f"--data_sharding_file={folder / SHARES_NAME}"
+    )
