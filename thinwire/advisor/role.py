@@ -164,11 +164,14 @@ def _predictor(run: Run, pushes: int) -> Predictor:
 def _measure(run: Run, predictor: Predictor, seconds: float) -> list[predictions.WorkerLink]:
     """Measure every worker's step time and link with two probes (short real training runs)."""
     folder = run.run_dir / "advice"
-    probes = (measure.DENSE, measure.SPARSE)
-    coding = [predictor.coding_seconds(measure.composition(probe, folder)) for probe in probes]
-    dense, sparse = (measure.play(run, probe, seconds) for probe in probes)
+    dense_coding = predictor.coding_seconds(measure.composition(measure.DENSE, folder))
+    sparse_coding = predictor.coding_seconds(measure.composition(measure.SPARSE, folder))
+    dense = measure.play(run, measure.DENSE, seconds)
+    sparse = measure.play(run, measure.SPARSE, seconds)
     return [
-        measure.worker_link(worker, dense.get(worker, []), sparse.get(worker, []), *coding)
+        measure.worker_link(
+            worker, dense.get(worker, []), sparse.get(worker, []), dense_coding, sparse_coding
+        )
         for worker in range(1, run.nb_workers + 1)
     ]
 

@@ -99,8 +99,13 @@ class _ScriptModel(role.AdvisedModel):
         measured = self._measured
         if measured is None:
             raise RuntimeError("the Advisor has not measured the script's steps yet")
-        start = (measured.spec, measured.weights, measured.statistics)
-        pool = GradientPool(*start, measured.gradients, measured.rows)
+        pool = GradientPool(
+            measured.spec,
+            measured.weights,
+            measured.statistics,
+            measured.gradients,
+            measured.rows,
+        )
         number = _num_examples(measured, run.nb_workers)
         inputs, labels = np.zeros((number, 1, 1, 1), np.float32), np.zeros(number, np.int32)
         dataset = Dataset(inputs, labels, inputs[:0], labels[:0])

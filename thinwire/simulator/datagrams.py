@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from thinwire.ops.routing.base import Router, Transport
 from thinwire.ops.routing.packetizer import SealedBatch
@@ -27,11 +26,8 @@ from thinwire.proto.udp.sender import (
     pacing,
 )
 from thinwire.simulator.clock import Clock
-from thinwire.simulator.links import ClassPipe, Pipe, carry, uplink_of
+from thinwire.simulator.links import ClassPipe, Endpoint, Pipe, carry, uplink_of
 from thinwire.worker.client.datagrams import DatagramChannel, open_channel
-
-if TYPE_CHECKING:
-    from thinwire.simulator.shard import SimulatedShard
 
 #: Function (bytes, size of one datagram, channel) that receives datagrams which arrive together.
 Deliver = Callable[[memoryview, int, int], None]
@@ -167,13 +163,13 @@ class SimulatedTransport:
         datagrams = router.channels > 0
         self.uplink: Pipe | ClassPipe = uplink_of(clock, link, seed, datagrams, priority)
 
-    def open_channel(self, worker: int, shard: SimulatedShard) -> DatagramChannel | None:
+    def open_channel(self, worker: int, shard: Endpoint) -> DatagramChannel | None:
         """Return a datagram channel to a PS shard; None if the run's router sends no datagrams."""
         connect = functools.partial(self._connect, shard)
         return open_channel(worker, self._router, self._transport, connect)
 
     def _connect(
-        self, shard: SimulatedShard, host: str, ports: Sequence[int], key: bytes
+        self, shard: Endpoint, host: str, ports: Sequence[int], key: bytes
     ) -> DatagramSender:
         if not isinstance(self.uplink, ClassPipe):
             raise TypeError("datagrams on a link without classes of service")
@@ -182,7 +178,7 @@ class SimulatedTransport:
         deliver = functools.partial(self._deliver, shard)
         return SimulatedSender(self._clock, self.uplink, sending, len(ports), deliver, self._bucket)
 
-    def _deliver(self, shard: SimulatedShard, data: memoryview, size: int, channel: int) -> None:
+    def _deliver(self, shard: Endpoint, data: memoryview, size: int, channel: int) -> None:
         """Deliver datagrams to the PS shard, over the shard's own simulated link if it has one."""
         receive = functools.partial(shard.receive_datagrams, data, size)
         if not shard.has_own_link:

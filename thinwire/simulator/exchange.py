@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from absl import logging
@@ -55,14 +55,36 @@ from thinwire.worker.client.protocol import (
 )
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
-if TYPE_CHECKING:
-    from thinwire.simulator.worker import SimulatedWorker
-
 _PATIENCE_SECONDS = 60.0
 _ATTEND_SECONDS = 1.0  # seconds until a lost stream without an open request is dialed again
 _ENTROPY = 73  # part of the seed of the random pauses between attempts to dial a shard
 _RELIABLE, _DEFAULT_TRANSPORT = Reliable(), Transport()
 _PULL_SIZES = sizes_on_wire([frame(pb.ToServer(pull=pb.Pull()))])
+
+
+class ExchangeOwner(Protocol):
+    """Interface of the simulated worker that owns a `SimulatedExchange`."""
+
+    number: int
+
+    def on_joined(self, last_step: int) -> None:
+        """Start or resume training, because every PS shard has sent a Welcome message.
+
+        Args:
+            last_step: Number of the worker's last training step that the PS shards have applied.
+        """
+
+    def on_replies(self, replies: list[ShardReply | None]) -> None:
+        """Apply the PS shards' replies to a pull or push; None if the push had NaN or infinity."""
+
+    def on_answer(self, answer: pb.Answer | None) -> None:
+        """Handle the decision of ESync's state server; None if the state server is unreachable."""
+
+    def on_refused(self) -> None:
+        """End the simulated worker, which a PS shard has rejected permanently."""
+
+    def on_unreachable(self) -> None:
+        """End the simulated worker, for which a PS shard was unreachable for too long."""
 
 
 class SimulatedExchange:
@@ -133,7 +155,7 @@ class SimulatedExchange:
 
     # -- start and end ------------------------------------------------------------------------
 
-    def begin_life(self, worker: SimulatedWorker) -> None:
+    def begin_life(self, worker: ExchangeOwner) -> None:
         """Connect to the PS shards as a new incarnation (process) of the worker, shard 0 first."""
         newest = self.newest_incarnation
         self.newest_incarnation += 1 << 20 if newest else (1 << 20) + self.number

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from thinwire.ops.types import BEST_EFFORT, Link
 from thinwire.proto.emulation.link import LinkModel
@@ -23,7 +23,31 @@ if TYPE_CHECKING:
 
     from thinwire.proto.framing import Frame
     from thinwire.simulator.messages import Delivery
-    from thinwire.simulator.shard import SimulatedShard
+
+
+class Endpoint(Protocol):
+    """Interface of a simulated PS shard that connections and datagram senders use."""
+
+    number: int
+    lease_seconds: float
+    uplink: Pipe  # link on which all workers' messages arrive at the shard
+    has_own_link: bool
+
+    @property
+    def listens(self) -> bool:
+        """True if the PS shard accepts new streams from workers."""
+
+    def receive(self, worker: int, stream: int, event: Delivery) -> None:
+        """Receive a message that arrived at the PS shard on a worker's gRPC stream."""
+
+    def arrive(self, event: Delivery) -> None:
+        """Receive a message that arrived at the PS shard, without a check of its gRPC stream."""
+
+    def lose(self, worker: int, stream: int) -> None:
+        """Note that a worker's gRPC stream to the PS shard is lost."""
+
+    def receive_datagrams(self, data: memoryview, size: int) -> None:
+        """Receive datagrams of equal size that arrive at the PS shard together."""
 
 
 class Pipe:
@@ -234,7 +258,7 @@ class SimulatedConnection:
     def __init__(
         self,
         worker: int,
-        shard: SimulatedShard,
+        shard: Endpoint,
         uplink: Pipe | ClassPipe,
         clock: Clock,
         delay_seconds: float,
