@@ -189,7 +189,11 @@ class Predictor:
         """Simulate a training run; return its totals after half of the pushes and after all."""
         run = dataclasses.replace(run, iter_max=2**31 - 2, epochs=None, max_seconds=None)
         devices = [_device(link, coding_seconds) for link in links]
-        own = _settings(run, links, devices, self.server)
+        own = SimulatorFlags(
+            devices=tuple(devices),
+            step_times=tuple(StepTime("constant", (link.step_seconds,)) for link in links),
+            servers=(self.server,) * run.nb_ps,
+        )
         simulation = Simulation(run, own, self.pool, self.dataset, self.bodies)
         _set_down_links(simulation, links, devices)
         watch = _Watch(simulation, pushes * run.nb_workers)
@@ -245,25 +249,6 @@ def _device(link: WorkerLink, coding_seconds: float) -> EmulatedDevice:
     """Return an emulated worker that delays each message by half the round-trip and coding time."""
     one_way = (link.round_trip_seconds + coding_seconds) / 2
     return EmulatedDevice(Link(link.up_mbps, 1e3 * one_way), 1.0, 0.0)
-
-
-def _settings(
-    run: Run,
-    links: Sequence[WorkerLink],
-    devices: Sequence[EmulatedDevice],
-    server: ShardSpeed,
-) -> SimulatorFlags:
-    return SimulatorFlags(
-        devices=tuple(devices),
-        step_times=tuple(StepTime("constant", (link.step_seconds,)) for link in links),
-        outages=(),
-        servers=(server,) * run.nb_ps,
-        threads=0,
-        clip_norm=0.0,
-        measure="off",
-        start_timeout_seconds=600.0,
-        settings={},
-    )
 
 
 def _set_down_links(

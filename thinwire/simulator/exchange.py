@@ -142,7 +142,7 @@ class SimulatedExchange:
             )
             port = Port(connection, Pipe(down, seed + 1 + shard.number), chunk_bytes_for(link))
             encoder = PushEncoder(shard.number, channel)
-            client = SimulatedClient(self, port, encoder, decoder, clock)
+            client = SimulatedClient(self, shard, port, encoder, decoder, clock)
             connection.on_lost = functools.partial(self._on_lost, client)
             self.clients.append(client)
         self.connections = [client.connection for client in self.clients]
@@ -332,6 +332,7 @@ class SimulatedClient:
 
     Args:
         exchange: Exchange of the worker (the clients of all shards), which owns this client.
+        shard: Simulated PS shard to which the client connects.
         port: The PS shard's end of the client's connection.
         encoder: Encoder of the worker's pushes to the PS shard.
         decoder: Decoder that the PS shard uses for pushes.
@@ -341,15 +342,16 @@ class SimulatedClient:
     def __init__(
         self,
         exchange: SimulatedExchange,
+        shard: SimulatedShard,
         port: Port,
         encoder: PushEncoder,
         decoder: PushDecoder,
         clock: Clock,
     ) -> None:
-        self._exchange, self._port, self._clock = exchange, port, clock
+        self._exchange, self._shard, self._clock = exchange, shard, clock
+        self._port = port
         self._encoder, self._decoder = encoder, decoder
         self.connection = port.connection
-        self._shard = shard = port.connection.shard
         self.protocol = ShardProtocol(shard.number, NewestEpoch())
         # Newest reply of the PS shard; None before the first reply.
         self._arrived: ReplyInFlight | None = None

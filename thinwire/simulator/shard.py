@@ -164,8 +164,11 @@ class SimulatedShard:
         """True if the PS shard accepts new streams from workers."""
         return self.alive and self.is_open and self.clock.now >= self._asleep_until
 
-    def if_it_lives(self, life: int, call: Callable[[], None]) -> None:
-        """Call a function if the PS shard's process runs and has not restarted since `life`."""
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        """Call a function at a virtual time, if this process of the PS shard runs then."""
+        self.clock.at(when, functools.partial(self._if_it_lives, self.life, call))
+
+    def _if_it_lives(self, life: int, call: Callable[[], None]) -> None:
         if self.alive and life == self.life:
             try:
                 call()
@@ -203,8 +206,7 @@ class SimulatedShard:
     def _seek_leader(self) -> None:
         """Let this PS shard admit workers as soon as PS shard 0 is reachable."""
         if self.leader is not None and not self.leader.listens:
-            retry = functools.partial(self.if_it_lives, self.life, self._seek_leader)
-            self.clock.at(self.clock.now + _SEEK_SECONDS, retry)
+            self.at(self.clock.now + _SEEK_SECONDS, self._seek_leader)
             return
         self.is_open = True
         try:
@@ -234,8 +236,7 @@ class SimulatedShard:
         """Stop the PS shard's process for some seconds, in which arriving messages wait."""
         until = self.clock.now + seconds
         self._asleep_until = until
-        wake = functools.partial(self.handle, events.ProcessStalled(seconds))
-        self.clock.at(until, functools.partial(self.if_it_lives, self.life, wake))
+        self.at(until, functools.partial(self.handle, events.ProcessStalled(seconds)))
         for port in self.ports.values():
             port.connection.expect_progress(until)
 
@@ -274,7 +275,7 @@ class SimulatedShard:
     def waits(self, again: Callable[[], None]) -> bool:
         """Return True if the PS shard's process is stopped (then call `again` later) or dead."""
         if self.alive and self.clock.now < self._asleep_until:
-            self.clock.at(self._asleep_until, functools.partial(self.if_it_lives, self.life, again))
+            self.at(self._asleep_until, again)
             return True
         return not self.alive
 
@@ -320,11 +321,10 @@ class SimulatedShard:
         pushes = isinstance(event, events.Push)
         cost = self._seconds_per_push if pushes else 0.0
         self._busy_until = max(self._busy_until, self.clock.now) + cost
-        handle = functools.partial(self.handle, event)
         if self._busy_until <= self.clock.now:
-            handle()
+            self.handle(event)
         else:
-            self.clock.at(self._busy_until, functools.partial(self.if_it_lives, self.life, handle))
+            self.at(self._busy_until, functools.partial(self.handle, event))
 
     def handle(self, event: events.Event | NonFinitePush) -> None:
         """Pass an event to the PS core (state machine) now, and perform the core's actions."""
@@ -396,8 +396,7 @@ class ShardAlarm:
         # nothing at the Tick, and the next Tick would be due at the same time, without end.
         while when + shard.skew < deadline:
             when = math.nextafter(when, math.inf)
-        ring = functools.partial(self._ring, deadline)
-        shard.clock.at(when, functools.partial(shard.if_it_lives, shard.life, ring))
+        shard.at(when, functools.partial(self._ring, deadline))
 
     def _ring(self, deadline: float) -> None:
         shard = self._shard

@@ -214,7 +214,8 @@ class Simulation:
             number, size = shard.number, shard.core.averages.size
             shard.kept = StoredShard(
                 run,
-                keeps,
+                keeps.journal,
+                keeps.disks[number],
                 self.spec,
                 functools.partial(EventCoder, shard.layout, run.method, self._bodies, size),
                 functools.partial(self._made, number),
