@@ -779,7 +779,7 @@ class PsCore:
             # The training script has consumed a batch even if no worker of the round had an example
             # of the batch, so the learning rate schedule must count the batch.
             if empty:
-                self.model.clock.count(empty_parts, empty[0].head.optimizer)
+                self.model.optimizer.clock.count(empty_parts, empty[0].head.optimizer)
             return []
         version, live = self.version, self.rounds.live()
         released = [
@@ -862,7 +862,9 @@ class PsCore:
 
     def _count_applied(self, push: events.Push, version: int, group: str) -> None:
         """Count a push that was merged into the update of the weights of version `version`."""
-        self.model.count(push.head.samples, push.head.repeats_batch)
+        # With several optimizers, the step's first update has counted the examples.
+        if not push.head.repeats_batch:
+            self.model.samples += push.head.samples
         self.counters.applied(push, version, group)
         self._guard.applied(push.worker)
         self._members[push.worker].staleness = version - push.origin.computed_at

@@ -14,19 +14,20 @@ from thinwire.ops.downlink.types import (
     ModelChange,
     ModelReply,
     ModelRequest,
+    OwnEntries,
     RelayedRound,
     RelayedUpdate,
     ShardView,
 )
-from thinwire.ops.frozen import Freezer
+from thinwire.ops.frozen import Freezer, Keep
 from thinwire.ops.kernels import Kernels
 from thinwire.ops.methods.method import Method
-from thinwire.ops.types import Kind
+from thinwire.ops.types import Kind, State
 from thinwire.ops.weighting.base import Arrival
-from thinwire.ps.core.policy_states import num_bytes
+from thinwire.ps.core.policy_states import durable, num_bytes, take_back
 
 if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+    from thinwire.ops.types import Float32, Int64
 
 #: Names of the down codec's counters: replies by kind, and stored copies of workers' weights.
 _COUNTED = ("copies", "full", "delta", "sparse", "relay", "resyncs", "mismatches")
@@ -47,7 +48,7 @@ class Downlink:
         method: Method,
         theta: Float32,
         kernels: Kernels,
-        offsets: Sequence[int],
+        offsets: tuple[int, ...],
         freezer: Freezer,
     ) -> None:
         """Start without copies of workers' weights.
@@ -67,8 +68,22 @@ class Downlink:
         self.seen = theta.view()
         self.seen.flags.writeable = False
 
-    def record_update(self, change: ModelChange) -> None:
-        """Record a change of the shard's weights, which the next replies contain."""
+    def record_update(
+        self,
+        touched: Int64 | None,
+        version: int,
+        own: OwnEntries | None = None,
+        relayed: RelayedRound | None = None,
+    ) -> None:
+        """Record a change of the shard's weights, which the next replies contain.
+
+        Args:
+            touched: Indices of the changed entries, in ascending order; None: any entry.
+            version: Version of the shard's weights after the change.
+            own: Changed entries that one worker can compute from its own push; None without any.
+            relayed: Round of updates that changed the weights, in a form that workers can apply.
+        """
+        change = ModelChange(touched, version, own, relayed, self._freezer.before_change)
         self.state = self._method.down_codec.record_update(change, self.state)
 
     def sharing_key(self, request: ModelRequest) -> Hashable:
@@ -155,6 +170,20 @@ class Downlink:
         num_replicas = len(self.state.get("replicas", ()))
         dropped_bytes = (self.counts["copies"] - num_replicas) * self._theta.nbytes
         return {"bytes": num_bytes(self.state) + dropped_bytes, **self.counts}
+
+    def save(self, keep: Keep) -> State:
+        """Return the parts of a checkpoint that hold the downlink's state."""
+        return {
+            "backups": self.backups.save(),
+            "down_codec": durable(self.state, keep),
+            "down_counts": dict(self.counts),
+        }
+
+    def restore(self, saved: State) -> None:
+        """Restore the state that `save` returned."""
+        take_back(self.state, saved["down_codec"])
+        self.counts.update(saved["down_counts"])
+        self.backups.restore(saved["backups"])
 
     def _kept(self, array: Float32) -> Any:
         """Return a copy-on-write array that the codec of replies stores instead of a weight

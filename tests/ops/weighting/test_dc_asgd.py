@@ -214,7 +214,9 @@ def test_a_restored_shard_goes_on_bit_for_bit(variant, backup, tmp_path):
         if breaks:
             Checkpoints(tmp_path).save(1, run.shards[0].model.state_dict(soft=False))
             old = run.shards[0].model
-            fresh = ShardModel(chosen, np.zeros(28, np.float32), BODIES, old.budget, old.schedule)
+            fresh = ShardModel(
+                chosen, np.zeros(28, np.float32), BODIES, old.budget, old.optimizer.schedule
+            )
             fresh.load_state_dict(Checkpoints(tmp_path).load_latest()[1], soft=False)
             assert fresh.memory() == old.memory()
             run.shards[0].model = fresh
