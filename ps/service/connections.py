@@ -20,11 +20,10 @@ from thinwire.ps.core import events
 from thinwire.ps.datagrams.receiver import DatagramReceiver
 from thinwire.ps.service.stream_state import ClientStreamState
 from thinwire.ps.wire.replies import (
-    CodedUpdate,
     SharedBlocks,
-    WholeShard,
     coded_update,
     reply_frames,
+    whole_shard,
 )
 
 
@@ -106,13 +105,12 @@ class ReplySender:
         if self._members is None:
             self._members = self._find_members()
         update = reply.update
-        coded: CodedUpdate
         values: Any = update.values if isinstance(update, Update) else None
         if isinstance(values, FrozenArray):
-            coded = WholeShard(values.again(), self._layout)
-            # The object `coded` has its own reader of the frozen (copy-on-write) array of weights.
-            # The reader in `reply` must be freed, because the array copies changing values once for
-            # every existing reader.
+            coded = whole_shard(values.again(), self._layout)
+            # The function `coded` has its own reader of the frozen (copy-on-write) array of
+            # weights. The reader in `reply` must be freed, because the array copies changing values
+            # once for every existing reader.
             reply = dataclasses.replace(reply, update=())
         else:
             coded = coded_update(update, self._layout, self._shared)

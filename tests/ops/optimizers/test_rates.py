@@ -204,8 +204,8 @@ def check_status(core, versions):
     """Make what documents hold of an optimizer, at any version."""
     for version in versions:
         core.model.samples = version
-        core.model.clock = BatchClock(1, first=(version,))
-        core.model._server["steps"] = version
+        core.model.optimizer.clock = BatchClock(1, first=(version,))
+        core.model.optimizer.state["steps"] = version
         rate = core.model.learning_rate
         assert abs(rate) <= LARGEST_NUMBER
         assert json.loads(json.dumps(rate, allow_nan=False)) == rate
