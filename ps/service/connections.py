@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from thinwire.ops.frozen import FrozenArray
@@ -240,7 +240,7 @@ class Connections:
                 totals[worker] = totals.get(worker, 0) + connection.stream.bytes_sent
             return totals
 
-    def restore_bytes_down(self, totals: dict[int, int]) -> None:
+    def restore_bytes_down(self, totals: Mapping[int, int]) -> None:
         """Set the counts of sent training bytes to the totals before a restart of the shard."""
         self._closed_bytes = collections.Counter(totals)
 

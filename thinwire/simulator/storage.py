@@ -16,7 +16,8 @@ from thinwire.ps.persistence.journal import Journal, JournalPosition
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.replay import MakeCore
-from thinwire.ps.persistence.shard_store import ModelRecord, SavedShard
+from thinwire.ps.persistence.shard_checkpoint import ShardCheckpoint, model_rows
+from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.runtime.persistence.checkpoint import CheckpointStore, Fenced
 from thinwire.runtime.run.settings import Run
 
@@ -181,10 +182,10 @@ class StoredShard:
         self.saved = saved = SimulatedShardStore(run, name, self.spec, self.disk, later)
         keeping = JournalPolicy(run, self.journal, saved, coder, self.spec)
         keeping.replay(self.make)
-        config = self.config(saved.generation, saved.generations_undone, bool(saved.core))
+        config = self.config(saved.generation, saved.generations_undone, bool(saved.last.core))
         core = self.make(config, run.lease_seconds)
-        if saved.core:
-            core.load_state_dict(saved.core)
+        if saved.last.core:
+            core.load_state_dict(saved.last.core)
         if saved.finished:
             return False
         saved.open()
@@ -196,8 +197,15 @@ class StoredShard:
         """Schedule the write of a snapshot of the PS shard."""
         if self.saved is None:
             return
-        journaled, received = shard.journaled, shard.received() or DatagramCounts()
+        journaled = shard.journaled
         state, begun = journaled.consistent(state), journaled.begin()
-        reports = shard.reports.copy()
-        model = ModelRecord(self.spec)
-        self.saved.put(version, state, model, RUN_ID, shard.bytes_down(), reports, received, begun)
+        contents = ShardCheckpoint(
+            core=state,
+            run_id=RUN_ID,
+            model=model_rows(self.spec),
+            bytes_down=shard.bytes_down(),
+            reports=shard.reports.copy(),
+            datagrams=shard.received() or DatagramCounts(),
+            **begun,
+        )
+        self.saved.put(version, contents)
