@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from thinwire.ops.optimizers.described import describe
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.script_settings import LaunchedScript, read_settings_file
 from thinwire.script.identity import note_settings
+from thinwire.script.keras import central
 from thinwire.script.keras.checkpoints import write_checkpoints_once
 from thinwire.script.keras.checks import check_exchanges, check_model
 from thinwire.script.keras.evaluate import evaluate_fit, skip_steps
@@ -240,7 +242,7 @@ def _new_session(model: keras.Model, call: _Call) -> ModelSession:
 def _attach(session: ModelSession, model: Any) -> None:
     """Let a model save files, and read all its weights, through its session with the servers."""
     model.thinwire = session
-    save_once(model, session.saving)
+    save_once(model, functools.partial(central.saving, session))
     look_fresh(model, session.loop.refresh)
 
 
