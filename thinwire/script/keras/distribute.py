@@ -146,7 +146,7 @@ def _distribute_model(model: Any, call: _Call) -> None:
             measure_fit(model, pathlib.Path(launched.measured_to))
         elif launched.evaluates:
             evaluate_fit(model, call.read().run)
-            write_checkpoints_once(list, lambda: False)
+            write_checkpoints_once(lambda: False)
         return
     compiled = getattr(model, "optimizer", None)
     # A custom train_step may never use the compiled optimizer, so only the optimizer of a standard
@@ -219,8 +219,8 @@ def _session_of(models: Sequence[keras.Model], call: _Call) -> ModelSession:
             return known
     chosen = call.read()
     place = chosen.run.addresses, chosen.worker().id_worker
-    for session in _sessions():
-        if session.place == place:
+    for session in RECORD.sessions:
+        if isinstance(session, ModelSession) and session.place == place:
             return session
     return _new_session(models[0], call)
 
@@ -235,7 +235,7 @@ def _new_session(model: keras.Model, call: _Call) -> ModelSession:
     session = ModelSession(model, chosen, call.args, call.settings, call.num_train)
     RECORD.sessions.append(session)
     note_settings(chosen)
-    write_checkpoints_once(_sessions, lambda: session.writes_files)
+    write_checkpoints_once(lambda: session.writes_files)
     return session
 
 
@@ -244,7 +244,3 @@ def _attach(session: ModelSession, model: Any) -> None:
     model.thinwire = session
     save_once(model, functools.partial(central.saving, session))
     look_fresh(model, session.loop.refresh)
-
-
-def _sessions() -> list[ModelSession]:
-    return [session for session in RECORD.sessions if isinstance(session, ModelSession)]
