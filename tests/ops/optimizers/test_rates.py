@@ -21,8 +21,8 @@ from thinwire.ops.optimizers.rates import check_rates, rate_at, sample_steps
 from thinwire.ops.optimizers.schedule import MOST_UPDATES
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps.core.batch_clock import BatchClock
-from thinwire.ps.scripts.initial_model import model_of_offer
 from thinwire.ps.persistence.shard_checkpoint import ShardCheckpoint
+from thinwire.ps.scripts.initial_model import model_of_offer
 from thinwire.ps.shard.preparation import ShardInitials, build_core
 from thinwire.runtime.persistence.documents import LARGEST_NUMBER
 
