@@ -50,8 +50,7 @@ class Programs:
             with self._lock:
                 self._known.setdefault(worker, program)
 
-    def to_plain(self) -> dict[str, list[list[str]]]:
-        """Return the workers' programs as plain data for a checkpoint."""
+    def known(self) -> dict[int, Rows]:
+        """Return a copy of the workers' programs: worker id -> rows."""
         with self._lock:
-            known = dict(self._known)
-        return {str(worker): [list(row) for row in rows] for worker, rows in known.items()}
+            return dict(self._known)

@@ -65,12 +65,12 @@ def _serve(run: Run, own: PsFlags) -> int:
     if run.overwrite:
         _discard(run, own)
     saved, why = SavedShard(run, own.node), ""
-    if saved.script_failed and not (run.resume or own.resume_only):
+    if saved.last.script_failed and not (run.resume or own.resume_only):
         _discard(run, own)
         saved, why = SavedShard(run, own.node), ", because the script of the run before failed"
-    if saved.core is None:
+    if saved.last.core is None:
         logging.info("run %s: begins%s", run.run_dir, why)
-    if own.resume_only and saved.core is None:
+    if own.resume_only and saved.last.core is None:
         raise ConfigurationError(
             f"the node {own.node} was lost, but {saved.where} on this machine has no checkpoint of "
             "the node: either none was written yet (--checkpoint_interval_seconds), or it is on "
@@ -81,15 +81,15 @@ def _serve(run: Run, own: PsFlags) -> int:
         model = model_of_flags(run, own.id_ps)
         return_freed_memory()  # free the memory of the Keras network from which the model was built
         return _run(ShardProcess.open(PreparedShard.of(run, own, model, saved)))
-    if saved.offer is None:
-        if saved.core is not None:
+    if saved.last.offer is None:
+        if saved.last.core is not None:
             raise ConfigurationError(
                 f"--run_dir={run.run_dir} contains a run whose model came from flags, but this run "
                 "has --model_from=worker; give it another --run_dir, or --overwrite the old run."
             )
         return _serve_offered(run, own, saved)
     # With --resume, workers offer the model of phase 0 (the script's first model) again.
-    if run.resume and not saved.phase:
+    if run.resume and not saved.last.phase:
         return _serve_offered(run, own, saved)
     if own.preload_keras:
         import_quietly("keras")
@@ -119,7 +119,7 @@ def saved_model(run: Run, own: PsFlags, saved: SavedShard) -> InitialModel:
             run is deleted.
     """
     try:
-        offer = read_offer(saved.offer or "", own.max_model_bytes)
+        offer = read_offer(saved.last.offer or "", own.max_model_bytes)
         return model_of_offer(run, own.id_ps, offer, None)
     except ConfigurationError as error:
         raise ConfigurationError(
@@ -140,7 +140,7 @@ def _discard(run: Run, own: PsFlags) -> None:
 def _serve_offered(run: Run, own: PsFlags, saved: SavedShard) -> int:
     """Wait for a worker's offered model, then serve that model; return the exit code."""
     # Workers that took part before a --resume send the id of the saved run.
-    stage = OfferStage(run, own, run_id=saved.run_id)
+    stage = OfferStage(run, own, run_id=saved.last.run_id)
     stage.listen()
     if own.preload_keras:
         threading.Thread(target=import_quietly, args=("keras",), name="keras", daemon=True).start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import queue
 import secrets
 import threading
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from thinwire.proto.grpc.session import ClientSession, RequestRejected, payload_
 from thinwire.runtime.run.settings import Run
 from thinwire.runtime.telemetry.run_status import RunStatus
 from thinwire.supervisor.evaluator import ModelFetcher, ModelView
-from thinwire.supervisor.shard_stream import ShardStream, dialler_of, open_streams
+from thinwire.supervisor.shard_stream import ShardStreams, dialler_of
 
 #: Limit of a message's payload: the stream of evaluation requests carries no weights.
 _MOST_BYTES = 1 << 16
@@ -229,19 +228,9 @@ class CentralModel:
         num_statistics: int,
         phase: int = 0,
     ) -> None:
-        self._run = run
-        self._shards: list[ShardStream] = []
-        limits = (payload_limit(layout, num_statistics) for layout in layouts)
-        self._diallers = [
-            dialler_of(
-                run,
-                number,
-                functools.partial(hello_of, run, number, run_id, phase=phase),
-                limit,
-                threading.Event(),
-            )
-            for number, limit in enumerate(limits)
-        ]
+        limits = [payload_limit(layout, num_statistics) for layout in layouts]
+        hello = functools.partial(hello_of, run, run_id=run_id, phase=phase)
+        self._streams = ShardStreams(run, hello, limits, threading.Event())
         in_step = len(run.method.sync.groups) == 1
         self._fetcher = ModelFetcher(spec, layouts, num_statistics, in_step)
 
@@ -255,28 +244,16 @@ class CentralModel:
                 stores.
         """
         while True:
-            if not self._shards or any(shard.lost.is_set() for shard in self._shards):
-                self._connect()
-            view = self._fetcher.fetch(self._shards)
+            if not self._streams.shards or self._streams.is_lost:
+                self._streams.connect()
+            view = self._fetcher.fetch(self._streams.shards)
             if view is not None:
                 return view
-            for shard in self._shards:
-                if shard.refusal is not None:
-                    raise RequestRejected(shard.refusal)
+            self._streams.check()
 
     def close(self) -> None:
         """Send Leave messages, and end the evaluator's streams to all shards."""
-        for shard in self._shards:
-            shard.session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
-            shard.session.close()
-        self._shards = []
-
-    def _connect(self) -> None:
-        for shard in self._shards:
-            shard.session.close(0.0)
-        self._shards = []
-        patience = self._run.reconnect_timeout_seconds
-        self._shards = open_streams(self._diallers, patience, queue.SimpleQueue())
+        self._streams.leave()
 
 
 def hello_of(run: Run, shard: int, run_id: str, incarnation: int = 0, phase: int = 0) -> pb.Hello:

@@ -7,8 +7,6 @@ existing records of the run.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import queue
 import signal
 import sys
 import threading
@@ -23,14 +21,12 @@ from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.types import ModelSpec
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.evaluations import numbers_of
 from thinwire.proto.grpc import Unreachable
 from thinwire.proto.grpc.session import RequestRejected, payload_limit
 from thinwire.proto.metrics_server import open_port
 from thinwire.runtime.run.finished import finished_summary
 from thinwire.runtime.run.settings import (
     DRAIN_SECONDS,
-    END_REASONS,
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_OF_STOP,
@@ -46,8 +42,8 @@ from thinwire.supervisor.evaluator import ModelFetcher
 from thinwire.supervisor.instruments import collect
 from thinwire.supervisor.publisher import Publisher
 from thinwire.supervisor.recorder import Recorder
-from thinwire.supervisor.script_evaluator import ScriptEvaluator
-from thinwire.supervisor.shard_stream import Batches, ShardStream, dialler_of, open_streams
+from thinwire.supervisor.script_evaluations import ScriptEvaluations, end_at_target
+from thinwire.supervisor.shard_stream import ShardStream, ShardStreams
 
 if TYPE_CHECKING:
     from thinwire.supervisor.scorer import ModelScorer
@@ -56,9 +52,6 @@ _NO_MODEL_BYTES = 1 << 16  # payload limit, in bytes, of a stream that transfers
 _RECORD_SECONDS = 5.0  # seconds between two status lines in metrics.jsonl
 #: Time limit, in seconds, of the wait for the workers' last reports after the run has ended.
 _END_SECONDS = 3.0
-#: Time limit, in seconds, for the evaluation of the run's final model. A parameter server waits
-#: about as long for the evaluation.
-_FINAL_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,29 +119,23 @@ class _Watcher:
             self._fetcher = ModelFetcher(model.spec, layouts, model.num_statistics, in_step)
             limits = [payload_limit(layout, model.num_statistics) for layout in layouts]
             self._tensors = messages.tensors_of(model.spec)
-        self.shards: list[ShardStream] = []
         self.interrupted = threading.Event()
-        self._diallers = [
-            dialler_of(run, number, functools.partial(self._hello, number), limit, self.interrupted)
-            for number, limit in enumerate(limits)
-        ]
+        self.streams = ShardStreams(run, self._hello, limits, self.interrupted)
         # A launcher that reads this process's output shows the printed lines as the run's progress.
-        self.dashboard = Dashboard(_write_line) if self._is_followed else Dashboard()
+        is_followed = model is None and not sys.stdout.isatty()
+        self.dashboard = Dashboard(_write_line) if is_followed else Dashboard()
         self.run_id = ""
-        self.rounds: Batches = queue.SimpleQueue()
-        self.script_evaluator = ScriptEvaluator(run) if run.model_is_offered else None
-        # Metrics and model versions of the newest evaluation; None if no worker's script made the
-        # newest evaluation.
-        self._of_script: tuple[dict[str, float], list[int]] | None = None
-        self._is_known_alive = False  # True if shard 0 assumes that an evaluator process runs
-        self._first_version: int | None = None  # version of the model in the first received status
+        self.scripts: ScriptEvaluations | None = None
+        if run.model_is_offered:
+            self.scripts = ScriptEvaluations(run, recorder, self.streams, self.interrupted)
         # Status of the run that the dashboard shows.
         self._shown: run_status.RunStatus | None = None
         self._due = {"show": 0.0, "record": 0.0}
 
     @property
-    def _is_followed(self) -> bool:
-        return self._fetcher is None and not sys.stdout.isatty()
+    def shards(self) -> list[ShardStream]:
+        """Streams to the shards, shard 0 first; empty before the first connection."""
+        return self.streams.shards
 
     def watch(self) -> int:
         """Connect to the shards, evaluate the model until the run ends, write the records; return
@@ -157,24 +144,23 @@ class _Watcher:
         port = open_port(self.run, "supervisor-0", self._instruments)
         with handle_signals(self._interrupt):
             try:
-                if self.script_evaluator is not None:
-                    self.script_evaluator.start()
+                if self.scripts is not None:
+                    self.scripts.evaluator.start()
                 self._connect()
                 with self.dashboard:
                     self._observe()
                     self._await_last_reports()
-                self._await_evaluator()
+                if self.scripts is not None:
+                    self.scripts.wait_for_the_last()
                 return self._finish()
             except Unreachable:
                 if not self.interrupted.is_set():
                     raise
                 return EXIT_INTERRUPTED
             finally:
-                if self.script_evaluator is not None:
-                    self.script_evaluator.end()
-                for shard in self.shards:
-                    shard.session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
-                    shard.session.close()
+                if self.scripts is not None:
+                    self.scripts.evaluator.end()
+                self.streams.leave()
                 if port is not None:
                     port.close()
 
@@ -189,22 +175,12 @@ class _Watcher:
             Unreachable: A shard did not answer within the reconnect timeout.
             RequestRejected: A shard rejects this Supervisor.
         """
-        patience = self.run.reconnect_timeout_seconds
-        self.shards = open_streams(self._diallers, patience, self.rounds, self._note_welcome)
-        if self.script_evaluator is not None:
-            self._offer_evaluator(self.script_evaluator.why_not)
+        self.streams.connect(self._note_welcome)
+        if self.scripts is not None:
+            self.scripts.offer(self.scripts.evaluator.why_not)
 
     def _note_welcome(self, welcome: pb.Welcome) -> None:
         self.run_id = welcome.run_id  # the run's id is sent in the Hello of the next connection
-
-    def _offer_evaluator(self, why_not: str) -> None:
-        """Report the evaluator's state to shard 0; an empty ``why_not`` means that an evaluator can
-        run.
-        """
-        evaluator = self.script_evaluator
-        self._is_known_alive = evaluator is not None and evaluator.is_alive
-        offer = pb.Evaluator(available=not why_not, message=why_not, starting=self._is_known_alive)
-        self.shards[0].session.send_control(pb.ToServer(evaluator=offer))
 
     def _hello(self, shard: int) -> pb.Hello:
         return pb.Hello(
@@ -222,14 +198,18 @@ class _Watcher:
         """Evaluate periodically until the run ends or a lost shard does not reconnect in time."""
         next_at, last_version = time.monotonic(), -1
         while not self._ended():
-            if any(shard.lost.is_set() for shard in self.shards) and not self._reconnect():
+            if self.streams.is_lost and not self._reconnect():
                 return
             self._record_rounds()
-            self._tend_evaluator()
+            if self.scripts is not None:
+                self.scripts.tend()
             status = self.shards[0].status
             if status is not None:
                 self._show(status)
-                due = time.monotonic() >= next_at or self._due_by_updates(status, last_version)
+                interval = self.own.eval_interval_updates
+                due = time.monotonic() >= next_at or (
+                    0 < interval <= status.version - max(0, last_version)
+                )
                 if self._fetcher is not None and due and status.version != last_version:
                     last_version = self._evaluate(status)
                     next_at = time.monotonic() + self.own.eval_interval_seconds
@@ -253,94 +233,8 @@ class _Watcher:
             self._due["record"] = now + _RECORD_SECONDS
 
     def _record_rounds(self) -> None:
-        while not self.rounds.empty():
-            self.recorder.rounds(*self.rounds.get())
-
-    def _tend_evaluator(self) -> None:
-        """Run the evaluator process while calls of fit have validation data; record its
-        evaluations.
-        """
-        evaluator, shard = self.script_evaluator, self.shards[0]
-        if evaluator is None:
-            return
-        if shard.validates:
-            evaluator.start()
-        elif self._has_trained():
-            evaluator.dismiss()
-        self._record_evaluations()
-        if shard.halt_cause:
-            return
-        if why := evaluator.tend():
-            logging.error("%s; training continues without evaluations", why)
-            self._offer_evaluator(why)
-        elif evaluator.is_alive != self._is_known_alive:
-            self._offer_evaluator(evaluator.why_not)
-
-    def _has_trained(self) -> bool:
-        """Return True if the shards have applied an update since this Supervisor connected.
-
-        A worker's script reports that its call of fit has validation data before the first step of
-        the fit. If scripts train without a report of validation data, the run needs no evaluator.
-        """
-        status = self.shards[0].status
-        if status is None:
-            return False
-        if self._first_version is None:
-            self._first_version = status.version
-        return status.version > self._first_version
-
-    def _record_evaluations(self) -> None:
-        """Record the evaluations that shard 0 sent; skip evaluations that are already recorded."""
-        shard = self.shards[0]
-        while shard.status is not None and not shard.evaluated.empty():
-            evaluated = shard.evaluated.get()
-            versions = list(evaluated.versions)
-            # An evaluation is repeated after a restart of shard 0 or of the Supervisor. The records
-            # hold at most one evaluation for each model version, and one final evaluation.
-            recorded = [item for item in self.recorder.evaluations if item.versions == versions]
-            metrics, is_final = numbers_of(evaluated.metrics), [item.final for item in recorded]
-            if not evaluated.fit:
-                # Several functions of a worker's script may evaluate one model version, with
-                # different metrics.
-                is_final = [False for item in recorded if item.metrics.keys() == metrics.keys()]
-            if not evaluated.metrics or any(is_final) or (is_final and not evaluated.final):
-                continue
-            self.recorder.record(shard.status, metrics, versions, evaluated.final)
-            self._of_script = (metrics, versions) if evaluated.by_script else None
-            if not evaluated.final:
-                self._end_at_target()
-
-    def _record_final_of_script(self) -> None:
-        """Record the last evaluation of a worker's script as final if it evaluated the run's final
-        model.
-
-        An evaluator process evaluates the run's final model in a separate evaluation. A worker's
-        script evaluates the model only during its call of fit.
-        """
-        status = self.shards[0].status
-        if status is None or self._of_script is None:
-            return
-        metrics, versions = self._of_script
-        if versions[:1] == [status.version]:
-            self.recorder.record(status, metrics, versions, True)
-
-    def _await_evaluator(self) -> None:
-        """Wait until the evaluator has evaluated the final model; record the evaluation."""
-        evaluator, shard = self.script_evaluator, self.shards[0]
-        if evaluator is None or shard.halt_cause not in END_REASONS:
-            return
-        deadline = time.monotonic() + _FINAL_SECONDS
-        while time.monotonic() < deadline:
-            if why := evaluator.tend():
-                logging.error("%s", why)
-            if not evaluator.is_running or self.interrupted.is_set() or shard.lost.is_set():
-                break
-            self.interrupted.wait(0.05)
-            self._record_evaluations()
-        if evaluator.is_running:
-            logging.warning("the evaluator process has not evaluated the final model in time")
-        self._record_evaluations()
-        self._record_final_of_script()
+        while not self.streams.rounds.empty():
+            self.recorder.rounds(*self.streams.rounds.get())
 
     def _ended(self) -> bool:
         self._check_place()
@@ -353,20 +247,15 @@ class _Watcher:
             RequestRejected: A shard rejected this Supervisor, for example because another
                 Supervisor follows the run.
         """
-        for shard in self.shards:
-            if shard.refusal is not None:
-                self.recorder.close()
-                raise RequestRejected(shard.refusal)
-
-    def _due_by_updates(self, status: run_status.RunStatus, last_version: int) -> bool:
-        interval = self.own.eval_interval_updates
-        return interval > 0 and status.version - max(0, last_version) >= interval
+        try:
+            self.streams.check()
+        except RequestRejected:
+            self.recorder.close()
+            raise
 
     def _reconnect(self) -> bool:
         self._check_place()
         logging.warning("lost the PS; reconnecting for %g s", self.run.reconnect_timeout_seconds)
-        for shard in self.shards:
-            shard.session.close(0.0)
         try:
             self._connect()
         except (Unreachable, RequestRejected) as error:
@@ -386,16 +275,8 @@ class _Watcher:
             return status.version
         self.recorder.evaluate(status, view.weights, view.versions, final, view.statistics)
         if not final:
-            self._end_at_target()
+            end_at_target(self.run, self.recorder, self.streams)
         return view.versions[0]
-
-    def _end_at_target(self) -> None:
-        """Request the end of the run if the newest evaluation has reached the target metric
-        value.
-        """
-        if self.run.target is not None and self.recorder.has_reached_target():
-            halt = pb.Halt(cause=self.run.target.stop_reason)
-            self.shards[0].session.send_control(pb.ToServer(halt=halt))
 
     # -- the end ----------------------------------------------------------------------------
 

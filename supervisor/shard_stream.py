@@ -1,8 +1,9 @@
-"""The Supervisor's gRPC stream to one shard."""
+"""The gRPC streams to the shards of a client that trains no model, such as the Supervisor."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -11,7 +12,7 @@ from absl import logging
 
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost
-from thinwire.proto.grpc.session import ClientSession, Dialler, rhythm
+from thinwire.proto.grpc.session import ClientSession, Dialler, RequestRejected, rhythm
 from thinwire.runtime.run.settings import Run
 from thinwire.runtime.telemetry import run_status
 
@@ -40,38 +41,6 @@ def dialler_of(
         )
 
     return Dialler(f"the PS at {address}", make, closing, (pb.REASON_STARTING,), leader)
-
-
-def open_streams(
-    diallers: Iterable[Dialler],
-    patience_seconds: float,
-    rounds: Batches,
-    on_welcome: Callable[[pb.Welcome], None] = lambda welcome: None,
-) -> list[ShardStream]:
-    """Connect to every shard in order and return the streams.
-
-    Args:
-        diallers: For every shard, the object that connects to it.
-        patience_seconds: Time limit for the connection to one shard, in seconds.
-        rounds: Queue that receives the batches of the workers' measured training rounds.
-        on_welcome: Function called with each shard's Welcome message, before the connection to the
-            next shard.
-
-    Raises:
-        Unreachable: A shard did not answer within ``patience_seconds``; all streams are closed.
-        RequestRejected: A shard rejects this client; all streams are closed.
-    """
-    # If a later shard rejects this client, the streams to earlier shards must be closed. Otherwise
-    # each failed attempt would occupy one more client's place on the earlier shards.
-    with contextlib.ExitStack() as opened:
-        streams = []
-        for dialler in diallers:
-            session, welcome = dialler.dial(patience_seconds)
-            opened.callback(session.close, 0.0)
-            on_welcome(welcome)
-            streams.append(ShardStream(session, rounds))
-        opened.pop_all()
-    return streams
 
 
 class ShardStream:
@@ -130,3 +99,76 @@ class ShardStream:
             logging.error("PS shard %s sent an unreadable status: %s", self.session.address, error)
         self.lost.set()
         self.replies.put(None)
+
+
+class ShardStreams:
+    """A client's streams to all shards of a run.
+
+    Args:
+        run: Settings of the training run.
+        hello: Function of a shard's number that returns the client's first message of a new stream.
+        limits: For every shard, the limit of the payload of a message from the shard, in bytes.
+        closing: Event that is set when the client must stop.
+
+    Attributes:
+        shards: Streams of the newest connection, shard 0 first; empty before the first connection.
+        rounds: Queue that receives the batches of the workers' measured training rounds.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        hello: Callable[[int], pb.Hello],
+        limits: Iterable[int],
+        closing: threading.Event,
+    ) -> None:
+        self._patience_seconds = run.reconnect_timeout_seconds
+        self._diallers = [
+            dialler_of(run, number, functools.partial(hello, number), limit, closing)
+            for number, limit in enumerate(limits)
+        ]
+        self.shards: list[ShardStream] = []
+        self.rounds: Batches = queue.SimpleQueue()
+
+    @property
+    def is_lost(self) -> bool:
+        """True after a stream of the newest connection has ended."""
+        return any(shard.lost.is_set() for shard in self.shards)
+
+    def connect(self, on_welcome: Callable[[pb.Welcome], None] = lambda welcome: None) -> None:
+        """Connect to every shard in order; close the streams of an earlier connection first.
+
+        Args:
+            on_welcome: Function called with each shard's Welcome message, before the connection to
+                the next shard.
+
+        Raises:
+            Unreachable: A shard did not answer within the reconnect timeout; all streams are
+                closed.
+            RequestRejected: A shard rejects this client; all streams are closed.
+        """
+        for shard in self.shards:
+            shard.session.close(0.0)
+        # If a later shard rejects this client, the streams to earlier shards must be closed.
+        # Otherwise each failed attempt would occupy one more client's place on the earlier shards.
+        with contextlib.ExitStack() as opened:
+            streams = []
+            for dialler in self._diallers:
+                session, welcome = dialler.dial(self._patience_seconds)
+                opened.callback(session.close, 0.0)
+                on_welcome(welcome)
+                streams.append(ShardStream(session, self.rounds))
+            opened.pop_all()
+        self.shards = streams
+
+    def check(self) -> None:
+        """Raise RequestRejected if a shard has rejected this client since the connection."""
+        for shard in self.shards:
+            if shard.refusal is not None:
+                raise RequestRejected(shard.refusal)
+
+    def leave(self) -> None:
+        """Send Leave messages, and end the streams to all shards."""
+        for shard in self.shards:
+            shard.session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
+            shard.session.close()

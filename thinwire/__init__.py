@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from thinwire.launcher.function import FunctionRun, RunFailed, run
     from thinwire.script.adacomp import PS, Worker
     from thinwire.script.gradient_sgd import GradientSGD
-    from thinwire.script.identity import is_chief, num_workers, worker_id
+    from thinwire.script.identity import evaluate, is_chief, num_workers, worker_id
     from thinwire.script.keras import callbacks
     from thinwire.script.keras.distribute import distribute
-    from thinwire.script.own_evaluation import evaluate
     from thinwire.script.server import ServerHandle, Snapshot, init_server
     from thinwire.script.steps import RunOver, StepInfo
 
@@ -55,10 +54,9 @@ _PUBLIC = {
     "launcher.function": ("FunctionRun", "RunFailed", "run"),
     "script.adacomp": ("PS", "Worker"),
     "script.gradient_sgd": ("GradientSGD",),
-    "script.identity": ("is_chief", "num_workers", "worker_id"),
+    "script.identity": ("evaluate", "is_chief", "num_workers", "worker_id"),
     "script.keras.callbacks": ("callbacks",),
     "script.keras.distribute": ("distribute",),
-    "script.own_evaluation": ("evaluate",),
     "script.server": ("ServerHandle", "Snapshot", "init_server"),
     "script.steps": ("RunOver", "StepInfo"),
 }

@@ -174,7 +174,8 @@ class Worker:
                 if action is RoundAction.COMPUTE:
                     action = self._one_step()
                     continue
-                if self._may_save(action, saved_at):
+                is_due = time.monotonic() - saved_at >= self.run.checkpoint_interval_seconds
+                if action is RoundAction.POLL and is_due:
                     self._settle()
                     self.save()
                     saved_at = time.monotonic()
@@ -187,10 +188,6 @@ class Worker:
             pass
         self.save()
         return "done" if session.core.stopped or not session.closing.is_set() else "interrupted"
-
-    def _may_save(self, action: Action, saved_at: float) -> bool:
-        is_due = time.monotonic() - saved_at >= self.run.checkpoint_interval_seconds
-        return action is RoundAction.POLL and is_due
 
     def _one_step(self) -> Action:
         """Compute one mini-batch's gradient; return the next action."""
@@ -321,13 +318,9 @@ class Worker:
             return None
         if self.session.exchange.shards[0].probe(_PROBE_SECONDS):
             return None
-        if (change := self._change_since(checkpoint[1])) is not None:
+        if (change := _changed_setting(checkpoint[1], self.run)) is not None:
             raise OtherRun(refusal(f"--run_dir={self.run.run_dir}", change, None))
         return str(checkpoint[1]["stop_reason"])
-
-    def _change_since(self, saved: State) -> str | None:
-        """Return the first run setting that differs from the checkpoint; None if none differs."""
-        return first_setting(saved.get(SETTINGS) or {}, resumed_settings(self.run))
 
     def resume(self, last_applied_step: int) -> None:
         """Restore this worker's state from its checkpoint, if the checkpoint belongs to this run.
@@ -358,7 +351,7 @@ class Worker:
             logging.info(
                 "the number of workers has changed: starting at this worker's first example"
             )
-        if (change := self._change_since(state)) is not None:
+        if (change := _changed_setting(state, self.run)) is not None:
             logging.warning(
                 "--resume: ignoring the worker's saved state, because a setting has changed: %s",
                 change,
@@ -382,3 +375,8 @@ class Worker:
         """Make the worker stop after its present exchange, because of a termination signal."""
         logging.info("%s: stopping", signal.Signals(number).name)
         self.session.interrupt()
+
+
+def _changed_setting(saved: State, run: Run) -> str | None:
+    """Return the first run setting that differs from a checkpoint; None if none differs."""
+    return first_setting(saved.get(SETTINGS) or {}, resumed_settings(run))

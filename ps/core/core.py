@@ -25,8 +25,9 @@ from thinwire.ps.core.counters import Counters
 from thinwire.ps.core.lifecycle import RunLifecycle, RunPhase
 from thinwire.ps.core.members import CoreConfig, Member, MemberTable
 from thinwire.ps.core.membership import Change, Membership
-from thinwire.ps.core.model import have_one_form, model_for
+from thinwire.ps.core.model import model_for
 from thinwire.ps.core.pacing_service import PacingService
+from thinwire.ps.core.policy_states import have_one_form
 from thinwire.ps.core.quarantine import Quarantine, UpdateGuard
 from thinwire.ps.core.regrouper import RegroupFollower, RegroupPlanner
 from thinwire.ps.core.scheduler import RoundScheduler
@@ -246,7 +247,7 @@ class PsCore:
             "groups": groups,
             **self._pacing.summary(),
             "weighting": self.model.memory(),
-            "down": self.model.down_summary(),
+            "down": self.model.downlink.summary(),
             **({"guards": guards} if guards else {}),
         }
 
@@ -315,7 +316,7 @@ class PsCore:
             refusal = refusals.stale_generation(event, self.version, generation, epoch)
             return [refusal, *self._give_up(event.worker, step, now)]
         if origin.base_checksum is not None:
-            self.model.verify(event.worker, usable, origin.base_checksum)
+            self.model.downlink.verify(event.worker, usable, origin.base_checksum)
         member.open_request(step, usable, now)
         self._members.buffer(event)
         self._pacing.pushed(event.worker)
@@ -591,7 +592,7 @@ class PsCore:
         request.
         """
         self._scheduler.leave(worker, self.membership.epoch)
-        self.model.forget(worker)
+        self.model.downlink.forget(worker)
         self._pacing.left(worker)
         self._planner.left(worker)
         self._follower.left(worker)
@@ -778,7 +779,7 @@ class PsCore:
             # The training script has consumed a batch even if no worker of the round had an example
             # of the batch, so the learning rate schedule must count the batch.
             if empty:
-                self.model.clock.count(empty_parts, empty[0].head.optimizer)
+                self.model.optimizer.clock.count(empty_parts, empty[0].head.optimizer)
             return []
         version, live = self.version, self.rounds.live()
         released = [
@@ -861,7 +862,9 @@ class PsCore:
 
     def _count_applied(self, push: events.Push, version: int, group: str) -> None:
         """Count a push that was merged into the update of the weights of version `version`."""
-        self.model.count(push.head.samples, push.head.repeats_batch)
+        # With several optimizers, the step's first update has counted the examples.
+        if not push.head.repeats_batch:
+            self.model.samples += push.head.samples
         self.counters.applied(push, version, group)
         self._guard.applied(push.worker)
         self._members[push.worker].staleness = version - push.origin.computed_at
@@ -932,9 +935,9 @@ class PsCore:
             model_request = ModelRequest(
                 *(worker, step, request.base_version, member.push_bytes, self.is_behind)
             )
-            key = self.model.sharing_key(model_request)
+            key = self.model.downlink.sharing_key(model_request)
             reply = gathered[key] = gathered.get(key) or self.model.gather(model_request)
-            self.model.record_reply(worker, reply)
+            self.model.downlink.record_reply(worker, reply)
             member.replied(reply.version, self.model.method.overlap)
             self._planner.replied(worker, step, now)
             held_seconds = now - member.requested_at

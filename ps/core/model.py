@@ -10,48 +10,44 @@ import copy
 import dataclasses
 import math
 import secrets
-from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinwire.ops.aggregation.aggregates import Mean
 from thinwire.ops.collectives import THROUGH_PS
-from thinwire.ops.downlink import own_entries, replicas
-from thinwire.ops.downlink.replicas import BackupWeights
+from thinwire.ops.downlink import own_entries
 from thinwire.ops.downlink.types import (
-    ModelChange,
     ModelReply,
     ModelRequest,
     Operation,
-    RelayedRound,
-    RelayedUpdate,
-    ShardView,
 )
 from thinwire.ops.frozen import Freezer, Keep, copied
 from thinwire.ops.kernels import Kernels
 from thinwire.ops.kernels.numpy_ops import union
 from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import LossScale
-from thinwire.ops.optimizers.base import Moment, StepRate
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.optimizers.server import OptimizerUpdate
-from thinwire.ops.optimizers.slots import OptimizerState, Slot
+from thinwire.ops.optimizers.slots import OptimizerState
 from thinwire.ops.types import Kind, ModelSpec, State, Update
 from thinwire.ops.weighting.base import Arrival, ReleaseContext
 from thinwire.ps.core.batch_clock import BatchClock
+from thinwire.ps.core.downlink import Downlink, lone_push, relayed_round
 from thinwire.ps.core.loss_scale import LossScaler
 from thinwire.ps.core.members import CoreConfig
+from thinwire.ps.core.policy_states import (
+    arrays_in,
+    durable,
+    have_one_form,
+    num_bytes,
+    of_workers,
+    take_back,
+)
+from thinwire.ps.core.shard_optimizer import ShardOptimizer
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from thinwire.ops.types import Float32, Int64
-
-#: Key of the working memory in a policy's state. Snapshots omit the working memory.
-_SCRATCH = "scratch"
-#: Names of the down codec's counters: replies by kind, and stored copies of workers' weights.
-_COUNTED = ("copies", "full", "delta", "sparse", "relay", "resyncs", "mismatches")
+    from thinwire.ops.types import Float32
 
 
 class ShardModel:
@@ -61,7 +57,9 @@ class ShardModel:
         theta: [n] float32 weights of this shard.
         version: Number T of updates that the shard has applied to its weights.
         samples: Number of examples consumed by the applied updates.
-        clock: Count of the training script's batches, for its learning rate schedules.
+        optimizer: The optimizer, which steps the weights and knows the learning rates.
+        scaler: Loss scale of the training script.
+        downlink: The shard's replies to its workers, and its copies of their weights.
         freezer: Copy-on-write protection of the shard's arrays for readers in other threads. The
             freezer is off until the shard has reader threads.
     """
@@ -94,24 +92,19 @@ class ShardModel:
                 a run with one worker.
         """
         self.method, self.theta, self.kernels = method, theta, kernels
-        self._offsets = spec.offsets if spec else (0, len(theta))
-        self.budget, self.schedule = budget, schedule
+        self.budget = budget
         self.version = 0
         self.samples = 0
-        self.clock = clock or BatchClock(1, method.server.traits.num_optimizers)
         self._weighting = method.weighting.init(len(theta))
-        self._down = method.down_codec.init(len(theta))
-        self._server = method.server.init(theta, spec)
-        # Arrays of optimizer slots in the last snapshot, which a reader in another thread may still
-        # be reading when the next step changes the arrays.
-        self._saved_slots: list[NDArray[Any]] = []
-        self._scaler = LossScaler(loss_scale)
+        self.scaler = LossScaler(loss_scale)
         self.draw_noise_with(secrets.token_bytes(32))
-        self._backups = BackupWeights()
         self.freezer = Freezer()
-        self._counts = dict.fromkeys(_COUNTED, 0)
-        self._seen = theta.view()  # read-only view of the shard's weights for the policies
-        self._seen.flags.writeable = False
+        clock = clock or BatchClock(1, method.server.traits.num_optimizers)
+        self.optimizer = ShardOptimizer(
+            *(method, theta, kernels, self.freezer, schedule, spec, clock)
+        )
+        offsets = spec.offsets if spec else (0, len(theta))
+        self.downlink = Downlink(method, theta, kernels, offsets, self.freezer)
 
     def draw_noise_with(self, secret: bytes) -> None:
         """Seed the differential privacy noise with a secret; only a simulation passes a known
@@ -147,18 +140,14 @@ class ShardModel:
         begin_again = []
         np.copyto(self.theta, saved["theta"])
         self.go_on_from(saved["version"], saved["samples"])
-        fresh = self.method.server.save(self._server)
-        if same_optimizer and have_one_form(fresh, saved["optimizer"]):
-            before = without_set_rate(saved["optimizer"])
-            self._server = self.method.server.restore(before, self.theta, self._server)
-            self.clock.load_state_dict(saved["clock"])
-        else:
-            self._server = self.method.server.restore(None, self.theta, self._server)
+        optimizer = self.optimizer
+        if not (same_optimizer and optimizer.continue_from(saved["optimizer"], saved["clock"])):
+            optimizer.restore(None)
             begin_again.append("the optimizer's state")
-        if have_one_form(self._scaler.state_dict(), saved["loss_scale"]):
-            self._scaler.load_state_dict(saved["loss_scale"])
+        if have_one_form(self.scaler.state_dict(), saved["loss_scale"]):
+            self.scaler.load_state_dict(saved["loss_scale"])
         self._privacy.update(saved["privacy"])
-        self._counts.update(saved["down_counts"])
+        self.downlink.counts.update(saved["down_counts"])
         return begin_again
 
     @property
@@ -184,7 +173,7 @@ class ShardModel:
         If workers take local optimizer steps, only the workers use this learning rate. If a
         training script has several optimizers, the learning rate is that of the first optimizer.
         """
-        rate = self._rate_of(0, Kind.GRADIENT).value
+        rate = self.optimizer.rate(0, self._fraction, Kind.GRADIENT).value
         # Replies and status documents accept finite numbers only. No optimizer uses the learning
         # rate 0 of this line, because `has_rate` rejects the round first.
         return rate if math.isfinite(rate) else 0.0
@@ -196,50 +185,28 @@ class ShardModel:
             arrivals: Updates in a complete round of pushes, all for one optimizer of the training
                 script.
         """
-        is_set = any(arrival.head.learning_rate is not None for arrival in arrivals)
-        return is_set or math.isfinite(self._rate_of(arrivals[0].head.optimizer).value)
+        if any(arrival.head.learning_rate is not None for arrival in arrivals):
+            return True
+        number = arrivals[0].head.optimizer
+        return math.isfinite(self.optimizer.rate(number, self._fraction).value)
 
     @property
     def _fraction(self) -> float:
         """Share of the run's budget of updates or examples that is consumed, from 0 to 1."""
         return self.budget.fraction(self.version, self.samples)
 
-    def _rate_of(
-        self, optimizer: int, kind: Kind | None = None, set_rate: float | None = None
-    ) -> StepRate:
-        """Return the learning rate of the next step of one of the script's optimizers.
-
-        Args:
-            optimizer: Index of the optimizer among the script's optimizers.
-            kind: Kind of the update; None: the kind of the method's updates.
-            set_rate: Learning rate that the script sets for this step and all later steps.
-        """
-        kind, fraction = kind or self.method.kind, self._fraction
-        scheduled, batches = self.schedule.rate(fraction), self.clock.batches(optimizer)
-        moment = Moment(scheduled, kind, batches, fraction, set_rate)
-        return self.method.server.rate(moment, self._server, optimizer)
-
     @property
     def schedule_counts(self) -> tuple[int, ...]:
         """Batch count at which to read the learning rate schedule of each optimizer of a script."""
         return tuple(
-            self._rate_of(number).schedule_count for number in range(self.clock.num_schedules)
+            self.optimizer.rate(number, self._fraction).schedule_count
+            for number in range(self.optimizer.clock.num_schedules)
         )
-
-    def count(self, samples: int, repeats: bool = False) -> None:
-        """Count the examples of an update that the shard has applied.
-
-        Args:
-            samples: Number of examples that the update was computed on.
-            repeats: True if an earlier update has already counted these examples (a training step
-                with several optimizers).
-        """
-        self.samples += 0 if repeats else samples
 
     @property
     def loss_scale(self) -> float:
         """Factor of the loss for the next gradients; 0 if the script does not scale losses."""
-        return self._scaler.scale
+        return self.scaler.scale
 
     def apply(
         self,
@@ -248,8 +215,7 @@ class ShardModel:
         share: float = 1.0,
         empty_parts: int = 0,
     ) -> list[Arrival]:
-        """Weigh, merge and apply the pushes of one round; if any is applied, add 1 to the model
-        version.
+        """Weigh, merge and apply the pushes of one round; the version grows by 1 if any is applied.
 
         Args:
             arrivals: Updates of a complete round in order of worker id, all for one optimizer of
@@ -266,22 +232,20 @@ class ShardModel:
         """
         set_rates = (arrival.head.learning_rate for arrival in arrivals)
         rates = [rate for rate in set_rates if rate is not None]
-        number = arrivals[0].head.optimizer
+        optimizer, down, number = self.optimizer, self.downlink, arrivals[0].head.optimizer
         # A rate that the script sets also counts if the overflow check skips this step.
-        rate = self._rate_of(number, set_rate=rates[0] if rates else None).value
+        rate = optimizer.rate(number, self._fraction, set_rate=rates[0] if rates else None).value
         # After an overflow of the gradient no optimizer steps. The merged round is still a new
         # version of the weights, with the scripts' own changes of weights. As in Keras, no learning
         # rate schedule counts the batch.
-        if self._scaler.skips(arrivals):
+        if self.scaler.skips(arrivals):
             self.version += 1
-            changed = self._take_changes(arrivals, share)
-            skipped = ModelChange(changed, self.version, before_change=self.freezer.before_change)
-            self._down = self.method.down_codec.record_update(skipped, self._down)
+            down.record_update(optimizer.take_changes(arrivals, share), self.version)
             return list(arrivals)
-        copies, held = self._backups.copies, self._copies_of(arrivals)
-        context = ReleaseContext(self.version, oldest_base, self.kernels, self._seen, copies, held)
+        copies, held = down.backups.copies, down.copies_of(arrivals)
+        context = ReleaseContext(self.version, oldest_base, self.kernels, down.seen, copies, held)
         # The weighting may change its arrays in place, while a snapshot still reads the arrays.
-        for array in _arrays(self._weighting):
+        for array in arrays_in(self._weighting):
             self.freezer.before_change(array)
         weighed, self._weighting = self.method.weighting.weigh(arrivals, context, self._weighting)
         if not weighed:
@@ -291,24 +255,18 @@ class ShardModel:
         merged = self.method.privacy.release(
             mean, len(updates), len(self.theta), self.version, self._privacy
         )
-        changed = self._take_changes(weighed, share)
-        lone = self._lone(arrivals)
+        changed = optimizer.take_changes(weighed, share)
+        lone = lone_push(self.method, arrivals)
         # If privacy noise was added (`merged` is not `mean`), workers cannot repeat the update.
-        relayed = self._relayed(arrivals, weighed, rate) if merged is mean else None
+        relayed = None
+        if merged is mean:
+            relayed = relayed_round(self.method, self.kernels, arrivals, weighed, rate)
         before = own_entries.values_at(lone, self.theta)
-        self._before_step(merged)
-        touched, self._server = self.method.server.step(
-            self.theta,
-            merged,
-            self.method.kind,
-            rate,
-            self.kernels,
-            self._server,
-            number,
-        )
+        touched = optimizer.step(merged, rate, number)
         self.version += 1
-        self.clock.count(sum(arrival.head.batch_parts for arrival in weighed) + empty_parts, number)
-        known = own_entries.find(lone, before, self._seen, self.version)
+        parts = sum(arrival.head.batch_parts for arrival in weighed)
+        optimizer.clock.count(parts + empty_parts, number)
+        known = own_entries.find(lone, before, down.seen, self.version)
         # `known` contains the entries that a plain float32 addition reproduces bit for bit. If a
         # pushed entry were not in `known`, a worker that repeats the round would get other bits
         # than the shard.
@@ -316,75 +274,8 @@ class ShardModel:
             relayed = None
         if changed is None or len(changed):
             touched = None if touched is None or changed is None else union([touched, changed])
-        change = ModelChange(touched, self.version, known, relayed, self.freezer.before_change)
-        self._down = self.method.down_codec.record_update(change, self._down)
+        down.record_update(touched, self.version, known, relayed)
         return weighed
-
-    def _before_step(self, merged: Update) -> None:
-        """Announce an optimizer step to the copy-on-write protection, so that readers in other
-        threads get the values before the step.
-        """
-        keeps_sparse = self.method.server.traits.keeps_sparse
-        self.freezer.before_change(self.theta, merged.indices if keeps_sparse else None)
-        for array in self._saved_slots:
-            self.freezer.before_change(array)
-
-    def _take_changes(self, arrivals: Sequence[Arrival], share: float) -> Int64 | None:
-        """Add the changes that scripts made to their weights themselves, before the optimizer step.
-
-        Returns:
-            Indices of the changed entries, in ascending order; None: any entry may have changed.
-        """
-        nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
-        if all(arrival.change is None for arrival in arrivals):
-            return nothing.indices
-        # All scripts of a run make the same change of weights, so the shard must add the change
-        # only once in total. The aggregate over a group is weighted with the group's share of all
-        # workers. The shares of all merged rounds add up to 1, both if one round contains all
-        # workers and if each worker has its own round.
-        stepped = [each for each in arrivals if each.head.samples or each.change is not None]
-        changes = [arrival.change or nothing for arrival in stepped]
-        merged = self.method.aggregate.merge(changes, len(self.theta))
-        self.freezer.before_change(self.theta, merged.indices)
-        self.kernels.apply(self.theta, merged.indices, merged.values, -share)
-        self._server = self.method.server.restore(None, self.theta, self._server)
-        return merged.indices
-
-    def _lone(self, arrivals: Sequence[Arrival]) -> Arrival | None:
-        """Return a round's only push if its worker can add the pushed update to its weights itself.
-
-        The reply to a worker that adds its own update may omit the entries of that update. If
-        `_lone` returns None, the reply to the worker omits no entry of the weights' change.
-        """
-        method = self.method
-        can_add = method.down_codec.omits_own_entries and method.router.delivers_all
-        adds = method.kind is Kind.DELTA and method.server.traits.keeps_sparse
-        if not can_add or not adds:
-            return None
-        alone = len(arrivals) == 1 and arrivals[0].update.indices is not None
-        return arrivals[0] if alone and arrivals[0].change is None else None
-
-    def _relayed(
-        self, arrivals: Sequence[Arrival], kept: Sequence[Arrival], rate: float
-    ) -> RelayedRound | None:
-        """Return a round's updates in a form that workers can apply; None if no such form
-        exists.
-        """
-        # Workers get the same bits as the shard only if the shard subtracts one factor times the
-        # plain mean of the updates as received, with numpy kernels, which workers also have.
-        method = self.method
-        can = method.down_codec.relays and method.router.delivers_all
-        if not (can and self.kernels.name == "numpy" and isinstance(method.aggregate, Mean)):
-            return None
-        received = {arrival.worker: arrival.update for arrival in arrivals}
-        updates = []
-        for arrival in kept:
-            weighed = received[arrival.worker] is not arrival.update
-            if weighed or arrival.blocks is None or arrival.change is not None:
-                return None
-            updates.append(RelayedUpdate(arrival.worker, arrival.head.step, arrival.blocks))
-        factor = method.server.traits.factor(method.kind, rate)
-        return None if factor is None else RelayedRound(tuple(updates), float(np.float32(factor)))
 
     def take(self, update: Update) -> None:
         """Overwrite the shard's weights [n] with a worker's copy; the model version is unchanged.
@@ -397,245 +288,67 @@ class ShardModel:
             "whose workers sum updates among themselves (--collective) sends whole weights"
         )
 
-    def sharing_key(self, request: ModelRequest) -> Hashable:
-        """Return a key that is equal for requests whose replies may share the model's arrays. The
-        shard may send replies with the same arrays to requests with equal keys.
-        """
-        return self.method.down_codec.sharing_key(request, self._down)
-
     def gather(self, request: ModelRequest) -> ModelReply:
-        """Return the reply to a worker's request; later updates do not change the reply's
-        arrays.
-        """
-        freezer = self.freezer
-        view = ShardView(
-            *(self._seen, self.version, self.kernels, self._offsets),
-            keep=self._kept,
-            before_change=freezer.before_change,
-        )
-        reply = self.method.down_codec.gather(request, view, self._down)
-        self._counts["copies"] = max(self._counts["copies"], len(self._down.get("replicas", ())))
-        return reply
-
-    def record_reply(self, worker: int, reply: ModelReply) -> None:
-        """Record a reply with weights that the shard sends to a worker."""
-        self._counts[reply.kind] += 1
-        self._counts["resyncs"] += reply.is_resync
-        if not self.method.weighting.needs_copies:
-            return
-        # If the down codec has no replica (a copy of the worker's weights), the reply makes the
-        # worker's weights equal to theta, so theta is stored as the backup. With a replica no
-        # backup is needed, because the replica holds the worker's weights.
-        if self._copy_of(worker, reply.version) is None:
-            self._backups.record(worker, reply.version, self.theta)
-        else:
-            self._backups.forget(worker)
-
-    def verify(self, worker: int, base_version: int, checksum: int) -> None:
-        """Compare a worker's checksum of its weights with the shard's replica (copy) of these
-        weights.
-
-        If a worker's checksum differs from the shard's, the shard drops its copy of the worker's
-        weights, and the next reply sends all weights.
-        """
-        copy = self._copy_of(worker, base_version)
-        if copy is None or replicas.checksum([copy]) == checksum:
-            return
-        self._counts["mismatches"] += 1
-        self._counts["resyncs"] += 1
-        self._down = self.method.down_codec.forget(worker, self._down)
-
-    def forget(self, worker: int) -> None:
-        """Drop the shard's copies of the weights of a worker that has left."""
-        self._backups.forget(worker)
-        self._down = self.method.down_codec.forget(worker, self._down)
-
-    def _copy_of(self, worker: int, base_version: int) -> Float32 | None:
-        return self.method.down_codec.replica_of(worker, base_version, self._down)
-
-    def _copies_of(self, arrivals: Sequence[Arrival]) -> dict[int, Float32]:
-        """Return worker id -> copy [n] of the worker's weights, if the weighting needs it; else
-        {}.
-        """
-        if not self.method.weighting.needs_copies:
-            return {}
-        replicas_by_worker = {
-            arrival.worker: self._copy_of(arrival.worker, arrival.base_version)
-            for arrival in arrivals
-        }
-        return {worker: held for worker, held in replicas_by_worker.items() if held is not None}
+        """Return the reply to a worker's request; later updates do not change its arrays."""
+        return self.downlink.gather(request, self.version)
 
     def memory(self) -> dict[str, int]:
-        """Return the number of weight copies that the gradient weighting holds, and its size in
-        bytes.
-        """
-        num_bytes = self._backups.num_bytes + _num_bytes(self._weighting)
-        return {"copies": len(self._backups.copies), "bytes": num_bytes}
-
-    def down_summary(self) -> dict[str, int]:
-        """Return the counters of the down codec (which encodes replies), and its state's size in
-        bytes.
-
-        ``copies`` is the largest number of dense copies of workers' weights that the down codec has
-        held; ``bytes`` is the codec's size with so many copies. ``full``, ``delta``, ``sparse`` and
-        ``relay`` count the shard's replies with the model by their encoding. ``mismatches`` is the
-        number of wrong checksums that workers sent for their weights. ``resyncs`` is the number of
-        whole models sent after a wrong checksum, or to a worker whose weights the shard knows.
-        """
-        num_replicas = len(self._down.get("replicas", ()))
-        dropped_bytes = (self._counts["copies"] - num_replicas) * self.theta.nbytes
-        return {"bytes": _num_bytes(self._down) + dropped_bytes, **self._counts}
+        """Return the number of the weighting's weight copies, and the weighting's size in bytes."""
+        backups = self.downlink.backups
+        size = backups.num_bytes + num_bytes(self._weighting)
+        return {"copies": len(backups.copies), "bytes": size}
 
     def slots(self) -> list[OptimizerState]:
-        """Return copies of the states of the training script's optimizers; [] without an
-        optimizer.
-        """
-        states = enumerate(self.method.server.slots(self._server))
-        return [OptimizerState(slots, self._rate_of(number).value) for number, slots in states]
-
-    def scale_slots(self) -> list[Slot]:
-        """Return the variables of the script's LossScaleOptimizer, except its loss scale."""
-        return self._scaler.slots()
+        """Return copies of the states of the script's optimizers; [] without an optimizer."""
+        return [
+            OptimizerState(slots, self.optimizer.rate(number, self._fraction).value)
+            for number, slots in enumerate(self.method.server.slots(self.optimizer.state))
+        ]
 
     def whole(self) -> Update:
         """Return a frozen copy of all weights of the shard, which later updates do not change."""
         return Update(None, self.freezer.freeze(self.theta))
 
-    def _kept(self, array: Float32) -> Any:
-        """Return a copy-on-write array that the codec of replies stores instead of a weight
-        copy.
-        """
-        # The freezer registers readers of theta itself, not of the read-only view that policies
-        # receive.
-        return self.freezer.freeze(self.theta if array is self._seen else array)
-
     def state_dict(self, soft: bool) -> State:
         """Return the model's durable (checkpointed) state with copied arrays, or its `soft` state.
 
-        The model's durable (checkpointed) state holds the weights and the states of the policies
-        (weighting, optimizer and codec). The model's soft state, which checkpoints omit, holds the
-        last replies to workers and the entries of updates that workers add to their weights
-        themselves. The arrays in the model's soft state (the part that checkpoints omit) never
-        change.
+        The durable state holds the weights and the states of the policies (weighting, optimizer
+        and codec). The soft state, which checkpoints omit, holds the last replies to workers and
+        the entries of updates that workers add to their weights themselves. The arrays in the soft
+        state never change.
         """
-        return _of_workers(self._down) if soft else self._durable_state(copied)
+        return of_workers(self.downlink.state) if soft else self._durable_state(copied)
 
     def snapshot(self) -> State:
-        """Return the model's checkpointed state for another thread, with copy-on-write large
-        arrays.
-        """
+        """Return the checkpointed state for another thread, with copy-on-write large arrays."""
         return self._durable_state(self.freezer.freeze)
 
     def _durable_state(self, keep: Keep) -> State:
-        saved_slots = []
-
-        def keep_slots(array: NDArray[Any]) -> Any:
-            saved_slots.append(array)
-            return keep(array)
-
-        optimizer = self.method.server.save(self._server, keep_slots)
-        self._saved_slots = saved_slots
         return {
             "version": self.version,
             "samples": self.samples,
-            "clock": self.clock.state_dict(),
+            "clock": self.optimizer.clock.state_dict(),
             "theta": keep(self.theta),
-            "optimizer": optimizer,
-            "loss_scale": self._scaler.state_dict(),
+            "optimizer": self.optimizer.save(keep),
+            "loss_scale": self.scaler.state_dict(),
             "privacy": copy.deepcopy(self._privacy),
-            "weighting": _durable(self._weighting, keep),
-            "backups": self._backups.save(),
-            "down_codec": _durable(self._down, keep),
-            "down_counts": dict(self._counts),
+            "weighting": durable(self._weighting, keep),
+            **self.downlink.save(keep),
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Restore the model's state that `state_dict` returned."""
         if soft:
-            _take_back(self._down, state)
+            take_back(self.downlink.state, state)
             return
         self.version, self.samples = state["version"], state["samples"]
-        self.clock.load_state_dict(state["clock"])
+        self.optimizer.clock.load_state_dict(state["clock"])
         np.copyto(self.theta, state["theta"])
-        saved = state["optimizer"]
-        self._server = self.method.server.restore(saved, self.theta, self._server)
-        self._scaler.load_state_dict(state["loss_scale"])
+        self.optimizer.restore(state["optimizer"])
+        self.scaler.load_state_dict(state["loss_scale"])
         self._privacy.update(state["privacy"])
         self._weighting.update(state["weighting"])
-        _take_back(self._down, state["down_codec"])
-        self._counts.update(state["down_counts"])
-        self._backups.restore(state["backups"])
-
-
-def have_one_form(one: Any, other: Any) -> bool:
-    """Return whether two saved states have the same keys and array shapes, at any depth.
-
-    >>> have_one_form({"steps": 3, "slots": {}}, {"steps": 0, "slots": {}})
-    True
-    >>> have_one_form({"velocity": np.zeros(2)}, {})
-    False
-    """
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(
-            have_one_form(one[key], other[key]) for key in one
-        )
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(have_one_form, one, other))
-    shapes = [getattr(value, "shape", None) for value in (one, other)]
-    return shapes[0] == shapes[1] and not isinstance(one, dict) and not isinstance(other, dict)
-
-
-def without_set_rate(state: Any) -> Any:
-    """Return an optimizer's saved state without the learning rates that a script has set."""
-    if not isinstance(state, dict):
-        return state
-    return {
-        key: None if key == "set_rate" else without_set_rate(value) for key, value in state.items()
-    }
-
-
-def _durable(state: Any, keep: Keep) -> Any:
-    """Return the part of a policy's state that checkpoints store: all except the working memory."""
-    if isinstance(state, dict):
-        return {key: _durable(value, keep) for key, value in state.items() if key != _SCRATCH}
-    if isinstance(state, (list, tuple)):
-        return type(state)(_durable(value, keep) for value in state)
-    return keep(state) if isinstance(state, np.ndarray) else copy.deepcopy(state)
-
-
-def _of_workers(state: State) -> State:
-    """Return the dicts, but not the arrays, in a policy's working memory; only dicts affect
-    replies.
-    """
-    memory: State = {}
-    for key, value in state.items():
-        if key == _SCRATCH:
-            memory[key] = {name: item for name, item in value.items() if isinstance(item, dict)}
-        elif isinstance(value, dict) and (inner := _of_workers(value)):
-            memory[key] = inner
-    return memory
-
-
-def _take_back(state: State, saved: State) -> None:
-    """Copy a saved policy state into a new state in place; keep the new state's working memory."""
-    for key, value in saved.items():
-        if isinstance(value, dict) and isinstance(state.get(key), dict):
-            _take_back(state[key], value)
-        else:
-            state[key] = value
-
-
-def _num_bytes(state: Any) -> int:
-    return sum(array.nbytes for array in _arrays(state))
-
-
-def _arrays(state: Any) -> Iterator[NDArray[Any]]:
-    """Yield all arrays in a policy's state, at any depth."""
-    if isinstance(state, np.ndarray):
-        yield state
-    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
-    for part in parts:
-        yield from _arrays(part)
+        self.downlink.restore(state)
 
 
 class CollectiveShardModel(ShardModel):
@@ -686,7 +399,9 @@ class CollectiveShardModel(ShardModel):
         them.
         """
         self.version += 1
-        self.clock.count(sum(arrival.head.batch_parts for arrival in arrivals) + empty_parts)
+        self.optimizer.clock.count(
+            sum(arrival.head.batch_parts for arrival in arrivals) + empty_parts
+        )
         for arrival in arrivals:
             self.take(arrival.update)
         return list(arrivals)

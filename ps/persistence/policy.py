@@ -62,7 +62,7 @@ class JournalPolicy:
     ) -> None:
         self._run, self._saved, self._coder = run, saved, coder
         self.about: dict[str, Any] = {"flag": choice, "on": choice == "on"}
-        self.recovered: State = saved.recovered
+        self.recovered: State = saved.last.recovered
         if choice == "auto":
             fraction = push_fraction(run.method, spec)
             self.about |= {"on": fraction < LARGEST_FRACTION, "push_fraction": fraction}

@@ -20,11 +20,11 @@ from thinwire.ops.offer import Offer, read_offer
 from thinwire.ops.types import ConfigurationError, ModelSpec, State
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.persistence import journal
 from thinwire.ps.persistence.journal import Journal, JournalPosition
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.replay import MakeCore, Replayed, replay
+from thinwire.ps.persistence.shard_checkpoint import ShardCheckpoint
 from thinwire.ps.programs import Programs
 from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.runtime.persistence.checkpoint_log import Fenced
@@ -32,33 +32,11 @@ from thinwire.runtime.persistence.places import CHECKPOINTS, checkpoints_at
 from thinwire.runtime.run.directory import checkpoints_of
 from thinwire.runtime.run.finished import resumed_settings
 from thinwire.runtime.run.lock import LockOwner
-from thinwire.runtime.run.resuming import OtherRun, first_setting, programs_of, refusal
+from thinwire.runtime.run.resuming import OtherRun, first_setting, refusal
 from thinwire.runtime.run.settings import SCRIPT_FAILURES, Run, is_finished, limit_of
 
-#: Number of the format of a shard's checkpoint. Increase this number, and the format number in the
-#: journal's first bytes, with every change of the names or the meaning of the contents. Earlier
-#: formats: 1 stored attributes of the core and parts without names; in 2 a block spans one slot; in
-#: 3 learning rate schedules count examples.
-FORMAT = 4
 _JOURNALS_OF = "journals.id"
 _NB_PS, _OPTIMIZER = "nb_ps", "server_optimizer"
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelRecord:
-    """Description of a shard's model in its checkpoints.
-
-    Attributes:
-        spec: Names, shapes and dtypes of the whole model's variables.
-        offer: Description of the model that a worker has sent; None if flags select the model.
-        phase: Number of the script's phase in which the model is trained.
-        since: Number of the script's first phase that trained the model's variables.
-    """
-
-    spec: ModelSpec
-    offer: Offer | None = None
-    phase: int = 0
-    since: int = 0
 
 
 def _compiled(offer: Offer) -> list[object]:
@@ -150,6 +128,12 @@ class Saver:
 class SavedShard:
     """The saved files of one parameter server shard: the shard's state and the identity of its run.
 
+    Attributes:
+        last: Contents of the newest checkpoint, after `replay` with the state that the journal
+            restored.
+        folder: Folder of the shard's checkpoints and journals in the run directory.
+        programs: Programs of the run's workers.
+
     Args:
         run: Settings of the training run.
         name: Name of the PS node, for example ``ps-0``, which is also its folder's name in the run
@@ -165,9 +149,8 @@ class SavedShard:
         self._name = name
         self.folder = checkpoints_of(run.run_dir, name)
         self._checkpoints = self._checkpoints_of(name, self.folder, run.keep_checkpoints)
-        self._found = self._load()
-        known = {} if self._found is None or run.resume else programs_of(self._found)
-        self.programs = Programs(known, self.place)
+        self.last = self._load()
+        self.programs = Programs({} if run.resume else self.last.programs, self.place)
         self._mark = journal.read_mark(self.folder)
         self._replayed: Replayed | None = None
         # For each checkpoint on disk: number of the first journal file that the checkpoint needs;
@@ -175,13 +158,6 @@ class SavedShard:
         # journal file in the folder, so their entry is the lowest number.
         files = journal.numbers(self.folder)
         self._needed: list[int | None] = [min(files, default=None)] * run.keep_checkpoints
-
-    @property
-    def offer(self) -> str | None:
-        """JSON text of the saved model description that a worker had sent; None without such a
-        description.
-        """
-        return self._found.get("offer") if self._found else None
 
     def check(self, spec: ModelSpec) -> None:
         """Check that the saved run has this run's settings and model, and take over its
@@ -200,25 +176,26 @@ class SavedShard:
             # `claim` fails if another process has written a checkpoint since this process loaded
             # one. Load the newest checkpoint, so that this process does not continue from a stale
             # state.
-            self._found = self._load()
+            self.last = self._load()
             self._refuse_other_run(spec)
 
     def _refuse_other_run(self, spec: ModelSpec) -> None:
-        if self._found is None:
+        last = self.last
+        if last.core is None:
             return
-        before = [pb.Tensor(path=p, shape=s, dtype=d) for p, s, d in self._found["model"]]
+        before = [pb.Tensor(path=p, shape=s, dtype=d) for p, s, d in last.model]
         difference = messages.first_difference(before, messages.tensors_of(spec))
         now = resumed_settings(self._run)
-        difference = difference or first_setting(self.settings, {_NB_PS: now[_NB_PS]})
+        difference = difference or first_setting(last.settings, {_NB_PS: now[_NB_PS]})
         if difference:
             raise OtherRun(
                 f"{self.place} holds a run with another layout of weights ({difference}). Nothing "
                 "was deleted; expected the same model and --nb_ps, which --resume cannot change. "
                 "Add --overwrite to begin again, or give this run another folder."
             )
-        change = None if self._run.resume else first_setting(self.settings, now)
+        change = None if self._run.resume else first_setting(last.settings, now)
         if change is not None:
-            raise OtherRun(refusal(self.place, change, self.version))
+            raise OtherRun(refusal(self.place, change, last.version))
 
     def changes(self, offer: Offer | None) -> bool:
         """Return whether the saved state has other settings or another model than this run.
@@ -226,69 +203,28 @@ class SavedShard:
         Args:
             offer: Description of the model that a worker has sent; None if flags select the model.
         """
-        if self._found is None:
+        last = self.last
+        if last.core is None:
             return False
-        before = None if self.offer is None else read_offer(self.offer, 1 << 62)
+        before = None if last.offer is None else read_offer(last.offer, 1 << 62)
         is_same = (before is None) == (offer is None)
         if is_same and before is not None and offer is not None:
             is_same = _compiled(before) == _compiled(offer)
-        return not is_same or bool(first_setting(self.settings, resumed_settings(self._run)))
+        return not is_same or bool(first_setting(last.settings, resumed_settings(self._run)))
 
     def has_optimizers_of(self, offer: Offer | None) -> bool:
         """Return whether the classes of the saved model's optimizers are those of `offer`'s
         model.
         """
-        if self.offer is None or offer is None:
+        last = self.last
+        if last.offer is None or offer is None:
             now = {_OPTIMIZER: resumed_settings(self._run)[_OPTIMIZER]}
-            return first_setting(self.settings, now) is None
-        before = read_offer(self.offer, 1 << 62)
+            return first_setting(last.settings, now) is None
+        before = read_offer(last.offer, 1 << 62)
         classes = [
             [entry.optimizer.name for entry in document.optimizers] for document in (before, offer)
         ]
         return classes[0] == classes[1]
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """Settings with which the saved run was trained; {} without a checkpoint."""
-        settings = self._found["settings"] if self._found else {}
-        return {str(name): str(value) for name, value in settings.items()}
-
-    @property
-    def version(self) -> int:
-        """Number of applied updates in the newest checkpoint; 0 without a checkpoint."""
-        model = self._found["core"].get("model", {}) if self._found else {}
-        return int(model.get("version", 0))
-
-    @property
-    def script_failed(self) -> bool:
-        """True if the training script of the saved run failed after it had trained."""
-        return bool(self._found and self._found.get("script_failed"))
-
-    @property
-    def phase(self) -> int:
-        """Number of the saved model among the models that the script trains, from 0; 0 without a
-        checkpoint.
-        """
-        return int(self._found["phase"]) if self._found else 0
-
-    @property
-    def since(self) -> int:
-        """Number of the script's first phase (model) that trained the saved model's variables; 0
-        without a checkpoint.
-        """
-        return int(self._found["since"]) if self._found else 0
-
-    @property
-    def core(self) -> State | None:
-        """State of the shard's state machine in the newest checkpoint; None without a
-        checkpoint.
-        """
-        return self._found["core"] if self._found else None
-
-    @property
-    def run_id(self) -> str:
-        """Random identifier of the saved run; "" without a checkpoint."""
-        return str(self._found["run_id"]) if self._found else ""
 
     @property
     def finished(self) -> str | None:
@@ -297,36 +233,11 @@ class SavedShard:
         If the end of a run is only in the journal and not in a checkpoint, the shard serves the run
         again, because workers may not have been notified of the end.
         """
-        if self._found is None or (self._replayed is not None and self._replayed.num_records):
+        last = self.last
+        if last.core is None or (self._replayed is not None and self._replayed.num_records):
             return None
-        reason = self._found["core"]["lifecycle"]["stop_reason"]
-        return reason if is_finished(self._run, reason, self._found["limit"]) else None
-
-    @property
-    def reports(self) -> dict[tuple[int, int], str]:
-        """Newest saved status report of each node of the run: (role, id) -> JSON text."""
-        documents = {}
-        for key, text in self._found["reports"].items() if self._found else ():
-            role, _, number = key.partition(":")
-            documents[(int(role), int(number))] = text
-        return documents
-
-    @property
-    def bytes_down(self) -> dict[int, int]:
-        """Worker id -> number of bytes that the shard has sent to the worker."""
-        saved = self._found["bytes_down"] if self._found else {}
-        return {int(worker): count for worker, count in saved.items()}
-
-    @property
-    def datagrams(self) -> DatagramCounts:
-        """Saved counts of the datagrams that the shard has received."""
-        return DatagramCounts.from_dict(self._found.get("datagrams", {}) if self._found else {})
-
-    @property
-    def recovered(self) -> State:
-        """Counts of replayed events and damaged journals, as stored in the newest checkpoint."""
-        nothing = {"replayed": 0, "cuts": []}
-        return self._found.get("recovered", nothing) if self._found else nothing
+        reason = last.stop_reason
+        return reason if is_finished(self._run, reason, last.limit) else None
 
     @property
     def generation(self) -> int:
@@ -336,8 +247,7 @@ class SavedShard:
         # A skipped checkpoint is damaged, so its generation (restart number) cannot be read, and
         # one is added for each skipped checkpoint. If a generation were used twice, the shard would
         # accept a worker's push for weights that a restart has replaced.
-        before = [self._found["core"]["generation"] if self._found else -1]
-        before.append(self._checkpoints.log.generation_before)
+        before = [self.last.generation, self._checkpoints.log.generation_before]
         if self._replayed is not None:
             before.append(self._replayed.generation)
         if self._mark is not None:
@@ -347,7 +257,7 @@ class SavedShard:
     @property
     def generations_undone(self) -> int:
         """Number of restarts of the shard since the checkpoint; updates since then may be lost."""
-        return self.generation - self._found["core"]["generation"] if self._found else 1
+        return self.generation - self.last.generation if self.last.core is not None else 1
 
     @property
     def reached_version(self) -> int | None:
@@ -357,9 +267,9 @@ class SavedShard:
         earlier restart than the checkpoint, because the checkpoint already counts the updates lost
         in that restart.
         """
-        generation = self._found["core"]["generation"] if self._found else 0
-        mark = self._mark if self._found else None
-        return mark.version if mark is not None and mark.generation >= generation else None
+        last, mark = self.last, self._mark
+        is_known = last.core is not None and mark is not None and mark.generation >= last.generation
+        return mark.version if mark is not None and is_known else None
 
     def replay(self, make: MakeCore, coder: EventCoder) -> Replayed | None:
         """Replay the journal on the state of the newest checkpoint; return None without a journal.
@@ -368,17 +278,17 @@ class SavedShard:
             make: Function that makes a shard's state machine from its settings.
             coder: Coder of the shard's events as journal records.
         """
-        if self._found is None or self._found.get("journal") is None:
+        last = self.last
+        if last.core is None or last.journal is None:
             return None
-        if self._found.get("journals_of") != self._journals_of():
+        if last.journals_of != self._journals_of():
             logging.warning(
                 "the journal of events after the newest checkpoint is on another machine: the "
                 "updates in this journal are lost, and the PS shard continues from the checkpoint"
             )
             return None
-        saved = self._found
-        replayed = replay(self.folder, saved["core"], saved["soft"], saved["journal"], make, coder)
-        saved["core"], self._replayed = replayed.core, replayed
+        replayed = replay(self.folder, last.core, last.soft or {}, last.journal, make, coder)
+        self.last, self._replayed = dataclasses.replace(last, core=replayed.core), replayed
         logging.info("the PS shard's journal restored %d events", replayed.num_records)
         if replayed.damage:
             logging.warning("cut off the damaged end of the PS journal: %s", replayed.damage)
@@ -423,52 +333,28 @@ class SavedShard:
         except OSError as error:
             logging.warning("cannot delete an old journal of this PS shard: %s", error)
 
-    def put(
-        self,
-        version: int,
-        core: State,
-        model: ModelRecord,
-        run_id: str,
-        bytes_down: dict[int, int],
-        reports: dict[tuple[int, int], str],
-        datagrams: DatagramCounts,
-        begun: State | None = None,
-    ) -> None:
+    def put(self, version: int, state: ShardCheckpoint) -> None:
         """Write the shard's state as a checkpoint soon; never block.
 
         Args:
             version: Version of the weights in the state (number of updates).
-            core: Snapshot of the state of the shard's state machine; the caller must not change the
-                snapshot afterwards.
-            model: Description of the model in the state.
-            run_id: Random identifier of the training run.
-            bytes_down: Worker id -> number of bytes that the shard has sent to the worker.
-            reports: Newest status report of each node: (role, id) -> JSON text.
-            datagrams: Counts of the datagrams that the shard has received.
-            begun: Journal entries that `JournaledCore.begin` returned for this state; None if no
-                new journal file was begun.
+            state: Contents of the checkpoint, to which the method adds the entries that this object
+                knows. The caller must not change the state of the state machine afterwards.
         """
-        self._saver.put(
-            version,
-            {
-                "format": FORMAT,
-                "core": core,
-                "run_id": run_id,
-                "limit": limit_of(self._run, core["lifecycle"]["stop_reason"]),
-                "settings": resumed_settings(self._run),
-                "programs": self.programs.to_plain(),
-                "script_failed": self._fails_with(version, core),
-                "model": [[t.path, list(t.shape), t.dtype] for t in model.spec.tensors],
-                "bytes_down": {str(worker): count for worker, count in bytes_down.items()},
-                "reports": {f"{role}:{number}": text for (role, number), text in reports.items()},
-                "datagrams": datagrams.to_dict(),
-                **({"offer": model.offer.to_json()} if model.offer is not None else {}),
-                "phase": model.phase,
-                "since": model.since,
-                **({"journals_of": self._journals_of()} if self._is_elsewhere else {}),
-                **(begun or {}),
-            },
+        last = self.last
+        # If the training script fails before its first update (for example on a missing module),
+        # the result in the newest checkpoint is kept.
+        has_trained = last.core is None or version > last.version
+        failed = state.stop_reason in SCRIPT_FAILURES if has_trained else last.script_failed
+        whole = dataclasses.replace(
+            state,
+            limit=limit_of(self._run, state.stop_reason),
+            settings=resumed_settings(self._run),
+            programs=self.programs.known(),
+            script_failed=failed,
+            journals_of=self._journals_of(),
         )
+        self._saver.put(version, whole.to_plain())
 
     def flush(self) -> None:
         """Wait until no checkpoint is being written or waits to be written.
@@ -548,31 +434,14 @@ class SavedShard:
         path.write_text(f"{new_id}\n")
         return new_id
 
-    def _load(self) -> State | None:
+    def _load(self) -> ShardCheckpoint:
+        """Return the contents of the newest checkpoint that is not damaged."""
         latest = self._checkpoints.load_latest()
-        if latest is None:
-            if self._checkpoints.num_skipped:
-                raise ConfigurationError(self._all_damaged())
-            return None
-        _, state = latest
-        if (saved_format := state.get("format", 1)) != FORMAT:
-            flag, place = self._place
-            raise ConfigurationError(
-                f"--{flag}={place} contains checkpoints of format {saved_format}, but this "
-                f"version of Thinwire reads format {FORMAT}. Continue with the version that wrote "
-                f"the checkpoints, or give this run another --{flag}, or --overwrite the old run."
-            )
-        return state
-
-    def _fails_with(self, version: int, core: State) -> bool:
-        """Return whether the run's training script failed after it had trained.
-
-        If the training script fails before its first update (for example on a missing module),
-        `_fails_with` returns the result that the newest checkpoint contains.
-        """
-        if self._found and version <= self.version:
-            return self.script_failed
-        return core["lifecycle"]["stop_reason"] in SCRIPT_FAILURES
+        if latest is not None:
+            return ShardCheckpoint.from_plain(latest[1], self._place)
+        if self._checkpoints.num_skipped:
+            raise ConfigurationError(self._all_damaged())
+        return ShardCheckpoint()
 
     def _all_damaged(self) -> str:
         count = self._checkpoints.num_skipped

@@ -186,12 +186,11 @@ class OfferStage:
         """
         with self._lock:
             self._has_model = True
-            waiting = [*self._held, *([self._offering.stream] if self._offering else [])]
-            self._held.clear()
-            self._offering = None
+            offering, self._offering = self._offering, None
         self._closing.set()
-        for stream in waiting:
-            self.send_away(stream)
+        self._let_go()
+        if offering is not None:
+            self.send_away(offering.stream)
         if not has_model and self.listening is not None:
             self.listening.stop(0.5)
 
@@ -199,14 +198,8 @@ class OfferStage:
         """Send heartbeats, end streams held too long, and drop a worker that stops sending its
         model.
         """
-        now = self.clock()
-        with self._lock:
-            due = [stream for stream, since in self._held.items() if now - since >= _HELD_SECONDS]
-            for stream in due:
-                del self._held[stream]
-            offering = self._offering
-        for stream in due:
-            self.send_away(stream)
+        self._let_go(_HELD_SECONDS)
+        now, offering = self.clock(), self._offering
         if offering is None:
             return
         is_late = now - offering.progress_at > max(_SILENCE_SECONDS, self.run.lease_seconds)
@@ -280,7 +273,7 @@ class OfferStage:
             if self._offering is None or self._offering.stream is not stream:
                 return
             self._offering = None
-        self._let_all_go()
+        self._let_go()
 
     def refuse_offer(self, stream: ServerStream, why: str, reason: int = pb.REASON_OFFER) -> None:
         """Send a worker the rejection of its offered model, and count the rejection."""
@@ -301,11 +294,14 @@ class OfferStage:
 
     # -- internal methods -------------------------------------------------------------------
 
-    def _let_all_go(self) -> None:
+    def _let_go(self, held_seconds: float = 0.0) -> None:
+        """Request the clients that have waited for so many seconds to connect again."""
         with self._lock:
-            held = list(self._held)
-            self._held.clear()
-        for stream in held:
+            now = self.clock()  # within the lock, so that no stream is held since a later time
+            due = [stream for stream, since in self._held.items() if now - since >= held_seconds]
+            for stream in due:
+                del self._held[stream]
+        for stream in due:
             self.send_away(stream)
 
     def _why_not_yet(self) -> str:
@@ -328,7 +324,7 @@ class OfferStage:
         with self._lock:
             self._leader = leader
             self.identity = dataclasses.replace(self.identity, run_id=leader.run_id)
-        self._let_all_go()
+        self._let_go()
 
 
 class NobodyAdmitted(Exception):

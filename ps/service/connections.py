@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from thinwire.ops.frozen import FrozenArray
@@ -20,11 +20,10 @@ from thinwire.ps.core import events
 from thinwire.ps.datagrams.receiver import DatagramReceiver
 from thinwire.ps.service.stream_state import ClientStreamState
 from thinwire.ps.wire.replies import (
-    CodedUpdate,
     SharedBlocks,
-    WholeShard,
     coded_update,
     reply_frames,
+    whole_shard,
 )
 
 
@@ -106,13 +105,12 @@ class ReplySender:
         if self._members is None:
             self._members = self._find_members()
         update = reply.update
-        coded: CodedUpdate
         values: Any = update.values if isinstance(update, Update) else None
         if isinstance(values, FrozenArray):
-            coded = WholeShard(values.again(), self._layout)
-            # The object `coded` has its own reader of the frozen (copy-on-write) array of weights.
-            # The reader in `reply` must be freed, because the array copies changing values once for
-            # every existing reader.
+            coded = whole_shard(values.again(), self._layout)
+            # The function `coded` has its own reader of the frozen (copy-on-write) array of
+            # weights. The reader in `reply` must be freed, because the array copies changing values
+            # once for every existing reader.
             reply = dataclasses.replace(reply, update=())
         else:
             coded = coded_update(update, self._layout, self._shared)
@@ -242,7 +240,7 @@ class Connections:
                 totals[worker] = totals.get(worker, 0) + connection.stream.bytes_sent
             return totals
 
-    def restore_bytes_down(self, totals: dict[int, int]) -> None:
+    def restore_bytes_down(self, totals: Mapping[int, int]) -> None:
         """Set the counts of sent training bytes to the totals before a restart of the shard."""
         self._closed_bytes = collections.Counter(totals)
 

@@ -161,7 +161,7 @@ class Observers:
         key = (core.version, weights)
         if self._slots is None or self._slots[0] != key:
             model = core.model
-            slots = model.scale_slots()
+            slots = model.scaler.slots()
             if weights:
                 slots += whole_slots(model.theta, self._shard.layout, core.averages.statistics)
             states = [*model.slots(), OptimizerState(slots, 0.0)]

@@ -21,7 +21,7 @@ from thinwire.ops.types import ModelSpec, ShardLayout
 from thinwire.proto.grpc.session import payload_limit
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.port import DatagramPort
-from thinwire.ps.persistence.shard_store import ModelRecord
+from thinwire.ps.persistence.shard_checkpoint import ShardCheckpoint, model_rows
 from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.push_decoder import PushDecoder
 
@@ -102,10 +102,12 @@ class ServedModel:
         """Fraction of the model's values that the shard holds (0 to 1), for emulated links."""
         return self.layout.size / self.spec.num_parameters
 
-    @property
-    def record(self) -> ModelRecord:
-        """Description of the model for the shard's checkpoints."""
-        return ModelRecord(self.spec, self.offer, self.phase, self.since)
+    def described(self, state: ShardCheckpoint) -> ShardCheckpoint:
+        """Return the contents of a checkpoint with the description of this model."""
+        offer = None if self.offer is None else self.offer.to_json()
+        return dataclasses.replace(
+            state, model=model_rows(self.spec), offer=offer, phase=self.phase, since=self.since
+        )
 
     def has_variables_of(self, other: ServedModel) -> bool:
         """Return True if training continues with the variables of the other model: all variables,

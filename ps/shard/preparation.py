@@ -75,9 +75,9 @@ class ShardInitials:
         # (model) of a script does not wait for all workers: the first worker must join before the
         # scripts of the other workers continue.
         run, patience = self.run, start_timeout_seconds
-        if saved.phase:
+        if saved.last.phase:
             patience = 0.0
-        elif saved.core:
+        elif saved.last.core:
             patience = min(patience, 10.0 + 2 * run.lease_seconds)
         return CoreConfig(
             budget=self._budget,
@@ -187,7 +187,7 @@ class PreparedShard:
         log_placement(run, own.id_ps, model)
         saved = saved or SavedShard(run, own.node)
         saved.check(model.spec)
-        run_id = saved.run_id
+        run_id = saved.last.run_id
         if not run_id and own.id_ps == 0:
             run_id = secrets.token_hex(8)
         initials = ShardInitials(run, own.id_ps, model)
@@ -199,11 +199,11 @@ class PreparedShard:
         keeping.replay(None if is_changed else functools.partial(build_core, initials))
         config = initials.config(saved, own.start_timeout_seconds)
         core = build_core(initials, config, run.lease_seconds, is_last=True)
-        if saved.core and is_changed:
-            _continue_otherwise(core, saved.core, saved.has_optimizers_of(model.offer))
-        elif saved.core:
-            core.load_state_dict(saved.core)
-        served = initials.served(core, saved.phase, saved.since)
+        if saved.last.core and is_changed:
+            _continue_otherwise(core, saved.last.core, saved.has_optimizers_of(model.offer))
+        elif saved.last.core:
+            core.load_state_dict(saved.last.core)
+        served = initials.served(core, saved.last.phase, saved.last.since)
         return cls(run, own, saved, run_id, served, keeping)
 
     def finished(self) -> str | None:

@@ -19,6 +19,7 @@ from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.persistence.journal import STOP_REASON
+from thinwire.ps.persistence.shard_checkpoint import ShardCheckpoint
 from thinwire.ps.scripts.ended_models import EndedModels
 from thinwire.ps.scripts.offering import OfferStage
 from thinwire.ps.service import leader_client
@@ -80,8 +81,8 @@ class ShardProcess:
             self._hooks(),
             guard=guard,
             programs=saved.programs,
-            ended_models=EndedModels(kept, saved.since),
-            reports=saved.reports,
+            ended_models=EndedModels(kept, saved.last.since),
+            reports=dict(saved.last.reports),
             watch=AdmissionWatch(own.start_timeout_seconds, lambda: guard.refused),
             spill=Spill(run.run_dir),
         )
@@ -91,11 +92,11 @@ class ShardProcess:
         else:
             self.port = self.server.take_over(listening)
         self._board = StatusReporter(run, self._status_sources())
-        self.server.connections.restore_bytes_down(saved.bytes_down)
+        self.server.connections.restore_bytes_down(saved.last.bytes_down)
         instruments = ShardInstruments(self.server, self._board, self.server.received)
         self._metrics = instruments.open_port(run, own.node)
         if (datagrams := self.server.datagrams) is not None:
-            datagrams.receiver.restore(saved.datagrams)
+            datagrams.receiver.restore(saved.last.datagrams)
             datagrams.open(run.transport, own.bind)
         introduction = Introduction(run, own, self.server, self._board, prepared.run_id)
         self._introduction = introduction
@@ -129,7 +130,7 @@ class ShardProcess:
                 *(run.run_dir, finished, core.version),
             )
             return None
-        if prepared.saved.core:
+        if prepared.saved.last.core:
             logging.info("run %s: the PS resumes from update %d", run.run_dir, core.version)
         shard = cls(prepared, stage)
         server = shard.server
@@ -234,16 +235,15 @@ class ShardProcess:
         server = self.server
         state, begun = server.journaled.consistent(state), server.journaled.begin()
         logging.debug("queueing a checkpoint of version %d", version)
-        self._saved.put(
-            version,
-            state,
-            server.served.record,
-            self.run_id,
-            server.connections.bytes_down(),
-            server.reports.copy(),
-            server.received() or DatagramCounts(),
-            begun,
+        contents = ShardCheckpoint(
+            core=state,
+            run_id=self.run_id,
+            bytes_down=server.connections.bytes_down(),
+            reports=server.reports.copy(),
+            datagrams=server.received() or DatagramCounts(),
+            **begun,
         )
+        self._saved.put(version, server.served.described(contents))
 
     def _save_now(self) -> None:
         """Save the shard's state, and wait until it is on disk.

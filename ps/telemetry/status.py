@@ -102,7 +102,7 @@ class StatusReporter:
             "bytes_down": self._sources.bytes_down(),
             "rejected": dict(core.counters.rejected),
             "weighting": model.memory(),
-            "down": model.down_summary(),
+            "down": model.downlink.summary(),
             "group_staleness": core.counters.groups.histograms(),
             "refused_peers": self._sources.refused_peers(),
             "is_last": is_last,

@@ -15,6 +15,9 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Frame, Piece, frames
 from thinwire.ps.core import events
 
+#: Function that adds an update to a Reply message, and returns the payload pieces of the update.
+WriteUpdate = Callable[[pb.Reply, IndexChooser], list[Piece]]
+
 
 class SharedBlocks:
     """The coded blocks of one update, which a PS shard sends to several workers.
@@ -38,40 +41,22 @@ class SharedBlocks:
             return [*messages.blocks_to_message(self._coded, message.blocks)]
 
 
-class WholeShard:
-    """All weights of a shard as a read-only array, sent to one worker without coding."""
+def whole_shard(weights: FrozenArray, layout: ShardLayout) -> WriteUpdate:
+    """Return a function that writes all weights of a shard, which only it reads, without coding."""
 
-    def __init__(self, weights: FrozenArray, layout: ShardLayout) -> None:
-        """Store the array `weights` of the shard, which only this object reads."""
-        self._weights, self._layout = weights, layout
+    def write(message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
+        messages.dense_to_message([piece.size for piece in layout.slices], message.blocks)
+        return [weights]
 
-    def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
-        """Add the shard's slices of variables to a Reply message; return the weights as payload."""
-        messages.dense_to_message([piece.size for piece in self._layout.slices], message.blocks)
-        return [self._weights]
-
-
-class PassedOn:
-    """Updates relayed to one worker: coded updates of other workers, as the shard received them."""
-
-    def __init__(self, rounds: RelayedRounds) -> None:
-        """Store the rounds whose updates the shard relays to a worker."""
-        self._rounds = rounds
-
-    def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
-        """Add the relayed rounds to a Reply message; return the message's payload pieces."""
-        return [*messages.rounds_to_message(self._rounds, message, chooser)]
-
-
-CodedUpdate = SharedBlocks | WholeShard | PassedOn
+    return write
 
 
 def coded_update(
     update: Update | tuple[Block, ...] | RelayedRounds,
     layout: ShardLayout,
     shared: dict[int, SharedBlocks],
-) -> CodedUpdate:
-    """Return an object that writes the update in a shard's reply into the wire message.
+) -> WriteUpdate:
+    """Return a function that writes the update in a shard's reply into the wire message.
 
     Args:
         update: Update of the weights in the reply to a worker.
@@ -80,8 +65,9 @@ def coded_update(
             update share one object that writes it.
     """
     if isinstance(update, RelayedRounds):
-        return PassedOn(update)
-    return shared.setdefault(id(update), SharedBlocks(update, layout))
+        # The shard relays the coded updates of other workers as it received them.
+        return lambda message, chooser: [*messages.rounds_to_message(update, message, chooser)]
+    return shared.setdefault(id(update), SharedBlocks(update, layout)).write
 
 
 def blocks_of_reply(update: Update | tuple[Block, ...], layout: ShardLayout) -> list[Block]:
@@ -95,7 +81,7 @@ def reply_frames(
     reply: events.Reply,
     generation: int,
     members: Sequence[pb.Member],
-    update: CodedUpdate,
+    update: WriteUpdate,
     chooser: IndexChooser,
     chunk_bytes: int | Callable[[], int],
     reception: pb.DatagramOutcome | None = None,
@@ -108,7 +94,7 @@ def reply_frames(
         generation: Generation of the shard (number of restarts).
         members: Workers that all-reduce gradients in the next round; empty if the workers do not
             all-reduce gradients.
-        update: Object that writes the reply's update into the wire message.
+        update: Function that writes the reply's update into the wire message.
         chooser: Object that chooses how indices of sparse updates are coded on the worker's stream.
         chunk_bytes: Size of the largest frame for the worker's link, in bytes, or a function that
             returns this size.
@@ -129,7 +115,7 @@ def reply_frames(
         body.outcome.CopyFrom(reception)
     pieces: list[Piece] = []
     if reply.operation is not Operation.NONE:
-        pieces = update.write(body, chooser)
+        pieces = update(body, chooser)
     if reply.aux is not None:
         body.aux_count = len(reply.aux)
         pieces.append(reply.aux.astype("<f4", copy=False).data)

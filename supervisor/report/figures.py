@@ -272,18 +272,24 @@ def to_png(figure: Any, axes: Any, theme: Theme, note: str = "") -> bytes:
     return buffer.getvalue()
 
 
-def legend_above(axes: Any, theme: Theme, num_columns: int) -> None:
-    """Put the figure's legend above the axes, left-aligned."""
+def legend_above(axes: Any, theme: Theme, num_columns: int, **changes: Any) -> None:
+    """Put the figure's legend above the axes, left-aligned.
+
+    Args:
+        axes: Matplotlib axes of the figure.
+        theme: Colors of the figure.
+        num_columns: Number of columns of the legend.
+        **changes: Settings of matplotlib's legend, in place of the usual ones or in addition.
+    """
+    usual = {"fontsize": 10, "handlelength": 1.6, "columnspacing": 1.4}
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
         ncols=num_columns,
         frameon=False,
         labelcolor=theme.text,
-        fontsize=10,
         borderaxespad=0.2,
-        handlelength=1.6,
-        columnspacing=1.4,
+        **(usual | changes),
     )
 
 
@@ -415,17 +421,14 @@ def _colours(num_labels: int) -> list[Any]:
 
 def _add_legend(axes: Any, num_labels: int, theme: Theme) -> None:
     """Put a legend of the training labels above the axes, with up to ten labels per row."""
-    axes.legend(
+    legend_above(
+        axes,
+        theme,
+        min(_LEGEND_COLUMNS, num_labels),
         title="label",
         title_fontproperties={"size": 10},
         alignment="left",
-        loc="lower left",
-        bbox_to_anchor=(0.0, 1.0),
-        ncols=min(_LEGEND_COLUMNS, num_labels),
-        frameon=False,
-        labelcolor=theme.text,
         fontsize=9,
-        borderaxespad=0.2,
         handlelength=0.9,
         handletextpad=0.4,
         columnspacing=0.9,

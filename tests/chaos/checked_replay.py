@@ -110,10 +110,10 @@ def replayed_model(
     model = model_for(method, theta, _KERNELS, config)
     for entry in entries:
         if isinstance(entry, Handed):
-            model.record_reply(entry.worker, _Reply(entry.version))  # type: ignore[arg-type]
+            model.downlink.record_reply(entry.worker, _Reply(entry.version))  # type: ignore[arg-type]
             continue
         if isinstance(entry, Forgot):
-            model.forget(entry.worker)
+            model.downlink.forget(entry.worker)
             continue
         before, model.samples = model.theta.copy(), entry.samples
         kept = model.apply(_arrivals(entry), entry.oldest_base, entry.share)

@@ -49,6 +49,7 @@ from thinwire.ops.types import State, Update
 from thinwire.ops.wire.low_rank import expanded
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.downlink import Downlink
 from thinwire.ps.core.members import MemberTable
 from thinwire.ps.core.model import ShardModel
 from thinwire.ps.core.serialization import to_plain
@@ -190,8 +191,8 @@ class Recorder:
             (PsCore, "snapshot", self._on_snapshot),
             (MemberTable, "buffer", self._on_buffer),
             (ShardModel, "apply", self._on_apply),
-            (ShardModel, "record_reply", self._on_hand),
-            (ShardModel, "forget", self._on_forget),
+            (Downlink, "record_reply", self._on_hand),
+            (Downlink, "forget", self._on_forget),
         ]
 
     def write(self, kind: type[Record], **fields: Any) -> None:
@@ -372,7 +373,7 @@ class Recorder:
         members = (core._members[worker] for worker in core._members)
         waiting = [push for each in members for push in (*each.submitted, each.buffered) if push]
         self._accepted[shard] = {(push.worker, push.head.step): push for push in waiting}
-        for part in (core, core.model, core._members):
+        for part in (core, core.model, core.model.downlink, core._members):
             self._of[id(part)] = (shard, core)
 
     def _on_core(self, inner: Any, core: PsCore, event: Any, now: float) -> Any:
@@ -387,7 +388,7 @@ class Recorder:
     def _found(self, part: Any) -> tuple[dict[str, Any], PsCore] | None:
         """Return the shard that a part of a core belongs to; None: a simulated replay's."""
         shard, core = self._of.get(id(part), (-1, None))
-        if core is None or part not in (core, core.model, core._members):
+        if core is None or part not in (core, core.model, core.model.downlink, core._members):
             return None
         about = {"shard": shard, "generation": core.config.generation}
         return about | ({"replayed": True} if core is self._replaying else {}), core
@@ -465,16 +466,16 @@ class Recorder:
         )
         return kept
 
-    def _on_hand(self, inner: Any, model: ShardModel, worker: int, reply: Any) -> None:
-        inner(model, worker, reply)
-        if (found := self._found(model)) is not None:
-            copy = model._copy_of(worker, reply.version)
-            held = digest(model.theta if copy is None else copy)
+    def _on_hand(self, inner: Any, downlink: Downlink, worker: int, reply: Any) -> None:
+        inner(downlink, worker, reply)
+        if (found := self._found(downlink)) is not None:
+            copy = downlink.copy_of(worker, reply.version)
+            held = digest(downlink.seen if copy is None else copy)
             self._write_entry(Handed, worker=worker, version=reply.version, digest=held, **found[0])
 
-    def _on_forget(self, inner: Any, model: ShardModel, worker: int) -> None:
-        inner(model, worker)
-        if (found := self._found(model)) is not None:
+    def _on_forget(self, inner: Any, downlink: Downlink, worker: int) -> None:
+        inner(downlink, worker)
+        if (found := self._found(downlink)) is not None:
             self._write_entry(Forgot, worker=worker, **found[0])
 
     def end(self, shard: int, core: PsCore) -> None:

@@ -44,14 +44,14 @@ def at_push(
 
 def at_answer(connection: SimulatedConnection, act: Callable[[SimulatedConnection], None]) -> None:
     """Do something as soon as the next answer to a push on a connection is on its way."""
-    port = connection.shard.ports[connection.worker]
-    delivery, done = port.delivery, []
+    actions = connection.shard.actions
+    send, done = actions._send, []
 
-    def waylay(stream: int, message: Any) -> Callable[[], None]:
-        if not done and isinstance(message, ReplyInFlight) and message.step:
+    def waylay(worker: int, message: Any, *rest: Any, **more: Any) -> None:
+        is_answer = isinstance(message, ReplyInFlight) and message.step
+        if not done and worker == connection.worker and is_answer:
             done.append(True)
-            port.delivery = delivery
             act(connection)
-        return delivery(stream, message)
+        send(worker, message, *rest, **more)
 
-    port.delivery = waylay
+    actions._send = waylay  # type: ignore[method-assign]

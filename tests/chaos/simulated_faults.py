@@ -237,10 +237,10 @@ class Striker:
         shard, raced = connection.shard, self._chance()
         late = self.run.clock.now + self._seconds() / 10
         if raced:  # a reader thread had looked at it when the newer stream was let in
-            arrive = functools.partial(_arrive_if_it_lives, shard, shard.life, event)
+            shard.at(late, functools.partial(shard.arrive, event))
         else:
             arrive = functools.partial(shard.receive, connection.worker, number, event)
-        self.run.clock.at(late, arrive)
+            self.run.clock.at(late, arrive)
         connection.lose(number)
 
     def _garbled(self) -> None:
@@ -272,10 +272,6 @@ def _start(run: ChaoticRun, shard: SimulatedShard) -> None:
     if not shard.alive:
         run.disks[shard.number].is_full = False
         run.clock.at(run.clock.now + _SHORT, functools.partial(_start, run, shard))
-
-
-def _arrive_if_it_lives(shard: SimulatedShard, life: int, event: Any) -> None:
-    shard.if_it_lives(life, functools.partial(shard.arrive, event))
 
 
 def _free_space(disk: Any) -> None:

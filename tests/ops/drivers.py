@@ -234,7 +234,7 @@ class OnShard(Driver):
             for worker in range(1, int(rng.integers(2, 4)))
         ]
         kept = state.apply(arrivals, max(0, state.version - 6))
-        state.count(8 * len(kept))
+        state.samples += 8 * len(kept)
         worker = 1 + number % WORKERS  # the reply was `WORKERS` turns ago, at that version
         asked = (
             ModelRequest(9, 0, None),
@@ -242,7 +242,7 @@ class OnShard(Driver):
             ModelRequest(worker, number, max(0, number - WORKERS)),
         )
         gathered = [state.gather(question) for question in asked]
-        state.record_reply(worker, gathered[-1])
+        state.downlink.record_reply(worker, gathered[-1])
         return (kept, gathered, state.learning_rate), state
 
     def update(self, rng):

@@ -16,6 +16,7 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.ps import role
 from thinwire.ps.core import events
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
+from thinwire.ps.persistence.shard_checkpoint import ShardCheckpoint
 from thinwire.ps.scripts.initial_model import model_of_flags
 from thinwire.ps.shard.preparation import ShardInitials, build_core
 from thinwire.ps.shard.process import ShardProcess
@@ -52,7 +53,8 @@ def initials_of(number, *flags, examples=None):
 
 
 def saved(core=None, phase=0):
-    return types.SimpleNamespace(core=core, phase=phase, generation=4, generations_undone=2)
+    last = ShardCheckpoint(core=core, phase=phase)
+    return types.SimpleNamespace(last=last, generation=4, generations_undone=2)
 
 
 def test_cores_hold_what_the_layout_says_and_share_no_weights():
@@ -112,7 +114,7 @@ def test_a_shard_that_comes_back_imports_keras_quietly_where_it_may_need_it(monk
     )
     flags = {"preload_keras": True, "max_model_bytes": 1, "resume_only": True, "stay": False}
     own = types.SimpleNamespace(node="ps-0", id_ps=0, **flags)
-    kept = types.SimpleNamespace(offer="{}", core={"theta": 1}, phase=0, script_failed=False)
+    kept = types.SimpleNamespace(last=ShardCheckpoint(offer="{}", core={"theta": 1}))
     monkeypatch.setattr(role.ps_flags, "read", lambda addresses: own)
     monkeypatch.setattr(role, "SavedShard", lambda run, node: kept)
     monkeypatch.setattr(role, "read_offer", lambda document, limit: document)

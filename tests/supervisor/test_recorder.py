@@ -2,6 +2,7 @@
 
 import json
 import queue
+import threading
 import types
 
 import numpy as np
@@ -16,7 +17,7 @@ from thinwire.runtime.run.target import Target
 from thinwire.supervisor import recorder
 from thinwire.supervisor.evaluation_requests import EvaluationRequests
 from thinwire.supervisor.recorder import Recorder
-from thinwire.supervisor.shard_stream import ShardStream, open_streams
+from thinwire.supervisor.shard_stream import ShardStream, ShardStreams
 
 WEIGHTS = np.zeros(3, np.float32)
 
@@ -144,8 +145,11 @@ def test_no_stream_stays_open_where_a_later_shard_rejects():
 
         return types.SimpleNamespace(dial=dial)
 
+    run = run_of(method("asgd", 2), 2)
+    streams = ShardStreams(run, lambda number: pb.Hello(), (), threading.Event())
+    streams._diallers = [dialler(number) for number in range(3)]
     with pytest.raises(Unreachable):
-        open_streams([dialler(number) for number in range(3)], 1.0, queue.SimpleQueue())
+        streams.connect()
     assert sorted(closed) == [(0, 0.0), (1, 0.0)]
 
 

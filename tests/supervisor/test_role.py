@@ -14,6 +14,7 @@ from thinwire.proto.grpc import Unreachable
 from thinwire.runtime.run.settings import EXIT_INTERRUPTED
 from thinwire.supervisor import role
 from thinwire.supervisor.role import _Watcher
+from thinwire.supervisor.script_evaluations import ScriptEvaluations
 
 
 class Records:
@@ -36,7 +37,8 @@ def watcher(tmp_path):
     shard = types.SimpleNamespace(status=make_status(7), halt_cause="", validates=True, sent=[])
     shard.evaluated = types.SimpleNamespace(empty=lambda: True)
     shard.session = types.SimpleNamespace(send_control=shard.sent.append)
-    made.shards = [shard]
+    made.streams.shards = [shard]
+    made.scripts = ScriptEvaluations(made.run, made.recorder, made.streams, made.interrupted)
     return made
 
 
@@ -49,7 +51,7 @@ def test_ctrl_c_ends_the_search_for_a_ps_as_an_interruption(watcher, monkeypatch
             watcher._interrupt(signal.SIGINT, None)
         raise Unreachable("nothing answers")
 
-    watcher.shards, watcher.script_evaluator = [], None
+    watcher.streams.shards, watcher.scripts = [], None
     monkeypatch.setattr(watcher, "_connect", connect)
     if is_interrupted:
         assert watcher.watch() == EXIT_INTERRUPTED
@@ -60,19 +62,19 @@ def test_ctrl_c_ends_the_search_for_a_ps_as_an_interruption(watcher, monkeypatch
 
 @pytest.mark.parametrize(("versions", "is_final"), [([6], False), ([7], True), ([7, 9], True)])
 def test_what_a_script_has_evaluated_is_final_if_the_run_ended_with_it(watcher, versions, is_final):
-    watcher._of_script = ({"loss": 0.5}, versions)
-    watcher._record_final_of_script()
+    watcher.scripts._of_script = ({"loss": 0.5}, versions)
+    watcher.scripts._record_final_of_script()
     assert watcher.recorder.made == ([({"loss": 0.5}, versions, True)] if is_final else [])
 
 
 def test_shard_0_learns_whenever_the_evaluator_s_process_begins_or_ends(watcher):
     """Scripts wait for one that is on its way, for as long as it takes."""
     evaluator = types.SimpleNamespace(is_alive=True, why_not="", start=lambda: None, tend=str)
-    watcher.script_evaluator = evaluator
-    watcher._offer_evaluator("")
+    watcher.scripts.evaluator = evaluator
+    watcher.scripts.offer("")
     for is_alive in (True, False, False, True):
         evaluator.is_alive = is_alive
-        watcher._tend_evaluator()
+        watcher.scripts.tend()
     expected = [pb.Evaluator(available=True, starting=each) for each in (True, False, True)]
     assert [message.evaluator for message in watcher.shards[0].sent] == expected
 
@@ -99,14 +101,14 @@ def test_a_supervisor_with_a_model_evaluates_each_version_once(watcher, monkeypa
     monkeypatch.setattr(watcher, "_show", lambda status: None)
     monkeypatch.setattr(watcher, "_evaluate", evaluate)
     monkeypatch.setattr(watcher.interrupted, "wait", look_again)
-    watcher.script_evaluator, watcher._fetcher = None, object()
+    watcher.scripts, watcher._fetcher = None, object()
     watcher._observe()
     assert evaluated == [7, 9]
 
 
 def test_a_supervisor_without_a_model_evaluates_nothing(watcher, monkeypatch):
     shard = watcher.shards[0]
-    shard.refusal, shard.lost, watcher.script_evaluator = None, threading.Event(), None
+    shard.refusal, shard.lost, watcher.scripts = None, threading.Event(), None
     monkeypatch.setattr(watcher, "_show", lambda status: None)
     monkeypatch.setattr(watcher, "_evaluate", lambda status: pytest.fail("evaluated"))
     monkeypatch.setattr(watcher.interrupted, "wait", lambda seconds: watcher.interrupted.set())

@@ -142,9 +142,7 @@ def test_who_fits_again_goes_on_with_its_residual():
         worker = distribute(model, found).thinwire
 
         def residual():
-            return np.concatenate(
-                worker._member.joined.part.core.save()["codec"]["inner"]["residual"]
-            )
+            return np.concatenate(worker.joined.part.core.save()["codec"]["inner"]["residual"])
 
         model.fit(toy.X, toy.Y, batch_size=32, verbose=0)
         before = residual()

@@ -65,7 +65,7 @@ class Lying(Offering):
 def restored_shard(run, own):
     """Return a shard that is restored as its process does; it does not listen yet."""
     saved = SavedShard(run, own.node)
-    offer = read_offer(saved.offer, own.max_model_bytes)
+    offer = read_offer(saved.last.offer, own.max_model_bytes)
     return PreparedShard.of(run, own, model_of_offer(run, own.id_ps, offer, None), saved)
 
 
@@ -93,7 +93,7 @@ class OfferedRun:
     def listen(self, number=0, clock=None):
         """Start a shard that has no model, or resumes the model of its folder."""
         run, own, _ = self.settings(f"--id_ps={number}", "--type_node=PS")
-        if SavedShard(run, own.node).offer is not None and not run.resume:
+        if SavedShard(run, own.node).last.offer is not None and not run.resume:
             prepared = restored_shard(run, own)
             thread = threading.Thread(target=self._go_on, args=(number, prepared), daemon=True)
             self.threads.append(thread)

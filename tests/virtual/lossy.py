@@ -196,7 +196,7 @@ class World:
     def check(self, number, reply):
         """The worker's model equals the shard's copy of it (invariant I1 of DGS)."""
         copy_of = self.core.model.method.down_codec.replica_of
-        held = copy_of(number, reply.version, self.core.model._down)
+        held = copy_of(number, reply.version, self.core.model.downlink.state)
         expected = self.theta if held is None else held
         assert held is not None or reply.version == self.core.version
         np.testing.assert_array_equal(self.base(number), expected)
@@ -210,4 +210,4 @@ class World:
 
     @property
     def counts(self):
-        return self.core.model.down_summary()
+        return self.core.model.downlink.summary()

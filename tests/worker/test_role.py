@@ -94,7 +94,7 @@ def test_an_interrupt_during_a_mini_batch_waits_for_the_actions_that_follow_it(a
         _one_step=one_step,
         _carry_out=carry_out,
         _take_over=lambda weights: None,
-        _may_save=lambda action, saved_at: False,
+        run=SimpleNamespace(checkpoint_interval_seconds=60.0),
         _settle=lambda: carried_out.append("settle"),
         save=lambda: carried_out.append("save"),
     )

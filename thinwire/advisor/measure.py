@@ -173,19 +173,6 @@ def _wait_for(arguments: list[str]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class CodingCosts:
-    """Time on this machine to encode, decode and apply one update, for each probe (measuring run).
-
-    Attributes:
-        dense: Time in seconds to encode, decode and apply one update of the dense measuring run.
-        sparse: Time in seconds to encode, decode and apply one update of the sparse measuring run.
-    """
-
-    dense: float
-    sparse: float
-
-
-@dataclasses.dataclass(frozen=True)
 class _RoundMedians:
     """Medians over one worker's training rounds of one kind, for example with a dense reply.
 
@@ -202,7 +189,11 @@ class _RoundMedians:
 
 
 def worker_link(
-    worker: int, dense: Sequence[Round], sparse: Sequence[Round], coding: CodingCosts
+    worker: int,
+    dense: Sequence[Round],
+    sparse: Sequence[Round],
+    dense_coding: float,
+    sparse_coding: float,
 ) -> WorkerLink:
     """Return the measured step time, link rates and round-trip time of one worker.
 
@@ -210,8 +201,9 @@ def worker_link(
         worker: Id of the measured worker, from 1.
         dense: The worker's training rounds in the dense measuring run.
         sparse: The worker's training rounds in the sparse measuring run.
-        coding: Times to encode, decode and apply one update of the dense and of the sparse
-            measuring run.
+        dense_coding: Time on this machine to encode, decode and apply one update of the dense
+            measuring run, in seconds.
+        sparse_coding: The same time of the sparse measuring run.
 
     Raises:
         ConfigurationError: The worker finished no dense round, no sparse round with a small reply,
@@ -226,8 +218,8 @@ def worker_link(
     little = _medians_of(worker, "sparse update", small)
     more_down = down.bytes_down - little.bytes_down
     down_seconds = max(0.0, down.exchange_seconds - little.exchange_seconds)
-    both_seconds = (both.exchange_seconds - coding.dense) - (
-        little.exchange_seconds - coding.sparse
+    both_seconds = (both.exchange_seconds - dense_coding) - (
+        little.exchange_seconds - sparse_coding
     )
     # A dense round takes `both_seconds` more than a sparse round with a small reply, and the dense
     # round's additional download takes down_seconds * share. With noise, the measured download can
@@ -244,7 +236,7 @@ def worker_link(
         step_seconds=_median(_step_seconds, small),
         up_mbps=up_mbps,
         down_mbps=down_mbps,
-        round_trip_seconds=max(0.0, little.exchange_seconds - coding.sparse - on_the_way),
+        round_trip_seconds=max(0.0, little.exchange_seconds - sparse_coding - on_the_way),
         rounds=len(dense) + len(sparse),
     )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import pathlib
 import shlex
 import time
@@ -65,6 +66,7 @@ _UNLIMITED = ShardSpeed(0.0, 0.0)
 _ALIKE = 0.1
 
 
+@dataclasses.dataclass
 class GradientPool:
     """Replaces a `Trainer` in a simulation: returns stored gradients of first steps in a cycle.
 
@@ -73,28 +75,19 @@ class GradientPool:
         weights: [num_parameters] float32 weights before the first step.
         statistics: [m] float32 moving statistics (of batch normalization) before the first step; m
             = 0 if the run does not average them.
+        gradients: One or more gradients of the model, each [num_parameters] float32.
+        samples: Number of training samples in a mini-batch.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        weights: Float32,
-        statistics: Float32,
-        gradients: Sequence[Float32],
-        samples: int,
-    ) -> None:
-        """Store the gradients that the method `step` returns.
+    spec: ModelSpec
+    weights: Float32
+    statistics: Float32
+    gradients: Sequence[Float32]
+    samples: int
 
-        Args:
-            spec: Specification (tensor names and shapes) of the shared model.
-            weights: [num_parameters] float32 weights before the first step.
-            statistics: [m] float32 moving statistics (of batch normalization) before the first
-                step.
-            gradients: One or more gradients of the model, each [num_parameters] float32.
-            samples: Number of training samples in a mini-batch.
-        """
-        self.spec, self.weights, self.statistics = spec, weights, statistics
-        self._gradients, self._samples, self._number = list(gradients), samples, 0
+    def __post_init__(self) -> None:
+        """Begin with the first gradient."""
+        self._cycle = itertools.cycle(self.gradients)
 
     @classmethod
     def of_first_steps(cls, run: Run, trainer: Trainer, dataset: Dataset) -> GradientPool:
@@ -118,9 +111,7 @@ class GradientPool:
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
     ) -> Step:
         """Return a copy of the next stored gradient as the result of a simulated training step."""
-        gradient = self._gradients[self._number % len(self._gradients)].copy()
-        self._number += 1
-        return Step(gradient, 1.0, self._samples, statistics, local)
+        return Step(next(self._cycle).copy(), 1.0, self.samples, statistics, local)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,29 +139,24 @@ class ProgressPoint:
     bytes_down: int
 
 
+@dataclasses.dataclass(frozen=True)
 class Predictor:
-    """Simulates a training run with given policies; returns the predicted updates per second."""
+    """Simulates a training run with given policies; returns the predicted updates per second.
 
-    def __init__(
-        self,
-        pool: GradientPool,
-        dataset: Dataset,
-        bodies: Kernels,
-        pushes: int,
-        server: ShardSpeed = _UNLIMITED,
-    ) -> None:
-        """Store the arguments that all predictions of this training run share.
+    Attributes:
+        pool: Source of the simulated workers' gradients.
+        dataset: Data set with training examples; test examples are not necessary.
+        bodies: Kernels that perform the policies' array operations.
+        pushes: Number of pushes of each worker in a simulation. The first half of the pushes is
+            not counted, because the rates are not yet steady.
+        server: Emulated speed of each PS shard; by default unlimited.
+    """
 
-        Args:
-            pool: Source of the simulated workers' gradients.
-            dataset: Data set with training examples; test examples are not necessary.
-            bodies: Kernels that perform the policies' array operations.
-            pushes: Number of pushes of each worker in a simulation. The first half of the pushes is
-                not counted, because the rates are not yet steady.
-            server: Emulated speed of each PS shard; by default unlimited.
-        """
-        self._pool, self._dataset, self._bodies, self._pushes = pool, dataset, bodies, pushes
-        self._server = server
+    pool: GradientPool
+    dataset: Dataset
+    bodies: Kernels
+    pushes: int
+    server: ShardSpeed = _UNLIMITED
 
     def coding_seconds(self, run: Run) -> float:
         """Return the time on this machine to encode, decode and apply one update, in seconds."""
@@ -186,7 +172,7 @@ class Predictor:
             links: Measured step time and link of every worker, in order of worker id.
             coding_seconds: Time to encode, decode and apply one update, in seconds.
         """
-        first, last = self._play(run, links, coding_seconds, self._pushes)
+        first, last = self._play(run, links, coding_seconds, self.pushes)
         seconds = last.seconds - first.seconds
         pushes = max(1, last.pushes - first.pushes)
         return Prediction(
@@ -203,13 +189,12 @@ class Predictor:
         """Simulate a training run; return its totals after half of the pushes and after all."""
         run = dataclasses.replace(run, iter_max=2**31 - 2, epochs=None, max_seconds=None)
         devices = [_device(link, coding_seconds) for link in links]
-        simulation = Simulation(
-            run,
-            _settings(run, links, devices, self._server),
-            self._pool,
-            self._dataset,
-            self._bodies,
+        own = SimulatorFlags(
+            devices=tuple(devices),
+            step_times=tuple(StepTime("constant", (link.step_seconds,)) for link in links),
+            servers=(self.server,) * run.nb_ps,
         )
+        simulation = Simulation(run, own, self.pool, self.dataset, self.bodies)
         _set_down_links(simulation, links, devices)
         watch = _Watch(simulation, pushes * run.nb_workers)
         simulation.play(watch.look, lambda: len(watch.marks) == 2)
@@ -264,25 +249,6 @@ def _device(link: WorkerLink, coding_seconds: float) -> EmulatedDevice:
     """Return an emulated worker that delays each message by half the round-trip and coding time."""
     one_way = (link.round_trip_seconds + coding_seconds) / 2
     return EmulatedDevice(Link(link.up_mbps, 1e3 * one_way), 1.0, 0.0)
-
-
-def _settings(
-    run: Run,
-    links: Sequence[WorkerLink],
-    devices: Sequence[EmulatedDevice],
-    server: ShardSpeed,
-) -> SimulatorFlags:
-    return SimulatorFlags(
-        devices=tuple(devices),
-        step_times=tuple(StepTime("constant", (link.step_seconds,)) for link in links),
-        outages=(),
-        servers=(server,) * run.nb_ps,
-        threads=0,
-        clip_norm=0.0,
-        measure="off",
-        start_timeout_seconds=600.0,
-        settings={},
-    )
 
 
 def _set_down_links(
@@ -494,10 +460,8 @@ def propose(predicted: Sequence[Predicted], ideal: float, rate: float) -> tuple[
     enough = [number for number, reached in enumerate(rates) if reached >= rate * ideal]
     if enough:
         return enough[0], True
-    fastest = [
-        number for number, reached in enumerate(rates) if reached >= (1 - _ALIKE) * max(rates)
-    ]
-    return fastest[0], False
+    alike = (1 - _ALIKE) * max(rates)
+    return next(number for number, reached in enumerate(rates) if reached >= alike), False
 
 
 def command_of(advice: Recommendation, path: pathlib.Path) -> str:

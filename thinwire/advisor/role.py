@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import sys
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from absl import flags, logging
 
@@ -33,8 +34,8 @@ _LONGEST_FLAG = 1000  # maximum number of characters of a flag in advice.json
 _NOT_OF_THE_RUN = ("type_node", "flagfile", "overwrite", "resume", "advice", *advisor_flags.NAMES)
 
 
-class Subject(Protocol):
-    """The model for which the Advisor proposes policies: a model from flags, or a script's model.
+class AdvisedModel:
+    """The model for which the Advisor proposes policies: here a model and data set from flags.
 
     Attributes:
         script: Path and arguments of the user's training script; empty for a model from flags.
@@ -42,28 +43,14 @@ class Subject(Protocol):
             None for the value of the flag.
     """
 
-    script: list[str]
-    server_optimizer: str | None
+    script: Sequence[str] = ()
+    server_optimizer: str | None = None
 
     def prepare(self, run: Run, folder: pathlib.Path) -> Run:
-        """Measure the model's step time; return the settings of the run that measures the links."""
+        """Measure the model's step time; return the settings of the run that measures the links.
 
-    def predictor(self, run: Run, pushes: int) -> Predictor:
-        """Return the predictor that simulates the planned run under compositions of policies."""
-
-    def parts_of_batch(self, run: Run) -> int:
-        """Return how many workers share a measured batch; 1 if each takes whole batches."""
-
-
-class _ModelSubject:
-    """Model and data set from flags, for which the Advisor proposes policies."""
-
-    def __init__(self) -> None:
-        self.script: list[str] = []
-        self.server_optimizer: str | None = None
-
-    def prepare(self, run: Run, folder: pathlib.Path) -> Run:
-        """Return the settings of the run unchanged: a model from flags needs no measurement."""
+        A model from flags needs no measurement, so its run has the settings of the planned run.
+        """
         return run
 
     def predictor(self, run: Run, pushes: int) -> Predictor:
@@ -71,7 +58,7 @@ class _ModelSubject:
         return _predictor(run, pushes)
 
     def parts_of_batch(self, run: Run) -> int:
-        """Return 1, because --batch_size is the batch size of each single worker."""
+        """Return how many workers share a measured batch; 1 if each takes whole batches."""
         return 1
 
 
@@ -82,10 +69,10 @@ def main(run: Run) -> int:
         ConfigurationError: Flags, data or model contradict each other, every composition of
             policies contradicts the flags, or the links were not measured in time.
     """
-    return advise(run, _ModelSubject())
+    return advise(run, AdvisedModel())
 
 
-def advise(run: Run, subject: Subject) -> int:
+def advise(run: Run, subject: AdvisedModel) -> int:
     """Measure links, predict the speed of compositions, print a proposal; return the exit code.
 
     Args:
@@ -127,7 +114,7 @@ def advise(run: Run, subject: Subject) -> int:
         left_out,
         number,
         reached,
-        subject.script,
+        list(subject.script),
     )
     write_json_atomically(path, advice.to_dict())
     sys.stdout.write(predict.describe(advice, path))
@@ -144,7 +131,7 @@ def _refuse_long(given: list[str]) -> None:
             )
 
 
-def _repeat(path: Any, given: list[str], script: list[str]) -> int:
+def _repeat(path: Any, given: list[str], script: Sequence[str]) -> int:
     """Print the stored advice of an earlier Advisor with equal flags; return the exit code.
 
     Raises:
@@ -177,14 +164,14 @@ def _predictor(run: Run, pushes: int) -> Predictor:
 def _measure(run: Run, predictor: Predictor, seconds: float) -> list[predictions.WorkerLink]:
     """Measure every worker's step time and link with two probes (short real training runs)."""
     folder = run.run_dir / "advice"
-    coding = measure.CodingCosts(
-        dense=predictor.coding_seconds(measure.composition(measure.DENSE, folder)),
-        sparse=predictor.coding_seconds(measure.composition(measure.SPARSE, folder)),
-    )
+    dense_coding = predictor.coding_seconds(measure.composition(measure.DENSE, folder))
+    sparse_coding = predictor.coding_seconds(measure.composition(measure.SPARSE, folder))
     dense = measure.play(run, measure.DENSE, seconds)
     sparse = measure.play(run, measure.SPARSE, seconds)
     return [
-        measure.worker_link(worker, dense.get(worker, []), sparse.get(worker, []), coding)
+        measure.worker_link(
+            worker, dense.get(worker, []), sparse.get(worker, []), dense_coding, sparse_coding
+        )
         for worker in range(1, run.nb_workers + 1)
     ]
 

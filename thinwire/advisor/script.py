@@ -70,15 +70,14 @@ def main(run: Run, script: Sequence[str]) -> int:
         ConfigurationError: The script does not train by `fit` of a distributed model, every
             composition of policies contradicts the flags, or the links were not measured in time.
     """
-    return role.advise(run, _ScriptSubject(script))
+    return role.advise(run, _ScriptModel(script))
 
 
-class _ScriptSubject:
-    """Model of a user's script, for which the Advisor proposes policies (a `role.Subject`)."""
+class _ScriptModel(role.AdvisedModel):
+    """Model of a user's script, for which the Advisor proposes policies."""
 
     def __init__(self, script: Sequence[str]) -> None:
         self.script = list(script)
-        self.server_optimizer: str | None = None
         self._measured: MeasuredModel | None = None
 
     def prepare(self, run: Run, folder: pathlib.Path) -> Run:

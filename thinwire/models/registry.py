@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 #: Value of --network -> (module, function) that builds the network.
 NETWORKS = {
-    "cnn": ("thinwire.models.cnn", "build_model"),
-    "mnist_cnn": ("thinwire.models.mnist_cnn", "build_model"),
-    "lenet": ("thinwire.models.lenet", "build_model"),
+    "cnn": ("thinwire.models.sequential", "build_cnn"),
+    "mnist_cnn": ("thinwire.models.sequential", "build_mnist_cnn"),
+    "lenet": ("thinwire.models.sequential", "build_lenet"),
     "alexnet": ("thinwire.models.alexnet", "build_model"),
     "resnet18-v1": ("thinwire.models.resnet", "build_resnet18_v1"),
     "resnet50-v1": ("thinwire.models.resnet", "build_resnet50_v1"),
@@ -33,9 +33,9 @@ NETWORKS = {
     "mobilenet-v2": ("thinwire.models.mobilenet", "build_mobilenet_v2"),
     "inception-v3": ("thinwire.models.inception", "build_model"),
     "inception-bn-small": ("thinwire.models.inception_small", "build_model"),
-    "mlp": ("thinwire.models.mlp", "build_model"),
-    "autoencoder": ("thinwire.models.autoencoder", "build_model"),
-    "gru": ("thinwire.models.gru", "build_model"),
+    "mlp": ("thinwire.models.sequential", "build_mlp"),
+    "autoencoder": ("thinwire.models.sequential", "build_autoencoder"),
+    "gru": ("thinwire.models.sequential", "build_gru"),
     "decoder": ("thinwire.models.decoder", "build_decoder"),
     "decoder-tiny": ("thinwire.models.decoder", "build_tiny"),
     "decoder-small": ("thinwire.models.decoder", "build_decoder_small"),

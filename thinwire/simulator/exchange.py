@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -132,7 +132,6 @@ class SimulatedExchange:
         self._totals = totals_of(
             number, self.channels, router.channels, lambda: self.bytes_up, transport.dgt_info
         )
-        chunk_bytes = chunk_bytes_for(link)
         total = sum(shard.layout.size for shard in shards)
         self.clients: list[SimulatedClient] = []
         for shard, decoder, channel in zip(shards, decoders, self.channels, strict=True):
@@ -141,16 +140,9 @@ class SimulatedExchange:
             connection = SimulatedConnection(
                 number, shard, self._uplink, clock, link.delay_ms / 1e3, rng
             )
-            client = SimulatedClient(
-                self,
-                shard,
-                connection,
-                PushEncoder(shard.number, channel),
-                decoder,
-                Pipe(down, seed + 1 + shard.number),
-                chunk_bytes,
-                clock,
-            )
+            port = Port(connection, Pipe(down, seed + 1 + shard.number), chunk_bytes_for(link))
+            encoder = PushEncoder(shard.number, channel)
+            client = SimulatedClient(self, shard, port, encoder, decoder, clock)
             connection.on_lost = functools.partial(self._on_lost, client)
             self.clients.append(client)
         self.connections = [client.connection for client in self.clients]
@@ -341,11 +333,9 @@ class SimulatedClient:
     Args:
         exchange: Exchange of the worker (the clients of all shards), which owns this client.
         shard: Simulated PS shard to which the client connects.
-        connection: Simulated connection to the PS shard.
+        port: The PS shard's end of the client's connection.
         encoder: Encoder of the worker's pushes to the PS shard.
         decoder: Decoder that the PS shard uses for pushes.
-        downlink: Simulated link from the PS shard to the worker.
-        chunk_bytes: Maximum number of bytes of a push or reply in one frame.
         clock: Virtual clock of the simulation.
     """
 
@@ -353,21 +343,20 @@ class SimulatedClient:
         self,
         exchange: SimulatedExchange,
         shard: SimulatedShard,
-        connection: SimulatedConnection,
+        port: Port,
         encoder: PushEncoder,
         decoder: PushDecoder,
-        downlink: Pipe,
-        chunk_bytes: int,
         clock: Clock,
     ) -> None:
         self._exchange, self._shard, self._clock = exchange, shard, clock
-        self._encoder, self._decoder, self._chunk_bytes = encoder, decoder, chunk_bytes
-        self.connection = connection
+        self._port = port
+        self._encoder, self._decoder = encoder, decoder
+        self.connection = port.connection
         self.protocol = ShardProtocol(shard.number, NewestEpoch())
-        self._port = Port(self._delivery, downlink, chunk_bytes, connection)
         # Newest reply of the PS shard; None before the first reply.
         self._arrived: ReplyInFlight | None = None
-        shard.ports[exchange.number] = self._port
+        port.deliver = self._deliver
+        shard.ports[exchange.number] = port
 
     def begin_life(self, epochs: NewestEpoch) -> None:
         """Reset the client for a restarted worker process: no gRPC stream, no open request."""
@@ -438,11 +427,8 @@ class SimulatedClient:
 
     # -- incoming messages --------------------------------------------------------------------
 
-    def _delivery(self, stream: int, message: ToWorker) -> Callable[[], None]:
-        """Return a function that delivers a message, unless a newer gRPC stream exists then."""
-        return functools.partial(self._deliver, stream, message)
-
     def _deliver(self, stream: int, message: ToWorker) -> None:
+        """Deliver a message of a gRPC stream from the PS shard, unless a newer stream exists."""
         retry = functools.partial(self._deliver, stream, message)
         if not self.connection.delivers(stream, retry) or self.connection.dials:
             return
@@ -457,9 +443,9 @@ class SimulatedClient:
         self._perform(self.protocol.receive(to_client(message), self._clock.now))
 
     def _on_welcome(self, welcome: events.Welcome) -> None:
-        if self._encoder.channel is not None:
-            exchange = self._exchange
-            offer = self._shard.introduction(exchange.number, exchange.incarnation)
+        exchange, port = self._exchange, self._shard.datagrams
+        if self._encoder.channel is not None and port is not None:
+            offer = port.introduction(exchange.number, exchange.incarnation)
             self._encoder.channel.open("", offer)
         self._perform(self.protocol.receive(to_client(welcome), self._clock.now))
         self._exchange.on_welcome(self._shard.number, welcome.last_step)
@@ -515,7 +501,7 @@ class SimulatedClient:
         """Return a message in the form that a PS shard receives, and its frames' sizes in bytes."""
         if message.WhichOneof("body") == "datagrams":
             return Datagrams(message.datagrams), sizes_on_wire([frame(message)])
-        sizes = sizes_on_wire(frames(message, pieces, self._chunk_bytes))
+        sizes = sizes_on_wire(frames(message, pieces, self._port.chunk_bytes))
         payload, worker = memoryview(b"".join(pieces)), self._exchange.number
         if self._encoder.channel is not None:
             return StreamPart(worker, message.push, payload), sizes

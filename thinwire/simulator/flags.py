@@ -80,19 +80,22 @@ class ShardSpeed:
 
 @dataclasses.dataclass(frozen=True)
 class SimulatorFlags:
-    """Settings of a simulated training run, from the Simulator's flags."""
+    """Settings of a simulated training run, from the Simulator's flags.
+
+    The defaults are the settings of a run without faults, whose rounds are not measured.
+    """
 
     devices: tuple[EmulatedDevice, ...]  # emulated device of each worker, worker 1 first
     # Step times of each worker, before --slowdown and --step_seconds change them.
     step_times: tuple[StepTime, ...]
-    outages: tuple[Outage, ...]
     servers: tuple[ShardSpeed, ...]  # capacity of each PS shard, shard 0 first
-    threads: int
-    clip_norm: float
-    measure: str  # value of --measure
-    start_timeout_seconds: float
+    outages: tuple[Outage, ...] = ()
+    threads: int = 0
+    clip_norm: float = 0.0
+    measure: str = "off"  # value of --measure
+    start_timeout_seconds: float = 600.0
     # Name of a flag of the Simulator -> value as text, for the records of the run.
-    settings: dict[str, str]
+    settings: dict[str, str] = dataclasses.field(default_factory=dict)
     weight_decay: float = 0.0  # coupled weight decay, added to the gradient as on a worker
     #: Worker id -> L2 norm of the noise that --sim_garbage makes the worker push.
     garbage: dict[int, float] = dataclasses.field(default_factory=dict)

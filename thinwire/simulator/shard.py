@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -51,11 +51,11 @@ _SEEK_SECONDS = 1.0  # seconds between the attempts of a following shard to reac
 class Port:
     """A simulated PS shard's end of the gRPC streams to one worker."""
 
-    # Function of (number of the stream, message) that returns a call which delivers the message.
-    delivery: Callable[[int, ToWorker], Callable[[], None]]
-    down: Pipe
-    chunk_bytes: int
     connection: SimulatedConnection
+    down: Pipe
+    chunk_bytes: int  # largest number of bytes of a push or reply in one frame
+    # Function of (number of the stream, message) that delivers a message to the worker's client.
+    deliver: Callable[[int, ToWorker], None] = lambda stream, message: None
     chooser: IndexChooser = dataclasses.field(default_factory=IndexChooser)
     stream: int | None = None  # open stream on which the worker got a Welcome; None: no stream
     incarnation: int = 0  # newest process of the worker that got a Welcome; 0: none
@@ -95,15 +95,16 @@ class SimulatedShard:
         """Create a running PS shard with the given PS core (state machine)."""
         self.number, self.core, self.clock = number, core, clock
         self.journaled = JournaledCore(core, self.request_end)
+        self.actions = ShardActions(self)
         self.ports: dict[int, Port] = {}
         self.followers: list[SimulatedShard] = []
         self.leader: SimulatedShard | None = None
         self.kept: StoredShard | None = None
         self.life, self.alive, self.is_open, self.skew = 0, True, True, 0.0
         self._asleep_until = 0.0
-        self._tick_at: float | None = None
+        self.alarm = ShardAlarm(self)
         # Newest membership epoch, which shard 0 sends to a restarted PS shard.
-        self._epoch: events.MembershipEpoch | None = None
+        self.epoch: events.MembershipEpoch | None = None
         self.layout = layout
         self.reports: dict[tuple[int, int], str] = {}
         self.on_end: Callable[[str], None] | None = None
@@ -118,26 +119,9 @@ class SimulatedShard:
         self._busy_until = 0.0
         self.datagrams: SimulatedDatagramPort | None = None
 
-    def open_datagram_port(self, decoder: PushDecoder, transport: Transport) -> None:
-        """Open the datagram port by which the PS shard receives datagrams.
-
-        Args:
-            decoder: Decoder of the pushes that the PS shard receives.
-            transport: Settings of the datagrams, for example their size and pacing.
-        """
-        self.datagrams = SimulatedDatagramPort(self, decoder, transport)
-
     def received(self) -> DatagramCounts | None:
         """Return the numbers of received datagrams; None if the run's router sends no datagrams."""
         return self.datagrams.receiver.counts() if self.datagrams is not None else None
-
-    def introduction(self, worker: int, incarnation: int) -> pb.Welcome:
-        """Return a Welcome message's settings of a worker's datagrams: ports, session id, key."""
-        welcome = pb.Welcome()
-        if self.datagrams is not None:
-            port = self.datagrams
-            port.receiver.fill_welcome(worker, incarnation, port.numbers, welcome)
-        return welcome
 
     def bytes_down(self) -> dict[int, int]:
         """Return worker id -> number of training bytes that the PS shard has sent to the worker."""
@@ -180,8 +164,11 @@ class SimulatedShard:
         """True if the PS shard accepts new streams from workers."""
         return self.alive and self.is_open and self.clock.now >= self._asleep_until
 
-    def if_it_lives(self, life: int, call: Callable[[], None]) -> None:
-        """Call a function if the PS shard's process runs and has not restarted since `life`."""
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        """Call a function at a virtual time, if this process of the PS shard runs then."""
+        self.clock.at(when, functools.partial(self._if_it_lives, self.life, call))
+
+    def _if_it_lives(self, life: int, call: Callable[[], None]) -> None:
         if self.alive and life == self.life:
             try:
                 call()
@@ -193,7 +180,7 @@ class SimulatedShard:
         if not self.alive:
             return
         self.alive = self.is_open = False
-        self._epoch = None
+        self.epoch = None
         self.journaled.close()  # the operating system closes the files of a killed process
         for port in self.ports.values():
             port.stream = None
@@ -219,8 +206,7 @@ class SimulatedShard:
     def _seek_leader(self) -> None:
         """Let this PS shard admit workers as soon as PS shard 0 is reachable."""
         if self.leader is not None and not self.leader.listens:
-            retry = functools.partial(self.if_it_lives, self.life, self._seek_leader)
-            self.clock.at(self.clock.now + _SEEK_SECONDS, retry)
+            self.at(self.clock.now + _SEEK_SECONDS, self._seek_leader)
             return
         self.is_open = True
         try:
@@ -234,24 +220,23 @@ class SimulatedShard:
         except SimulatedKill:
             self.kill()
             return
-        if self.leader is not None and self.leader._epoch is not None:
-            self.follow(self.leader._epoch)
+        if self.leader is not None and self.leader.epoch is not None:
+            self.follow(self.leader.epoch)
         for shard in self.followers:  # running PS shards reconnect to shard 0
-            shard.follow(self._epoch)
+            shard.follow(self.epoch)
 
     def follow(self, epoch: events.MembershipEpoch | None) -> None:
         """Follow PS shard 0's new membership epoch, if this PS shard has contacted shard 0."""
         if epoch is None or not self.is_open:
             return
-        if not self._waits(functools.partial(self.follow, epoch)):
+        if not self.waits(functools.partial(self.follow, epoch)):
             self.handle(epoch)
 
     def freeze(self, seconds: float) -> None:
         """Stop the PS shard's process for some seconds, in which arriving messages wait."""
         until = self.clock.now + seconds
         self._asleep_until = until
-        wake = functools.partial(self.handle, events.ProcessStalled(seconds))
-        self.clock.at(until, functools.partial(self.if_it_lives, self.life, wake))
+        self.at(until, functools.partial(self.handle, events.ProcessStalled(seconds)))
         for port in self.ports.values():
             port.connection.expect_progress(until)
 
@@ -260,7 +245,7 @@ class SimulatedShard:
         if not self.is_open:
             return
         self.skew += seconds
-        self._tick_at = None
+        self.alarm.cancel()
         self.handle(events.ProcessStalled(seconds))
 
     def finish(self) -> None:
@@ -287,10 +272,10 @@ class SimulatedShard:
         if self.kept is not None and self.kept.saved is not None:
             self.kept.saved.flush()
 
-    def _waits(self, again: Callable[[], None]) -> bool:
+    def waits(self, again: Callable[[], None]) -> bool:
         """Return True if the PS shard's process is stopped (then call `again` later) or dead."""
         if self.alive and self.clock.now < self._asleep_until:
-            self.clock.at(self._asleep_until, functools.partial(self.if_it_lives, self.life, again))
+            self.at(self._asleep_until, again)
             return True
         return not self.alive
 
@@ -309,7 +294,7 @@ class SimulatedShard:
     def receive(self, worker: int, stream: int, event: Delivery) -> None:
         """Receive a message on a worker's gRPC stream; drop it if a newer stream exists."""
         port = self.ports[worker]
-        if self._waits(functools.partial(self.receive, worker, stream, event)):
+        if self.waits(functools.partial(self.receive, worker, stream, event)):
             return
         if isinstance(event, events.Join):
             port.hellos[event.incarnation] = stream
@@ -320,14 +305,14 @@ class SimulatedShard:
     def lose(self, worker: int, stream: int) -> None:
         """Note the loss of a worker's gRPC stream, unless a newer stream has replaced it."""
         port = self.ports[worker]
-        if self._waits(functools.partial(self.lose, worker, stream)) or port.stream != stream:
+        if self.waits(functools.partial(self.lose, worker, stream)) or port.stream != stream:
             return
         port.stream = None
         self.arrive(events.WorkerDisconnected(worker, port.incarnation))
 
     def arrive(self, event: Delivery) -> None:
         """Receive a message from a worker; delay its handling while the PS shard is busy."""
-        if self._waits(functools.partial(self.arrive, event)):
+        if self.waits(functools.partial(self.arrive, event)):
             return
         if isinstance(event, StreamPart | Datagrams):
             if self.datagrams is not None:
@@ -336,11 +321,10 @@ class SimulatedShard:
         pushes = isinstance(event, events.Push)
         cost = self._seconds_per_push if pushes else 0.0
         self._busy_until = max(self._busy_until, self.clock.now) + cost
-        handle = functools.partial(self.handle, event)
         if self._busy_until <= self.clock.now:
-            handle()
+            self.handle(event)
         else:
-            self.clock.at(self._busy_until, functools.partial(self.if_it_lives, self.life, handle))
+            self.at(self._busy_until, functools.partial(self.handle, event))
 
     def handle(self, event: events.Event | NonFinitePush) -> None:
         """Pass an event to the PS core (state machine) now, and perform the core's actions."""
@@ -349,16 +333,14 @@ class SimulatedShard:
         # A decoder checks a push before the push reaches the core.
         if isinstance(event, NonFinitePush):
             self.handle(events.PushRejected(event.worker, "non_finite"))
-            self._send_verdict(_not_finite(event, self.core.membership.epoch), {})
+            self.actions.send_verdict(_not_finite(event, self.core.membership.epoch), {})
             return
-        coded: CodedBlocks = {}
         try:
-            for action in self.journaled.handle(event, self.now):
-                self._actions[type(action)](self, action, coded)
+            self.actions.perform(self.journaled.handle(event, self.now))
         except SimulatedKill:
             self.kill()
             return
-        self.set_alarm()
+        self.alarm.set()
 
     def observe(self) -> events.Reply:
         """Return all parameters that the PS shard stores, as the reply to an evaluation's pull."""
@@ -367,51 +349,83 @@ class SimulatedShard:
             if isinstance(action, events.EvaluationReply):
                 replies.append(action.reply)
             else:
-                self._actions[type(action)](self, action, {})
+                self.actions.perform([action])
         # If the journal fails on the EvaluationPull, the core handles a Stop instead and sends no
         # reply. The Stop replaces only one event, so a second EvaluationPull is answered.
         return replies[0] if replies else self.observe()
 
-    def set_alarm(self) -> None:
-        """Schedule a Tick event at the next deadline of the PS core or the datagram receiver."""
-        deadlines = [self.core.next_deadline()]
-        if self.datagrams is not None:
-            deadlines.append(self.datagrams.receiver.next_deadline())
-        deadline = min((when for when in deadlines if when is not None), default=None)
-        if deadline is None or not math.isfinite(deadline):
-            return
-        if self._tick_at is not None and self._tick_at <= deadline:
-            return
-        self._tick_at = deadline
-        tick = functools.partial(self._tick, deadline)
-        when = deadline - self.skew
-        # `when` may be rounded down. Then the core would see a time before its deadline and do
-        # nothing at the Tick, and the next Tick would be due at the same time, without end.
-        while when + self.skew < deadline:
-            when = math.nextafter(when, math.inf)
-        self.clock.at(when, functools.partial(self.if_it_lives, self.life, tick))
-
-    def _tick(self, when: float) -> None:
-        if self._waits(functools.partial(self._tick, when)):
-            return
-        # The values differ if an earlier Tick has replaced this Tick.
-        if when == self._tick_at:
-            self._tick_at = None
-            if self.datagrams is not None:
-                self.datagrams.receiver.poll()
-            self.handle(events.Tick())
-
     def take_core(self, core: PsCore) -> None:
         """Continue with a new PS core (state machine), after the PS shard's process restarted."""
         self.core, self.journaled = core, JournaledCore(core, self.request_end)
-        self._busy_until, self._tick_at = 0.0, None
+        self._busy_until = 0.0
+        self.alarm.cancel()
         if self.datagrams is not None:
             self.datagrams.begin_life()
         self.on_begin(self)
 
-    # -- outgoing messages ------------------------------------------------------------------
 
-    def send(
+class ShardAlarm:
+    """Wakes a simulated PS shard at the next deadline of its core or of its datagram receiver.
+
+    Args:
+        shard: PS shard that gets a Tick event at each deadline.
+    """
+
+    def __init__(self, shard: SimulatedShard) -> None:
+        self._shard = shard
+        self._due: float | None = None  # time of the next Tick by the shard's clock; None: no Tick
+
+    def cancel(self) -> None:
+        """Drop the scheduled Tick event, for example because the shard's clock has jumped."""
+        self._due = None
+
+    def set(self) -> None:
+        """Schedule a Tick event at the next deadline of the PS core or the datagram receiver."""
+        shard = self._shard
+        deadlines = [shard.core.next_deadline()]
+        if shard.datagrams is not None:
+            deadlines.append(shard.datagrams.receiver.next_deadline())
+        deadline = min((when for when in deadlines if when is not None), default=None)
+        if deadline is None or not math.isfinite(deadline):
+            return
+        if self._due is not None and self._due <= deadline:
+            return
+        self._due = deadline
+        when = deadline - shard.skew
+        # `when` may be rounded down. Then the core would see a time before its deadline and do
+        # nothing at the Tick, and the next Tick would be due at the same time, without end.
+        while when + shard.skew < deadline:
+            when = math.nextafter(when, math.inf)
+        shard.at(when, functools.partial(self._ring, deadline))
+
+    def _ring(self, deadline: float) -> None:
+        shard = self._shard
+        # The values differ if an earlier Tick has replaced this Tick.
+        if shard.waits(functools.partial(self._ring, deadline)) or deadline != self._due:
+            return
+        self._due = None
+        if shard.datagrams is not None:
+            shard.datagrams.receiver.poll()
+        shard.handle(events.Tick())
+
+
+class ShardActions:
+    """Performs the actions of a simulated PS shard's core: most of them are messages to workers.
+
+    Args:
+        shard: PS shard whose core returns the actions.
+    """
+
+    def __init__(self, shard: SimulatedShard) -> None:
+        self._shard = shard
+
+    def perform(self, actions: Iterable[events.Action]) -> None:
+        """Perform the actions that the PS core has returned for one event."""
+        coded: CodedBlocks = {}
+        for action in actions:
+            self._actions[type(action)](self, action, coded)
+
+    def _send(
         self,
         worker: int,
         message: ToWorker,
@@ -430,75 +444,77 @@ class SimulatedShard:
             stream: Number of the gRPC stream to send on. None: the stream on which the worker got
                 its Welcome.
         """
-        port = self.ports[worker]
+        port = self._shard.ports[worker]
         stream = port.stream if stream is None else stream
         if stream is None:  # the worker is not connected
             return
-        hops = (self.downlink, port.down) if self.has_own_link else (port.down,)
-        carry(self.clock, hops, sizes, counted, port.delivery(stream, message))
+        hops = (self._shard.downlink, port.down) if self._shard.has_own_link else (port.down,)
+        deliver = functools.partial(port.deliver, stream, message)
+        carry(self._shard.clock, hops, sizes, counted, deliver)
 
     def _reply(self, action: events.Reply, coded: CodedBlocks) -> None:
-        port = self.ports[action.worker]
-        blocks = coded_update(action.update, self.layout, coded)
-        generation = self.core.config.generation
+        port = self._shard.ports[action.worker]
+        blocks = coded_update(action.update, self._shard.layout, coded)
+        generation = self._shard.core.config.generation
         outcome = None
-        if self.datagrams is not None:
-            outcome = self.datagrams.receiver.outcome(action.worker, action.step)
+        if self._shard.datagrams is not None:
+            outcome = self._shard.datagrams.receiver.outcome(action.worker, action.step)
         frames = reply_frames(
             action, generation, (), blocks, port.chooser, port.chunk_bytes, outcome
         )
-        message = reply_in_flight(action, generation, self.layout, outcome)
-        self.send(action.worker, message, sizes_on_wire(frames), counted=True)
+        message = reply_in_flight(action, generation, self._shard.layout, outcome)
+        self._send(action.worker, message, sizes_on_wire(frames), counted=True)
 
     def _answer(self, action: events.Answer, coded: CodedBlocks) -> None:
         answer = pb.Answer(step=action.step, local_steps=action.local_steps, ready=action.ready)
         sizes = sizes_on_wire([frame(pb.ToClient(answer=answer))])
-        self.send(action.worker, action, sizes, counted=True)
+        self._send(action.worker, action, sizes, counted=True)
 
     def _refusal(self, action: events.Reject, coded: CodedBlocks) -> None:
-        if action.reason == "OUTLIER" and self.datagrams is not None:
-            self.datagrams.receiver.on_push_refused(action.worker, action.step)
-        self._send_verdict(action, coded)
+        if action.reason == "OUTLIER" and self._shard.datagrams is not None:
+            self._shard.datagrams.receiver.on_push_refused(action.worker, action.step)
+        self.send_verdict(action, coded)
 
-    def _send_verdict(self, action: events.Welcome | events.Reject, coded: CodedBlocks) -> None:
-        port = self.ports[action.worker]
+    def send_verdict(self, action: events.Welcome | events.Reject, coded: CodedBlocks) -> None:
+        """Send the PS shard's answer to a Hello message on the stream of that message."""
+        port = self._shard.ports[action.worker]
         hello = port.hellos.pop(action.incarnation, None)
         if isinstance(action, events.Welcome):
             port.stream, port.incarnation = hello, action.incarnation
-        self.send(action.worker, action, [], counted=False, stream=hello)
+        self._send(action.worker, action, [], counted=False, stream=hello)
 
     def _new_epoch(self, action: events.NewEpoch, coded: CodedBlocks) -> None:
-        if self.datagrams is not None:
+        if self._shard.datagrams is not None:
             # Several membership epochs can arrive at the same time. The scheduled call runs after
             # all of them, so that the last epoch decides which datagram sessions end.
-            self.clock.at(self.clock.now, self.datagrams.end_sessions)
-        self._epoch = action.epoch
-        if action.epoch.draws and self.on_draws is not None:
-            self.on_draws(action.epoch.draws)
-        for shard in self.followers:
+            self._shard.clock.at(self._shard.clock.now, self._shard.datagrams.end_sessions)
+        self._shard.epoch = action.epoch
+        if action.epoch.draws and self._shard.on_draws is not None:
+            self._shard.on_draws(action.epoch.draws)
+        for shard in self._shard.followers:
             shard.follow(action.epoch)
 
     def _missed(self, action: events.WorkersUnreachable, coded: CodedBlocks) -> None:
         """Report to PS shard 0 the workers that have sent this PS shard nothing for too long."""
-        if self.leader is not None:
+        if self._shard.leader is not None:
             for life in action.members:
-                self.leader.arrive(events.WorkerUnreachable(life))
+                self._shard.leader.arrive(events.WorkerUnreachable(life))
 
     def _ended(self, action: events.RunEnded, coded: CodedBlocks) -> None:
-        if self.on_end is not None:
-            self.on_end(action.reason)
+        if self._shard.on_end is not None:
+            self._shard.on_end(action.reason)
 
     def _regrouped(self, action: events.GroupsChanged, coded: CodedBlocks) -> None:
-        if self.on_groups is not None:
-            self.on_groups(action)
+        if self._shard.on_groups is not None:
+            self._shard.on_groups(action)
 
     def _snapshot(self, action: events.SaveSnapshot, coded: CodedBlocks) -> None:
-        self.save(action.version, action.state)
+        self._shard.save(action.version, action.state)
 
     _actions: ClassVar[dict[type, Any]] = {
         events.Reply: _reply,
         events.Answer: _answer,
-        events.Welcome: _send_verdict,
+        events.Welcome: send_verdict,
         events.Reject: _refusal,
         events.NewEpoch: _new_epoch,
         events.WorkersUnreachable: _missed,
@@ -545,11 +561,17 @@ class SimulatedDatagramPort:
             self._router,
             shard.arrive,
             self._refuse,
-            shard.set_alarm,
+            shard.alarm.set,
             np.random.default_rng([_ENTROPY, shard.number, shard.life]).bytes,
             lambda: shard.now,
         )
         self.receiver.configure(self._transport)
+
+    def introduction(self, worker: int, incarnation: int) -> pb.Welcome:
+        """Return a Welcome message's settings of a worker's datagrams: ports, session id, key."""
+        welcome = pb.Welcome()
+        self.receiver.fill_welcome(worker, incarnation, self.numbers, welcome)
+        return welcome
 
     def take(self, arrived: StreamPart | Datagrams) -> None:
         """Receive gradient entries, as a message or as datagrams, from a worker's gRPC stream."""

@@ -29,7 +29,7 @@ from thinwire.simulator.exchange import SimulatedExchange
 from thinwire.simulator.executors import InlineExecutor
 from thinwire.simulator.faulty_gradients import trainer_of
 from thinwire.simulator.flags import SimulatorFlags
-from thinwire.simulator.shard import SimulatedShard
+from thinwire.simulator.shard import SimulatedDatagramPort, SimulatedShard
 from thinwire.simulator.storage import StorageSetup, StoredShard
 from thinwire.simulator.worker import SimulatedWorker, WorkerSetup
 from thinwire.worker.core.core import WorkerCore
@@ -108,7 +108,7 @@ class Simulation:
         for shard, decoder in zip(self.shards, decoders, strict=True):
             shard.decoder = decoder
             if run.method.router.uses_datagrams:
-                shard.open_datagram_port(decoder, run.transport)
+                shard.datagrams = SimulatedDatagramPort(shard, decoder, run.transport)
         self.workers = [
             SimulatedWorker(
                 self._equipment(number, shard, decoders),
@@ -214,7 +214,8 @@ class Simulation:
             number, size = shard.number, shard.core.averages.size
             shard.kept = StoredShard(
                 run,
-                keeps,
+                keeps.journal,
+                keeps.disks[number],
                 self.spec,
                 functools.partial(EventCoder, shard.layout, run.method, self._bodies, size),
                 functools.partial(self._made, number),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -17,11 +16,11 @@ from thinwire.ps.persistence.journal import Journal, JournalPosition
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.replay import MakeCore
-from thinwire.ps.persistence.shard_store import ModelRecord, SavedShard
+from thinwire.ps.persistence.shard_checkpoint import ShardCheckpoint, model_rows
+from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.runtime.persistence.checkpoint_log import Fenced
 from thinwire.runtime.run.settings import Run
-from thinwire.simulator.clock import Clock
 
 #: Run id in the records of a simulated run.
 RUN_ID = "simulated"
@@ -61,7 +60,7 @@ class SimulatedSaver:
         checkpoints: Checkpoints,
         on_saved: Callable[[State], None],
         disk: SimulatedDisk,
-        later: Callable[[float, Callable[[], None]], None],
+        later: Callable[[Callable[[], None]], None],
     ) -> None:
         """Create a saver without a snapshot of the PS shard to write.
 
@@ -69,8 +68,8 @@ class SimulatedSaver:
             checkpoints: Store that writes the PS shard's checkpoint files.
             on_saved: Function that is called with each state of the PS shard that was saved.
             disk: Simulated disk that writes the snapshots.
-            later: Function of (seconds, function) that calls the function after the seconds, unless
-                the PS shard's process has died.
+            later: Function that calls a function after WRITE_SECONDS, unless the PS shard's process
+                has died.
         """
         self._checkpoints, self._on_saved, self._disk = checkpoints, on_saved, disk
         self._later = later
@@ -83,7 +82,7 @@ class SimulatedSaver:
         self._next = (version, state)
         if not self._busy:
             self._busy = True
-            self._later(WRITE_SECONDS, self._write)
+            self._later(self._write)
 
     def flush(self) -> None:
         """Write the snapshot that waits to be written immediately.
@@ -119,7 +118,7 @@ class SimulatedShardStore(SavedShard):
         name: str,
         spec: ModelSpec,
         disk: SimulatedDisk,
-        later: Callable[[float, Callable[[], None]], None],
+        later: Callable[[Callable[[], None]], None],
     ) -> None:
         """Read the PS shard's saved state, if it exists, and check that it fits the model."""
         super().__init__(run, name)
@@ -148,48 +147,46 @@ class StorageSetup:
     disks: tuple[SimulatedDisk, ...]  # disk of each PS shard, shard 0 first
 
 
+@dataclasses.dataclass
 class StoredShard:
     """Restarts a simulated PS shard from the files that its previous process has written.
 
     Attributes:
-        saved: Files of the PS shard's current process; None before the first start.
-
-    Args:
         run: Settings of the simulated training run.
-        keeps: Storage settings (journal, disks) of the run's PS shards.
+        journal: Value of --journal.
+        disk: Disk of the PS shard.
         spec: Names and shapes of the whole model's tensors.
         make_coder: Function that returns a coder, which serializes the PS core's events for the
             journal.
         make: Function that returns a PS core (state machine) in its initial state.
         config: Function of (generation (number of restarts), number of undone generations, whether
             the run is resumed) that returns the settings of the PS core.
+        saved: Files of the PS shard's current process; None before the first start.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        keeps: StorageSetup,
-        spec: ModelSpec,
-        make_coder: Callable[[], EventCoder],
-        make: MakeCore,
-        config: Callable[[int, int, bool], CoreConfig],
-    ) -> None:
-        self._run, self._keeps, self._spec = run, keeps, spec
-        self._make_coder, self._make, self._config = make_coder, make, config
-        self.saved: SimulatedShardStore | None = None
+    run: Run
+    journal: str
+    disk: SimulatedDisk
+    spec: ModelSpec
+    make_coder: Callable[[], EventCoder]
+    make: MakeCore
+    config: Callable[[int, int, bool], CoreConfig]
+    saved: SimulatedShardStore | None = None
 
     def begin(self, shard: Any) -> bool:
         """Restore a PS shard's core from the shard's files; return False if the run is finished."""
-        run, coder = self._run, self._make_coder()
-        disk = self._keeps.disks[shard.number]
-        later = functools.partial(_later, shard, shard.clock)
-        self.saved = saved = SimulatedShardStore(run, f"ps-{shard.number}", self._spec, disk, later)
-        keeping = JournalPolicy(run, self._keeps.journal, saved, coder, self._spec)
-        keeping.replay(self._make)
-        config = self._config(saved.generation, saved.generations_undone, bool(saved.core))
-        core = self._make(config, run.lease_seconds)
-        if saved.core:
-            core.load_state_dict(saved.core)
+        run, coder, name = self.run, self.make_coder(), f"ps-{shard.number}"
+
+        def later(call: Callable[[], None]) -> None:
+            shard.at(shard.clock.now + WRITE_SECONDS, call)
+
+        self.saved = saved = SimulatedShardStore(run, name, self.spec, self.disk, later)
+        keeping = JournalPolicy(run, self.journal, saved, coder, self.spec)
+        keeping.replay(self.make)
+        config = self.config(saved.generation, saved.generations_undone, bool(saved.last.core))
+        core = self.make(config, run.lease_seconds)
+        if saved.last.core:
+            core.load_state_dict(saved.last.core)
         if saved.finished:
             return False
         saved.open()
@@ -201,13 +198,15 @@ class StoredShard:
         """Schedule the write of a snapshot of the PS shard."""
         if self.saved is None:
             return
-        journaled, received = shard.journaled, shard.received() or DatagramCounts()
+        journaled = shard.journaled
         state, begun = journaled.consistent(state), journaled.begin()
-        reports = shard.reports.copy()
-        model = ModelRecord(self._spec)
-        self.saved.put(version, state, model, RUN_ID, shard.bytes_down(), reports, received, begun)
-
-
-def _later(shard: Any, clock: Clock, seconds: float, call: Callable[[], None]) -> None:
-    """Schedule a function call, which is not made if the PS shard's process dies before."""
-    clock.at(clock.now + seconds, functools.partial(shard.if_it_lives, shard.life, call))
+        contents = ShardCheckpoint(
+            core=state,
+            run_id=RUN_ID,
+            model=model_rows(self.spec),
+            bytes_down=shard.bytes_down(),
+            reports=shard.reports.copy(),
+            datagrams=shard.received() or DatagramCounts(),
+            **begun,
+        )
+        self.saved.put(version, contents)

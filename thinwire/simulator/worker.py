@@ -44,14 +44,6 @@ class WorkerSetup:
     executor: Executor  # runs the computation of gradients
 
 
-@dataclasses.dataclass(frozen=True)
-class _Computing:
-    """A mini-batch that is being computed, and the model versions that its gradient uses."""
-
-    mini_batch: Future[ComputedBatch]
-    versions: list[int]  # model version of each PS shard, shard 0 first
-
-
 @dataclasses.dataclass
 class TimeBreakdown:
     """Virtual seconds that a worker has spent on computing, sending and waiting."""
@@ -191,23 +183,33 @@ class SimulatedWorker:
     def _begin_step(self) -> None:
         """Start a mini-batch, which ends after its duration in virtual time."""
         self._step_seconds = self._own.step_seconds()
-        done = functools.partial(self._finish_step, self._exchange.incarnation, self._compute())
+        mini_batch, versions = self._compute(), list(self.core.versions)
+        incarnation = self._exchange.incarnation
+        done = functools.partial(self._finish_step, incarnation, mini_batch, versions)
         self._clock.at(self._clock.now + self._step_seconds, done)
 
-    def _finish_step(self, incarnation: int, computing: _Computing) -> None:
-        """Use a gradient at its mini-batch's virtual end; wait if the process is stopped."""
+    def _finish_step(
+        self, incarnation: int, mini_batch: Future[ComputedBatch], versions: list[int]
+    ) -> None:
+        """Use a gradient at its mini-batch's virtual end; wait if the process is stopped.
+
+        Args:
+            incarnation: Number of the worker's process that began the mini-batch.
+            mini_batch: The computation of the gradient.
+            versions: Model version of each PS shard that the gradient uses, shard 0 first.
+        """
         if incarnation != self._exchange.incarnation:
             return
         if not self.awake:
-            again = functools.partial(self._finish_step, incarnation, computing)
+            again = functools.partial(self._finish_step, incarnation, mini_batch, versions)
             self._clock.at(self._exchange.asleep_until, again)
             return
         self._seconds.compute += self._step_seconds
         self._measure.record(round_trace.FORWARD_AND_BACKWARD, self._step_seconds)
         if not self.core.stopped:
-            self._carry_out(self._take_in(computing))
+            self._carry_out(self._take_in(mini_batch, versions))
 
-    def _compute(self) -> _Computing:
+    def _compute(self) -> Future[ComputedBatch]:
         """Start the computation of the next mini-batch's gradient at the current weights.
 
         If the worker dies before the end of the training step, the gradient is discarded.
@@ -218,22 +220,20 @@ class SimulatedWorker:
         if core.method.overlap:
             weights, statistics = aligned(len(weights)), self._means
             weights[:] = core.weights
-        mini_batch = self._round_ahead.begin(weights, statistics, self._own.shard, self._local)
-        return _Computing(mini_batch, list(core.versions))
+        return self._round_ahead.begin(weights, statistics, self._own.shard, self._local)
 
-    def _take_in(self, computing: _Computing) -> Action:
+    def _take_in(self, mini_batch: Future[ComputedBatch], versions: list[int]) -> Action:
         """Report the result of a mini-batch; return the next action."""
-        done = self._round_ahead.take(computing.mini_batch)
+        done = self._round_ahead.take(mini_batch)
         self._own.shard.cursor.next()
         self._local = done.local
         if done.refused is not None:
             return self._steps.refused(done.refused)
         if (step := done.step) is None:
             return self._steps.computed_ahead()
-        batch = MiniBatch(
-            step.gradient, step.samples, step.loss, step.statistics, computing.versions
+        return self._steps.computed(
+            MiniBatch(step.gradient, step.samples, step.loss, step.statistics, versions)
         )
-        return self._steps.computed(batch)
 
     # -- replies ----------------------------------------------------------------------------
 

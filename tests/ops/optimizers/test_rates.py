@@ -21,6 +21,7 @@ from thinwire.ops.optimizers.rates import check_rates, rate_at, sample_steps
 from thinwire.ops.optimizers.schedule import MOST_UPDATES
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps.core.batch_clock import BatchClock
+from thinwire.ps.persistence.shard_checkpoint import ShardCheckpoint
 from thinwire.ps.scripts.initial_model import model_of_offer
 from thinwire.ps.shard.preparation import ShardInitials, build_core
 from thinwire.runtime.persistence.documents import LARGEST_NUMBER
@@ -61,7 +62,7 @@ def core_of(offer, *flags):
     payload = memoryview(np.ones(SPEC.num_parameters, np.float32).tobytes())
     model = model_of_offer(run, 0, read, payload)
     initials = ShardInitials(run, 0, model)
-    fresh = SimpleNamespace(core=None, phase=0, generation=0, generations_undone=1)
+    fresh = SimpleNamespace(last=ShardCheckpoint(), generation=0, generations_undone=1)
     return build_core(initials, initials.config(fresh, 60.0), 10.0)
 
 
@@ -204,8 +205,8 @@ def check_status(core, versions):
     """Make what documents hold of an optimizer, at any version."""
     for version in versions:
         core.model.samples = version
-        core.model.clock = BatchClock(1, first=(version,))
-        core.model._server["steps"] = version
+        core.model.optimizer.clock = BatchClock(1, first=(version,))
+        core.model.optimizer.state["steps"] = version
         rate = core.model.learning_rate
         assert abs(rate) <= LARGEST_NUMBER
         assert json.loads(json.dumps(rate, allow_nan=False)) == rate

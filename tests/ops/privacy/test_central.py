@@ -70,8 +70,8 @@ def test_what_single_workers_sent_is_not_relayed(monkeypatch):
     plain = MiniRun(method("sparseloco", 3, **settings), iter_max=20).run()
     private = method("sparseloco", 3, dp_clip=0.5, dp_noise=1.0, **settings)
     noised = MiniRun(private, iter_max=20).run()
-    assert plain.shards[0].model.down_summary()["relay"] > 0
-    assert noised.shards[0].model.down_summary()["relay"] == 0
+    assert plain.shards[0].model.downlink.summary()["relay"] > 0
+    assert noised.shards[0].model.downlink.summary()["relay"] == 0
 
 
 @pytest.mark.parametrize("nb_ps", [1, 2])

@@ -193,9 +193,9 @@ def test_a_leaving_worker_s_copy_goes_and_a_pull_renews_it():
     worker.alive = False
     held = core._members[2].base_version
     run.feed(0, events.Leave(2, worker.incarnation, "farewell"))
-    assert held == core.version or held not in model._backups.copies
+    assert held == core.version or held not in model.downlink.backups.copies
     worker.join()
-    np.testing.assert_array_equal(model._backups.copies[core.version], model.theta)
+    np.testing.assert_array_equal(model.downlink.backups.copies[core.version], model.theta)
     while core.version < 60:
         assert run.turn()
 
@@ -214,7 +214,9 @@ def test_a_restored_shard_goes_on_bit_for_bit(variant, backup, tmp_path):
         if breaks:
             Checkpoints.in_folder(tmp_path).save(1, run.shards[0].model.state_dict(soft=False))
             old = run.shards[0].model
-            fresh = ShardModel(chosen, np.zeros(28, np.float32), BODIES, old.budget, old.schedule)
+            fresh = ShardModel(
+                chosen, np.zeros(28, np.float32), BODIES, old.budget, old.optimizer.schedule
+            )
             fresh.load_state_dict(Checkpoints.in_folder(tmp_path).load_latest()[1], soft=False)
             assert fresh.memory() == old.memory()
             run.shards[0].model = fresh

@@ -92,7 +92,7 @@ def test_every_shard_and_rule_keeps_what_its_workers_have(name, dtype, choices):
             run.workers.values(), enumerate(run.layouts)
         ):
             version = worker.core.versions[shard]
-            held = run.shards[shard].model._copy_of(worker.number, version)
+            held = run.shards[shard].model.downlink.copy_of(worker.number, version)
             if held is None or worker.replies:  # the exchange is not complete
                 continue
             starts = [(piece.tensor, piece.start) for piece in layout.slices]
@@ -104,7 +104,7 @@ def test_every_shard_and_rule_keeps_what_its_workers_have(name, dtype, choices):
             np.testing.assert_array_equal(np.concatenate(mine), held)
             num_checked += 1
     assert num_checked > 40
-    assert sum(shard.model.down_summary()["sparse"] for shard in run.shards) > 20
+    assert sum(shard.model.downlink.summary()["sparse"] for shard in run.shards) > 20
     assert np.isfinite(run.theta).all()
 
 
@@ -146,7 +146,7 @@ def test_a_worker_of_which_nothing_is_known_is_sent_all():
     full = world.counts["full"]
     world.forget(1)
     assert world.counts["bytes"] == 4 * (2 * SIZE + 30)  # the most there were; and the scratch
-    assert world.core.model._down["replicas"].keys() == {"2"}
+    assert world.core.model.downlink.state["replicas"].keys() == {"2"}
     world.push(1)
     assert world.counts["full"] == full + 1
     np.testing.assert_array_equal(world.base(1), world.theta)
@@ -298,7 +298,7 @@ def test_a_delay_is_compensated_from_what_the_worker_really_has(down_codec):
         num_apart += not np.array_equal(before, bases[number])
     assert num_apart > 20
     assert run.shards[0].model.memory()["copies"] == 0  # one copy of each worker is enough
-    assert run.shards[0].model.down_summary()["sparse"] > 20
+    assert run.shards[0].model.downlink.summary()["sparse"] > 20
 
 
 # -- the codec alone ------------------------------------------------------------------------------

@@ -42,7 +42,8 @@ class LossyRun(MiniRun):
 
     def decoded(self, shard, reply):
         model = self.shards[shard].model
-        held = model._copy_of(reply.worker, reply.version)  # where the reply leaves out entries
+        # The copy is there where the reply leaves out entries.
+        held = model.downlink.copy_of(reply.worker, reply.version)
         self.expected[reply.worker, shard] = (model.theta if held is None else held).copy()
         if reply.step:
             self.operations.add(reply.operation)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.checkpoint_files import entries
 from tests.ps.journaled_run import JournaledRun, assert_same, everything, watched
-from tests.ps.persistence.test_shard_store import MODEL, RECEIVED, shard
+from tests.ps.persistence.test_shard_store import contents, shard
 from tests.pushes import push_event, with_numbers
 from tests.virtual.toy import SPEC, method
 from thinwire.ops.methods.builder import adopt
@@ -314,14 +314,14 @@ def test_an_end_that_only_the_journal_knows_is_left_to_do(tmp_path):
     saved = shard(tmp_path / "run")
     saved.open()
     begun = {"journal": number, "soft": core.state_dict(soft=True)}
-    saved.put(0, core.state_dict(), MODEL, "abc", {}, {}, RECEIVED, begun)
+    saved.put(0, contents(core.state_dict(), **begun))
     saved.flush()
     run.run()
     assert core.stop_reason == "iter_max"
     saved = shard(tmp_path / "run", "--iter_max=20")
     assert saved.finished is None
     saved.replay(lambda config, seconds: run.fresh(0, config, seconds), coder)
-    assert saved.core["model"]["version"] == 20 and saved.finished is None
+    assert saved.last.core["model"]["version"] == 20 and saved.finished is None
 
 
 @pytest.mark.parametrize("name", ["gsp", "esync", "adacomp"])
@@ -395,13 +395,13 @@ def test_an_end_by_the_scripts_that_only_the_journal_knows_is_left_to_do(tmp_pat
     number = run.journals[0].begin(ReplaySettings(core.config, 10.0).to_plain())
     begun = {"journal": number, "soft": core.state_dict(soft=True)}
     saved.open()
-    saved.put(0, core.state_dict(), MODEL, "abc", {}, {}, RECEIVED, begun)
+    saved.put(0, contents(core.state_dict(), **begun))
     saved.flush()
     run.join_all()
     run.feed(0, events.Stop(FINISHED))
     again = shard(tmp_path / "run")
     again.replay(lambda config, seconds: run.fresh(0, config, seconds), coder)
-    assert again.core["lifecycle"]["stop_reason"] == FINISHED and again.finished is None
-    saved.put(0, core.state_dict(), MODEL, "abc", {}, {}, RECEIVED)  # all shards know the epoch
+    assert again.last.core["lifecycle"]["stop_reason"] == FINISHED and again.finished is None
+    saved.put(0, contents(core.state_dict()))  # all shards know the epoch
     saved.flush()
     assert shard(tmp_path / "run").finished == FINISHED

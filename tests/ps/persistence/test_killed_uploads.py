@@ -23,21 +23,22 @@ from tests.virtual.toy import SPEC
 from thinwire.flags.run import read_run
 from thinwire.runtime.persistence import places
 from thinwire.ps.datagrams.counters import DatagramCounts
-from thinwire.ps.persistence.shard_store import ModelRecord, SavedShard
+from thinwire.ps.persistence.shard_checkpoint import ShardCheckpoint, model_rows
+from thinwire.ps.persistence.shard_store import SavedShard
 
 places.Checkpoints = functools.partial(places.Checkpoints, part_bytes=100_000)
 with given("--nb_workers=2", f"--run_dir={sys.argv[1]}", f"--checkpoint_dir={sys.argv[2]}"):
     run = read_run()
 saved = SavedShard(run, "ps-0")
 saved.check(SPEC)
-version = saved.core["version"] if saved.core else 0
+version = saved.last.core["version"] if saved.last.core else 0
 print("found", version, saved.generation, flush=True)
 saved.open()
 while True:
     version += 1
     core = {"theta": np.full(250_000, version, np.float32), "generation": saved.generation}
     core |= {"version": version, "lifecycle": {"stop_reason": None}}
-    saved.put(version, core, ModelRecord(SPEC), "abc", {}, {}, DatagramCounts())
+    saved.put(version, ShardCheckpoint(core=core, run_id="abc", model=model_rows(SPEC)))
     saved.flush()
     print("saved", version, flush=True)
 """

@@ -26,13 +26,17 @@ from thinwire.ps.persistence.journal import (
 )
 from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.replay import Replayed
-from thinwire.ps.persistence.shard_store import ModelRecord, SavedShard, Saver
+from thinwire.ps.persistence.shard_checkpoint import ShardCheckpoint, model_rows
+from thinwire.ps.persistence.shard_store import SavedShard, Saver
 from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.runtime.persistence.checkpoint_log import Fenced
 from thinwire.runtime.run.resuming import OtherRun
 
-MODEL = ModelRecord(SPEC)
 RECEIVED = DatagramCounts({2: ReassemblyCounters.zero(3)}, {"unknown session": 4})
+
+
+def contents(core, **more):
+    return ShardCheckpoint(core=core, run_id="abc", model=model_rows(SPEC), **more)
 
 
 def shard(folder, *flags, spec=SPEC):
@@ -48,15 +52,16 @@ def save(folder, stop_reason=None, *flags):
     saved.open()
     core = {"theta": np.arange(3, dtype=np.float32), "generation": 0}
     core["lifecycle"] = {"stop_reason": stop_reason}
-    saved.put(7, core, MODEL, "abc", {1: 10, 2: 20}, {(1, 2): "{}"}, RECEIVED)
+    received = {"bytes_down": {1: 10, 2: 20}, "reports": {(1, 2): "{}"}, "datagrams": RECEIVED}
+    saved.put(7, contents(core, **received))
     saved.flush()
 
 
 def test_a_new_run_finds_nothing(tmp_path):
     saved = shard(tmp_path)
-    assert saved.core is None and saved.finished is None
-    assert saved.run_id == "" and saved.reports == {} and saved.bytes_down == {}
-    assert saved.datagrams == DatagramCounts()
+    assert saved.last.core is None and saved.finished is None
+    assert saved.last.run_id == "" and saved.last.reports == {} and saved.last.bytes_down == {}
+    assert saved.last.datagrams == DatagramCounts()
 
 
 def test_a_start_in_a_run_directory_writes_nothing(tmp_path):
@@ -68,10 +73,10 @@ def test_a_start_in_a_run_directory_writes_nothing(tmp_path):
 def test_everything_comes_back(tmp_path):
     save(tmp_path)
     saved = shard(tmp_path)
-    np.testing.assert_array_equal(saved.core["theta"], np.arange(3, dtype=np.float32))
-    assert saved.run_id == "abc" and saved.finished is None
-    assert saved.bytes_down == {1: 10, 2: 20} and saved.reports == {(1, 2): "{}"}
-    assert saved.datagrams == RECEIVED
+    np.testing.assert_array_equal(saved.last.core["theta"], np.arange(3, dtype=np.float32))
+    assert saved.last.run_id == "abc" and saved.finished is None
+    assert saved.last.bytes_down == {1: 10, 2: 20} and saved.last.reports == {(1, 2): "{}"}
+    assert saved.last.datagrams == RECEIVED
 
 
 def test_a_raised_limit_makes_a_finished_run_go_on(tmp_path):
@@ -104,7 +109,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(tmp_path):
     save(tmp_path)
     save(tmp_path)
     damage_newest(tmp_path)
-    assert shard(tmp_path).core is not None
+    assert shard(tmp_path).last.core is not None
     for path in (tmp_path / "checkpoints" / "ps-0" / "parts").iterdir():
         path.unlink()
     with pytest.raises(ConfigurationError, match=r"ps-0 holds 2 checkpoints.*all of them are dam"):
@@ -124,7 +129,7 @@ def test_every_snapshot_on_disk_keeps_its_journal(tmp_path):
     def cut(number):
         path_of(folder, number).touch()
         begun = {"journal": number} if number else {}
-        saved.put(number, core, MODEL, "abc", {}, {}, RECEIVED, begun)
+        saved.put(number, contents(core, **begun))
         saved.flush()
         return numbers(folder)
 
@@ -144,7 +149,7 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
     for generation, more, lost in ((2, 9, 0), (3, 9, 9), (4, 7, 7), (3, 0, 0)):
         saved = shard(tmp_path)
         saved.open()
-        saved.put(version, state, MODEL, "abc", {}, {}, RECEIVED)
+        saved.put(version, contents(state))
         saved.flush()
         mark = HighWaterLog(folder, HighWaterMark(generation, version - 1))
         for reached in range(version, version + more + 1):
@@ -152,7 +157,7 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
         mark.close()
         saved = shard(tmp_path)
         assert saved.generation == max(generation, 3) + 1
-        core.load_state_dict(saved.core)
+        core.load_state_dict(saved.last.core)
         journaled = JournaledCore(core)
         caplog.clear()
         with caplog.at_level("INFO", logger="absl"):
@@ -220,8 +225,8 @@ def test_another_machine_goes_on_from_stored_checkpoints(tmp_path, caplog):
         saved.open()
         core = {"theta": np.ones(3, np.float32), "generation": saved.generation}
         core["lifecycle"] = {"stop_reason": None}
-        begun = {"journal": journal, "soft": {}, "recovered": saved.recovered}
-        saved.put(7, core, MODEL, "abc", {}, {}, RECEIVED, begun)
+        begun = {"journal": journal, "soft": {}, "recovered": saved.last.recovered}
+        saved.put(7, contents(core, **begun))
         saved.flush()
         return saved
 
@@ -231,10 +236,10 @@ def test_another_machine_goes_on_from_stored_checkpoints(tmp_path, caplog):
     old.open(fenced.append)
     assert life("two", 5).generation == 2
     back = shard(tmp_path / "one", stored)
-    assert back.generation == 3 and back.run_id == "abc"
+    assert back.generation == 3 and back.last.run_id == "abc"
     assert back.replay(None, None) is None
     assert "is on another machine" in caplog.text
-    old.put(9, back.core, MODEL, "abc", {}, {}, RECEIVED)
+    old.put(9, contents(back.last.core))
     with pytest.raises(Fenced, match="taken over by PS 0, .* as generation 3"):
         old.flush()
     assert len(fenced) == 1
@@ -255,7 +260,7 @@ def test_the_generation_of_a_damaged_snapshot_is_not_used_again(tmp_path):
         assert saved.generation == life
         saved.open()
         core = {"generation": life, "lifecycle": {"stop_reason": None}, "theta": np.ones(3)}
-        saved.put(7 + life, core, MODEL, "abc", {}, {}, RECEIVED)
+        saved.put(7 + life, contents(core))
         saved.flush()
     damage_newest(tmp_path)
     assert shard(tmp_path).generation > 1
@@ -317,7 +322,7 @@ def test_what_journals_restored_adds_up_over_lives_and_phases(tmp_path):
     saved.open()
     core = {"generation": 0, "lifecycle": {"stop_reason": None}, "theta": np.ones(3)}
     before = {"recovered": {"replayed": 30, "cuts": ["of the first"]}}
-    saved.put(7, core, MODEL, "abc", {}, {}, RECEIVED, before)
+    saved.put(7, contents(core, **before))
     saved.flush()
     saved = shard(tmp_path)
     saved.replay = lambda make, coder: Replayed(core, JournalPosition(1, 0), 12, 0, "of this")

@@ -30,7 +30,7 @@ from thinwire.runtime.telemetry.round_trace import (
     Round,
 )
 
-STEP, CODING = 0.1, measure.CodingCosts(dense=0.004, sparse=0.01)
+STEP, CODING = 0.1, (0.004, 0.01)  # the times of a dense and of a sparse update
 MODEL, SMALL = 1_600_000, 20_000
 
 
@@ -61,16 +61,16 @@ def a_round(number, up, down, coding, rates=(2.5e6, 5e6), round_trip=0.03, held=
 
 
 def dense_rounds(**link):
-    return [a_round(n, MODEL, MODEL, CODING.dense, **link) for n in range(1, 5)]
+    return [a_round(n, MODEL, MODEL, CODING[0], **link) for n in range(1, 5)]
 
 
 def sparse_rounds(**link):
     sizes = [MODEL if n % 4 == 0 else SMALL for n in range(1, 10)]
-    return [a_round(n, SMALL, size, CODING.sparse, **link) for n, size in enumerate(sizes, 1)]
+    return [a_round(n, SMALL, size, CODING[1], **link) for n, size in enumerate(sizes, 1)]
 
 
 def test_three_kinds_of_rounds_tell_both_rates_and_the_round_trip():
-    found = measure.worker_link(3, dense_rounds(), sparse_rounds(), CODING)
+    found = measure.worker_link(3, dense_rounds(), sparse_rounds(), *CODING)
     assert (found.worker, found.rounds) == (3, 11)
     assert found.step_seconds == pytest.approx(STEP)
     assert (found.up_mbps, found.down_mbps) == (pytest.approx(20), pytest.approx(40))
@@ -78,20 +78,20 @@ def test_three_kinds_of_rounds_tell_both_rates_and_the_round_trip():
 
 
 def test_what_others_made_a_worker_wait_is_not_its_link():
-    held = measure.worker_link(1, dense_rounds(held=5.0), sparse_rounds(held=1.0), CODING)
-    free = measure.worker_link(1, dense_rounds(), sparse_rounds(), CODING)
+    held = measure.worker_link(1, dense_rounds(held=5.0), sparse_rounds(held=1.0), *CODING)
+    free = measure.worker_link(1, dense_rounds(), sparse_rounds(), *CODING)
     assert held.to_dict() == pytest.approx(free.to_dict())
 
 
 def test_one_late_round_changes_nothing():
-    late = a_round(7, MODEL, MODEL, CODING.dense, round_trip=30.0)
-    found = measure.worker_link(1, [*dense_rounds(), late], sparse_rounds(), CODING)
+    late = a_round(7, MODEL, MODEL, CODING[0], round_trip=30.0)
+    found = measure.worker_link(1, [*dense_rounds(), late], sparse_rounds(), *CODING)
     assert found.up_mbps == pytest.approx(20)
 
 
 def test_bytes_that_take_no_time_have_no_limit():
     free = {"rates": (float("inf"), float("inf")), "round_trip": 0.001}
-    found = measure.worker_link(1, dense_rounds(**free), sparse_rounds(**free), CODING)
+    found = measure.worker_link(1, dense_rounds(**free), sparse_rounds(**free), *CODING)
     assert (found.up_mbps, found.down_mbps) == (0.0, 0.0)
     assert found.round_trip_seconds == pytest.approx(0.001)
 
@@ -107,7 +107,7 @@ def test_bytes_that_take_no_time_have_no_limit():
 )
 def test_too_few_rounds_are_said_so(dense, sparse, what):
     with pytest.raises(ConfigurationError, match=rf"worker 2 .*{what}.*--probe_seconds"):
-        measure.worker_link(2, dense, sparse, CODING)
+        measure.worker_link(2, dense, sparse, *CODING)
 
 
 def made(rate, name="x"):

@@ -177,7 +177,7 @@ def test_a_script_is_advised_on_with_a_command_that_runs_it(advise, tmp_path, ca
 )
 def test_workers_that_step_together_divide_the_batch(flags, parts):
     with given("--type_node=Advisor", "--nb_workers=2", *flags):
-        assert script._ScriptSubject([]).parts_of_batch(read_run()) == parts
+        assert script._ScriptModel([]).parts_of_batch(read_run()) == parts
 
 
 def test_a_part_of_a_batch_takes_a_part_of_a_step():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from thinwire.data.partition import split
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.place import Shared, WorkerPlace
-from thinwire.script.data.windows import as_traced, count_epochs
+from thinwire.script.data.windows import as_traced, count_epochs, cut_batches
 
 #: Batch size in rows that Keras' `fit` uses if the script gives none.
 DEFAULT_BATCH_SIZE = 32
@@ -98,8 +98,8 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         fit_arguments["batch_size"] = worker_batch
     sizes = None
     if place.is_shared:
-        shares = _Shares.of(data[1], total, batch_size, place)
-        if shares.window:
+        shares = _shares(data[1], total, batch_size, place)
+        if shares.is_dealt:
             own_steps = steps_of_worker(fit_arguments, total, batch_size, place)
             fit_arguments["steps_per_epoch"] = own_steps
         elif steps:
@@ -152,57 +152,38 @@ def steps_of_worker(
     return place.steps(steps) if steps else None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shares:
+class _Shares(NamedTuple):
     """Rule by which the rows of a script's arrays become this worker's batches.
 
     Attributes:
         rows: [n] int64 row numbers of an epoch in the script's order: the rows of all workers if
-            there is a `window`, else the rows of this worker.
-        window: Number of rows in a window (the rows for one batch of each worker) whose rows are
-            divided among the workers again in each epoch; None if this worker's rows stay the same.
+            `is_dealt`, else the rows of this worker.
+        window: Number of successive rows that become one batch of this worker.
+        is_dealt: True if the rows of each window are divided among the workers, again in each
+            epoch; False if this worker's rows stay the same.
         sizes: For each worker, the number of rows in an epoch.
     """
 
     rows: NDArray[np.int64]
-    window: int | None
+    window: int
+    is_dealt: bool
     sizes: tuple[int, ...]
 
-    @classmethod
-    def of(cls, targets: Any, total: int, batch_size: int, place: WorkerPlace) -> _Shares:
-        """Divide `total` rows among workers by --partition's rule. Raises ConfigurationError."""
-        rule = dataclasses.replace(place.rule, batch_size=place.part_of_batch(batch_size, worker=1))
-        if rule.partition == _EQUAL:
-            if total < place.num_workers:
-                raise ConfigurationError(
-                    f"{total} training rows are too few for {place.num_workers} workers; expected "
-                    f"at least one each. Use --nb_workers={total} at most, or give fit more rows."
-                )
-            window = place.run_batch(batch_size)
-            rows = np.arange(total, dtype=np.int64)
-            return cls(rows, window, place.dealt_rows(total, window))
-        parts = split(labels_of(targets, total, rule.partition), rule)
-        return cls(parts[place.worker - 1], None, tuple(len(part) for part in parts))
 
-    def rows_of_epoch(self, epoch: int, shuffle: Any, place: WorkerPlace) -> NDArray[np.int64]:
-        """Return the row numbers of this worker in an epoch, in the order of its batches.
-
-        Args:
-            epoch: Number of the training epoch within the call of `fit`, from 0.
-            shuffle: Argument `shuffle` of `fit`: True, False or "batch".
-            place: This worker's number in the run, and the rules that divide the training data
-                among workers.
-        """
-        rows = self.rows
-        if shuffle and shuffle != "batch":  # "batch" moves no rows between batches
-            seed_worker = 0 if self.window else place.worker
-            seed = [place.rule.seed, place.fits_before, epoch, seed_worker, _ORDERS]
-            rows = np.random.default_rng(seed).permutation(rows)
-        if not self.window:
-            return rows
-        windows = np.split(rows, range(self.window, len(rows), self.window))
-        dealt = [each[place.positions(len(each), epoch, n)] for n, each in enumerate(windows)]
-        return np.concatenate(dealt)
+def _shares(targets: Any, total: int, batch_size: int, place: WorkerPlace) -> _Shares:
+    """Divide `total` rows among workers by --partition's rule. Raises ConfigurationError."""
+    rule = dataclasses.replace(place.rule, batch_size=place.part_of_batch(batch_size, worker=1))
+    if rule.partition == _EQUAL:
+        if total < place.num_workers:
+            raise ConfigurationError(
+                f"{total} training rows are too few for {place.num_workers} workers; expected "
+                f"at least one each. Use --nb_workers={total} at most, or give fit more rows."
+            )
+        window = place.run_batch(batch_size)
+        return _Shares(np.arange(total), window, True, place.dealt_rows(total, window))
+    parts = split(labels_of(targets, total, rule.partition), rule)
+    sizes = tuple(len(part) for part in parts)
+    return _Shares(parts[place.worker - 1], place.part_of_batch(batch_size), False, sizes)
 
 
 def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict[str, Any]:
@@ -224,33 +205,40 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
     arrays = tree.lists_to_tuples(
         array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     )
-    size, shuffle = given["batch_size"], given.get("shuffle", True)
-    num_own = shares.sizes[place.worker - 1]
-    num_batches = -(-num_own // size)
+    (rows, window, is_dealt, sizes), shuffle = shares, given.get("shuffle", True)
+    num_windows, num_remaining = -(-len(rows) // window), len(rows) % window
     # A model may need a static batch size. As in Keras, the batch size is static if all batches are
     # full.
-    shape = [size if num_own % size == 0 else None]
+    is_full = sizes[place.worker - 1] % given["batch_size"] == 0
+    shape = [given["batch_size"] if is_full else None]
 
-    def rows_of_epoch(epoch: Any) -> NDArray[np.int64]:
-        return shares.rows_of_epoch(int(epoch), shuffle, place)
+    def order_of_epoch(epoch: Any) -> NDArray[np.int64]:
+        if not shuffle or shuffle == "batch":  # "batch" moves no rows between batches
+            return rows
+        seed_worker = 0 if is_dealt else place.worker
+        seed = [place.rule.seed, place.fits_before, int(epoch), seed_worker, _ORDERS]
+        return np.random.default_rng(seed).permutation(rows)
 
     @as_traced
-    def batches_of_epoch(epoch: Any) -> Any:
-        rows = tf.numpy_function(rows_of_epoch, [epoch], tf.int64)
+    def windows_of_epoch(epoch: Any) -> Any:
+        order = tf.numpy_function(order_of_epoch, [epoch], tf.int64)
 
         @as_traced
-        def batch(number: Any) -> Any:
-            return tf.ensure_shape(rows[number * size : (number + 1) * size], shape)
+        def window_at(number: Any) -> Any:
+            return tf.ensure_shape(order[number * window : (number + 1) * window], [None])
 
-        return tf.data.Dataset.range(num_batches).map(batch)
+        return tf.data.Dataset.range(num_windows).map(window_at)
 
-    rows = count_epochs().flat_map(batches_of_epoch)
-    batches = tf.data.Dataset.zip((rows, tf.data.Dataset.from_tensors(arrays).repeat())).map(
+    fixed_length = tf.data.experimental.assert_cardinality(num_windows)
+    part = count_epochs().flat_map(windows_of_epoch).apply(fixed_length)
+    if is_dealt:
+        part = cut_batches(part, place, rest=num_remaining, is_repeated=False)
+    part = part.map(as_traced(lambda numbers: tf.ensure_shape(numbers, shape)))
+    batches = tf.data.Dataset.zip((part, tf.data.Dataset.from_tensors(arrays).repeat())).map(
         as_traced(_gather), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
-    fixed_length = tf.data.experimental.assert_cardinality(num_batches)
     return {
-        "x": batches.apply(fixed_length).prefetch(tf.data.AUTOTUNE),
+        "x": batches.prefetch(tf.data.AUTOTUNE),
         "y": None,
         "batch_size": None,  # KerasHub's `fit` rejects a batch_size together with a dataset as x
         "sample_weight": None,

@@ -8,7 +8,6 @@ module does not list is rejected, because its elements may differ between worker
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -368,11 +367,28 @@ _NEED_PURE_FUNCTIONS = (
     "_GroupByWindowDataset",
 )
 #: Ops that TensorFlow marks as stateful, but whose result depends only on their inputs.
-_PURE_OPS = re.compile(
-    r"Assert|PrintV2|(Stateful)?PartitionedCall|If|While|Case|ReadVariableOp|_Retval"
-    r"|LookupTable(Find|Size)V2|DummyMemoryCache|TFRecordDataset(V2)?"
-    r"|(Tensor|TensorSlice|SparseTensorSlice|Range|TextLine)Dataset"
-    r"|(FixedLengthRecord|CSV)DatasetV2"
+_PURE_OPS = (
+    "Assert",
+    "Case",
+    "If",
+    "While",
+    "PrintV2",
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+    "ReadVariableOp",
+    "_Retval",
+    "LookupTableFindV2",
+    "LookupTableSizeV2",
+    "DummyMemoryCache",
+    "TFRecordDataset",
+    "TFRecordDatasetV2",
+    "TensorDataset",
+    "TensorSliceDataset",
+    "SparseTensorSliceDataset",
+    "RangeDataset",
+    "TextLineDataset",
+    "FixedLengthRecordDatasetV2",
+    "CSVDatasetV2",
 )
 
 
@@ -441,7 +457,7 @@ def _impure(graph: Any) -> str:
         if node.op.startswith("Shuffle") or node.op == "DummySeedGenerator":
             return "a shuffle in it"
         stateful = definition is None or definition.is_stateful
-        if stateful and not (_PURE_OPS.fullmatch(node.op) or node.op in functions):
+        if stateful and not (node.op in _PURE_OPS or node.op in functions):
             return f"{node.op} in it"
         if "deterministic" in node.attr and node.attr["deterministic"].s == b"false":
             return "deterministic=False in it"

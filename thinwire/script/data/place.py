@@ -496,8 +496,7 @@ class Shared:
                 "a short batch",
             )
         num_examples = total if place.shard == "auto" else None
-        counted = steps if has_steps and rows is not None else None
-        short_by, parts = last_steps(place, counted, batch_size, rows)
+        short_by, parts = last_steps(place, steps if has_steps else None, batch_size, rows)
         return cls(arguments, batch_size, num_examples, short_by, parts, rounds)
 
 
@@ -519,7 +518,8 @@ def last_steps(
         rows: For each worker, the number of rows in one pass over the data; None if unknown.
         drops_rest: True if the script drops a last batch with fewer rows.
     """
-    if steps:
+    # If the script divides its data itself, every worker takes all steps, each with a whole batch.
+    if steps and place.is_shared:
         return 0, BatchParts.of_steps(place, steps)
     if rows is None or batch_size is None:
         return 0, BatchParts.alike(place)

@@ -6,7 +6,6 @@ This module does not import Ray, so that a script without Ray data sets does not
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +16,7 @@ import tensorflow as tf
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.arrays import DEFAULT_BATCH_SIZE, steps_of_worker
 from thinwire.script.data.place import Shared, WorkerPlace
+from thinwire.script.data.windows import cut_batches
 
 _MODULE = "ray.data"
 
@@ -115,12 +115,13 @@ class _Columns:
 
     def element(self, batch: dict[str, Any]) -> tuple[Any, ...]:
         """Return the columns of a batch in Keras' form: (x,), (x, y) or (x, y, weight)."""
-        x, y = ([(name, batch[name]) for name in names] for names in (self.x, self.y))
-        parts: tuple[Any, ...] = (x[0][1] if len(x) == 1 else dict(x),)
+        columns = {name: _checked(name, column) for name, column in batch.items()}
+        x = {name: columns[name] for name in self.x}
+        y = tuple(columns[name] for name in self.y)
+        parts: tuple[Any, ...] = (columns[self.x[0]] if len(x) == 1 else x,)
         if y or self.weight is not None:
-            labels = [column for _, column in y]
-            parts += (labels[0] if len(labels) == 1 else tuple(labels),)
-        return parts if self.weight is None else (*parts, batch[self.weight])
+            parts += (y[0] if len(y) == 1 else y,)
+        return parts if self.weight is None else (*parts, columns[self.weight])
 
 
 def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: WorkerPlace) -> Any:
@@ -135,31 +136,20 @@ def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: Work
             workers.
     """
     _keep_order(dataset)
-    epochs = itertools.count()
 
-    def rows() -> Iterator[tuple[Any, ...]]:
-        epoch = next(epochs)
-        batches = dataset.iter_batches(batch_size=size, batch_format="numpy")
-        for number, batch in enumerate(batches):
-            whole = {name: _checked(name, column) for name, column in batch.items()}
-            if place.is_shared:
-                num_rows = len(next(iter(whole.values())))
-                positions = place.positions(num_rows, epoch, number)
-                whole = {name: column[positions] for name, column in whole.items()}
-            if all(len(column) for column in whole.values()):
-                yield columns.element(whole)
+    def windows() -> Iterator[tuple[Any, ...]]:
+        for batch in dataset.iter_batches(batch_size=size, batch_format="numpy"):
+            yield columns.element(batch)
 
-    sample = dataset.take_batch(1, batch_format="numpy").items()
+    sample = columns.element(dataset.take_batch(1, batch_format="numpy"))
     signature = tf.nest.map_structure(
-        lambda column: tf.TensorSpec((None, *column.shape[1:]), tf.as_dtype(column.dtype)),
-        columns.element({name: _checked(name, column) for name, column in sample}),
+        lambda column: tf.TensorSpec((None, *column.shape[1:]), tf.as_dtype(column.dtype)), sample
     )
-    full, num_remaining = divmod(total, size)
-    number = full + (
-        num_remaining > 0 if not place.is_shared else place.num_dealt(num_remaining) > 0
-    )
-    batches = tf.data.Dataset.from_generator(rows, output_signature=signature)
-    return batches.apply(tf.data.experimental.assert_cardinality(number)).prefetch(1)
+    batches = tf.data.Dataset.from_generator(windows, output_signature=signature)
+    batches = batches.apply(tf.data.experimental.assert_cardinality(-(-total // size)))
+    if place.is_shared:
+        batches = cut_batches(batches, place, rest=total % size, is_repeated=False)
+    return batches.prefetch(1)
 
 
 def _checked(name: str, column: Any) -> Any:

@@ -67,27 +67,30 @@ def deal_elements(
     """
 
     def owned(epoch: Any, number: Any, num_elements: Any) -> Any:
+        is_own = np.zeros(int(num_elements), np.bool_)
+        if drops_rest and num_elements < window:
+            return is_own
         if is_repeated and place.lacks_rows(int(num_elements)):
             raise _short(place, number, num_elements)
-        is_own = np.zeros(int(num_elements), np.bool_)
         is_own[place.positions(int(num_elements), int(epoch), int(number))] = True
         if unfilled is not None and not is_own.any():
             unfilled.note()
         return is_own
 
     @as_traced
-    def open_window(epoch: Any, numbered: Any) -> _Dataset:
-        number, columns = numbered
-        size = tf.nest.flatten(columns)[0].cardinality()
-        flags = tf.ensure_shape(tf.numpy_function(owned, [epoch, number, size], tf.bool), [None])
-        flags = tf.data.Dataset.from_tensor_slices(flags)
-        flagged = tf.data.Dataset.zip((tf.data.Dataset.zip(columns), flags))
+    def own_elements(number: Any, elements: _Dataset) -> _Dataset:
+        epochs = elements.take(1).map(as_traced(lambda epoch, _: epoch))
+        answers = [epochs.get_single_element(), number, elements.cardinality()]
+        flags = tf.ensure_shape(tf.numpy_function(owned, answers, tf.bool), [None])
+        flagged = tf.data.Dataset.zip((elements, tf.data.Dataset.from_tensor_slices(flags)))
         mine = flagged.filter(as_traced(lambda element, is_own: is_own))
-        return mine.map(as_traced(lambda element, is_own: element))
+        return mine.map(as_traced(lambda element, is_own: element[1][1]))
 
-    windows = _without_none(whole).window(window, drop_remainder=drops_rest).enumerate()
-    dealt = tf.data.Dataset.zip((_epoch_of_each(), windows)).flat_map(open_window)
-    part, total = _with_none(dealt, whole.element_spec), int(whole.cardinality())
+    numbered = tf.data.Dataset.zip((_epoch_of_each(), whole.enumerate()))
+    part = numbered.group_by_window(
+        as_traced(lambda epoch, element: element[0] // window), own_elements, window
+    )
+    total = int(whole.cardinality())
     if total >= 0:
         dropped = total % window if drops_rest else 0
         total = place.dealt_rows(total - dropped, window)[place.worker - 1]
@@ -137,7 +140,7 @@ def cut_batches(
         return take_rows_of(batch, tf.ensure_shape(taken, [None]))
 
     part = tf.data.Dataset.zip((_epoch_of_each(), whole.enumerate())).map(cut)
-    total, may_be_empty = int(whole.cardinality()), rest is None or place.lacks_rows(rest)
+    total, may_be_empty = int(whole.cardinality()), rest is None or 0 < rest < place.num_workers
     if may_be_empty:
         part = part.filter(as_traced(lambda *batch: rows_in(batch) > 0))
     if rest is None:
@@ -162,36 +165,6 @@ def _epoch_of_each() -> _Dataset:
     return count_epochs().flat_map(
         as_traced(lambda epoch: tf.data.Dataset.from_tensors(epoch).repeat())
     )
-
-
-# -- None components of elements, which a window's tensors cannot hold -----------------------------
-
-
-def _without_none(dataset: _Dataset) -> _Dataset:
-    specs = tf.nest.flatten(dataset.element_spec)
-    if not any(isinstance(spec, tf.NoneTensorSpec) for spec in specs):
-        return dataset
-
-    @as_traced
-    def pack(*element: Any) -> Any:
-        return tuple(leaf for leaf in tf.nest.flatten(element) if leaf is not None)
-
-    return dataset.map(pack)
-
-
-def _with_none(dataset: _Dataset, spec: Any) -> _Dataset:
-    """Return a dataset's elements with the None components that `_without_none` has removed."""
-    leaves = tf.nest.flatten(spec)
-    if not any(isinstance(leaf, tf.NoneTensorSpec) for leaf in leaves):
-        return dataset
-
-    @as_traced
-    def unpack(*element: Any) -> Any:
-        values = iter(element)
-        every = [None if isinstance(leaf, tf.NoneTensorSpec) else next(values) for leaf in leaves]
-        return tf.nest.pack_sequence_as(spec, every)
-
-    return dataset.map(unpack)
 
 
 # -- rows of a batch -------------------------------------------------------------------------------

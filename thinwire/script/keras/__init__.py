@@ -13,9 +13,9 @@ worker. The object ``model.thinwire`` connects the other modules of this package
   starts a new phase of the run when a script's model changes. The module `offers` describes the
   model for the PS. The module `succession` handles several models of one script, trained one after
   the other.
-- The module `exchange` pushes to the PS and pulls from it in each step. The modules `held_weights`
-  and `assignments` find weights that the script set itself. The module `central` fetches the
-  shards' weights and optimizer state for callbacks and saved files.
+- The module `exchange` pushes to the PS and pulls from it in each step. The module `held_weights`
+  finds weights that the script set itself. The module `central` fetches the shards' weights and
+  optimizer state for callbacks and saved files.
 - The module `fit_lifecycle` handles one call of `fit`. The module `fit_barriers` holds barriers of
   all scripts around a `fit`. The module `train_metrics` merges training metrics over the workers.
   The module `evaluations` gets validation metrics from the Supervisor. The module `own_loop`

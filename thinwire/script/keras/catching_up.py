@@ -13,14 +13,10 @@ from typing import Any, NoReturn
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc.session import RequestRejected
-from thinwire.script.keras.plan import named
+from thinwire.script.keras.plan import WITHOUT_SLOTS, named
 from thinwire.script.session import Session
 from thinwire.supervisor.evaluation_requests import CentralModel
 from thinwire.worker.script import LeftBehind
-
-#: Number of variables of a Keras optimizer without slots (moments of the variables that it
-#: updates): the step count and the learning rate.
-_WITHOUT_STATE = 2
 
 
 class CatchUp:
@@ -117,7 +113,7 @@ class CatchUp:
         self._stateless |= {
             (id(optimizer), id(variable)): optimizer
             for optimizer in optimizers
-            if len(optimizer.variables) > _WITHOUT_STATE
+            if len(optimizer.variables) > WITHOUT_SLOTS
             for variable in optimizer._trainable_variables
         }
 

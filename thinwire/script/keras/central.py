@@ -68,7 +68,7 @@ def lent(member: RunMember) -> Iterator[None]:
 
 def refresh_averages(member: RunMember) -> None:
     """Load the PS's moving averages of weights into the script's optimizers during a `fit`."""
-    session, steps = member.present, member.optimizers.stepping
+    session, steps = member.present, member.stepping
     if session is not None and any(step.inner.use_ema for step in steps):
         fill_slots(member, session)
 
@@ -118,7 +118,7 @@ def _fetch(session: Session, weights: bool = False) -> CentralState | None:
 
 
 def _fill_slots(member: RunMember, session: Session, state: CentralState) -> bool:
-    offer, steps = session.offer, member.optimizers.stepping
+    offer, steps = session.offer, member.stepping
     if offer is None or not offer.optimizers:
         return False
     before = [None if step.rate is None else float(step.rate.numpy()) for step in steps]

@@ -13,16 +13,14 @@ import contextvars
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
 from thinwire.script.keras.files import is_own_file
-
-if TYPE_CHECKING:
-    from thinwire.script.keras.session import ModelSession
-
+from thinwire.script.keras.session import ModelSession
+from thinwire.worker.script import RECORD
 
 #: True, in one thread, while TensorFlow's checkpoint functions must not change files.
 _IS_SILENT = contextvars.ContextVar("is_silent", default=False)
@@ -31,22 +29,18 @@ _IS_SILENT = contextvars.ContextVar("is_silent", default=False)
 _OF_MANAGERS = ("update_checkpoint_state_internal", "_delete_file_if_exists")
 
 
-def write_checkpoints_once(
-    workers: Callable[[], Sequence[ModelSession]], writes: Callable[[], bool]
-) -> None:
+def write_checkpoints_once(writes: Callable[[], bool]) -> None:
     """Let only one worker of the run write TensorFlow's own checkpoints.
 
     Args:
-        workers: Function that returns the sessions with the servers of all models in this process
-            that train as workers, the newest last.
         writes: Function that returns True if this process writes those checkpoints that contain no
             model and no optimizer of a worker.
     """
     _guard_classes()
-    _WORKERS[:] = [(workers, writes)]
+    _WRITES[:] = [writes]
 
 
-_WORKERS: list[tuple[Callable[[], Sequence[ModelSession]], Callable[[], bool]]] = []
+_WRITES: list[Callable[[], bool]] = []
 
 
 @functools.cache
@@ -86,14 +80,13 @@ def _once(alone: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _saving(checkpoint: Any, is_own: bool) -> Iterator[bool]:
     """Load the shards' state into a checkpoint's objects; yield True if this worker writes them."""
-    workers, writes = _WORKERS[0]
     tracked = {id(tracked) for tracked in tf.train.TrackableView(checkpoint).descendants()}
-    worker = next((worker for worker in reversed(workers()) if worker.holds(tracked)), None)
-    if worker is None:
-        yield is_own or writes()
-        return
-    with worker.checkpointing(is_own) as is_writer:
-        yield is_writer
+    for session in reversed(RECORD.sessions):  # the newest session first
+        if isinstance(session, ModelSession) and session.holds(tracked):
+            with session.checkpointing(is_own) as is_writer:
+                yield is_writer
+            return
+    yield is_own or _WRITES[0]()
 
 
 def _call_silently(callback: Callable[[str], object], path: str) -> None:

@@ -89,6 +89,13 @@ def momentum_of(optimizer: Any) -> float | None:
     return float(optimizer.momentum)
 
 
+def sgd_momentum(optimizer: Any) -> float:
+    """Return the momentum of a plain SGD, which a method may apply; 0 for other optimizers."""
+    if type(optimizer) is not keras.optimizers.SGD or optimizer.nesterov:
+        return 0.0
+    return float(optimizer.momentum)
+
+
 def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> None:
     """Reject a compiled optimizer if settings have no effect because the server updates weights.
 

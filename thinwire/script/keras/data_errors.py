@@ -17,6 +17,9 @@ import tensorflow as tf
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.place import WorkerPlace
 
+#: Errors of TensorFlow for data: tf.data reports an error of a Python function as UnknownError, and
+#: as InternalError if a nested dataset calls the function.
+_OF_DATA = (tf.errors.InvalidArgumentError, tf.errors.UnknownError, tf.errors.InternalError)
 #: Words in an error's text which suggest that the model requires a certain number of rows.
 _OF_ROWS = re.compile(r"shape|rank|dimension|size|batch", re.IGNORECASE)
 #: Matches the text of a ConfigurationError of Thinwire that was raised while TensorFlow was reading
@@ -50,7 +53,7 @@ def refusing_unfit(model: Any) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, tf.errors.InvalidArgumentError, tf.errors.UnknownError) as error:
+    except (ValueError, *_OF_DATA) as error:
         mismatch = _mismatch(str(error), model)
         if mismatch is None:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from thinwire.ops.optimizers.described import describe
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.script_settings import LaunchedScript, read_settings_file
 from thinwire.script.identity import note_settings
+from thinwire.script.keras import central
 from thinwire.script.keras.checkpoints import write_checkpoints_once
 from thinwire.script.keras.checks import check_exchanges, check_model
 from thinwire.script.keras.evaluate import evaluate_fit, skip_steps
@@ -144,7 +146,7 @@ def _distribute_model(model: Any, call: _Call) -> None:
             measure_fit(model, pathlib.Path(launched.measured_to))
         elif launched.evaluates:
             evaluate_fit(model, call.read().run)
-            write_checkpoints_once(list, lambda: False)
+            write_checkpoints_once(lambda: False)
         return
     compiled = getattr(model, "optimizer", None)
     # A custom train_step may never use the compiled optimizer, so only the optimizer of a standard
@@ -217,8 +219,8 @@ def _session_of(models: Sequence[keras.Model], call: _Call) -> ModelSession:
             return known
     chosen = call.read()
     place = chosen.run.addresses, chosen.worker().id_worker
-    for session in _sessions():
-        if session.place == place:
+    for session in RECORD.sessions:
+        if isinstance(session, ModelSession) and session.place == place:
             return session
     return _new_session(models[0], call)
 
@@ -233,16 +235,12 @@ def _new_session(model: keras.Model, call: _Call) -> ModelSession:
     session = ModelSession(model, chosen, call.args, call.settings, call.num_train)
     RECORD.sessions.append(session)
     note_settings(chosen)
-    write_checkpoints_once(_sessions, lambda: session.writes_files)
+    write_checkpoints_once(lambda: session.writes_files)
     return session
 
 
 def _attach(session: ModelSession, model: Any) -> None:
     """Let a model save files, and read all its weights, through its session with the servers."""
     model.thinwire = session
-    save_once(model, session.saving)
+    save_once(model, functools.partial(central.saving, session))
     look_fresh(model, session.loop.refresh)
-
-
-def _sessions() -> list[ModelSession]:
-    return [session for session in RECORD.sessions if isinstance(session, ModelSession)]

@@ -9,6 +9,7 @@ script's code after the last `fit`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -32,10 +33,9 @@ from thinwire.script.data.arrays import are_arrays, cut_off_validation
 from thinwire.script.data.place import WorkerPlace
 from thinwire.script.data.ray_data import is_ray_dataset, share_ray_dataset
 from thinwire.script.keras.data_errors import refusing_unfit
-from thinwire.script.keras.evaluated_weights import EvaluatedWeights
-from thinwire.script.keras.files import is_own_file, listed
+from thinwire.script.keras.files import listed, save_once
 from thinwire.script.keras.plan import is_built, try_in_graph
-from thinwire.script.keras.reports import fill_history
+from thinwire.script.keras.reports import EvaluatedWeights, fill_history
 from thinwire.supervisor.evaluation_requests import EvaluationRequests
 from thinwire.worker.temporary import remove_temporary
 
@@ -50,8 +50,6 @@ _FIRST_PAUSE_SECONDS = 5.0
 #: Longest wait for messages of shard 0, in seconds, before the evaluator checks whether an
 #: evaluation without a worker's request is due.
 _LOOK_SECONDS = 0.5
-#: Methods of a Keras model that write files.
-_WRITERS = ("save", "save_weights", "export")
 
 
 def evaluate_fit(model: keras.Model, run: Run) -> None:
@@ -71,8 +69,7 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
 
     model.fit = fit
     model.train_on_batch = _after_waiting(model.train_on_batch, script)
-    for name in _WRITERS:
-        setattr(model, name, _own_only(getattr(model, name)))
+    save_once(model, contextlib.nullcontext)  # only temporary files, which no worker writes
 
 
 def skip_steps(optimizer: Any, run: Run) -> None:
@@ -100,16 +97,6 @@ def _after_waiting(alone: Callable[..., Any], script: EvaluatorScript) -> Callab
         return alone(*args, **keywords)
 
     return step
-
-
-def _own_only(alone: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that saves only to temporary paths, which no worker writes to."""
-
-    @functools.wraps(alone)
-    def write(filepath: Any, *args: Any, **keywords: Any) -> Any:
-        return alone(filepath, *args, **keywords) if is_own_file(filepath) else None
-
-    return write
 
 
 class ValidationSet:

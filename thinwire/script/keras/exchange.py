@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from absl import logging
 
+from thinwire.ops.optimizers.described import own_schedule
 from thinwire.ops.push_head import PushHead
 from thinwire.script.data.place import BatchParts, WorkerPlace
 from thinwire.script.gradient_sgd import RATE_TOLERANCE
@@ -20,7 +21,6 @@ from thinwire.script.keras.callbacks import EpochTraffic
 from thinwire.script.keras.checks import check_rate_change
 from thinwire.script.keras.held_weights import assigned_by_script, changed_by_script
 from thinwire.script.keras.loops import LoopSteps
-from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.phases import Phases
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import ExchangeStep, StepAnswer, StepValues
@@ -47,23 +47,15 @@ class StepExchange:
     Args:
         member: Membership of the model in a run, which holds the script's settings, the session
             with the servers, and the barriers with other workers' scripts.
-        optimizers: Optimizers of the script that train in the run.
         phases: Object that joins the run again for a training loop that follows a `fit`.
         loop_steps: Steps of the optimizers in a training loop that the script writes itself.
     """
 
-    def __init__(
-        self,
-        member: RunMember,
-        optimizers: ScriptOptimizers,
-        phases: Phases,
-        loop_steps: LoopSteps,
-    ) -> None:
+    def __init__(self, member: RunMember, phases: Phases, loop_steps: LoopSteps) -> None:
         self.last: StepInfo | None = None
         self.traffic = EpochTraffic()
         self.num_calls = 0
-        self._member, self._optimizers = member, optimizers
-        self._phases, self._loop_steps = phases, loop_steps
+        self._member, self._phases, self._loop_steps = member, phases, loop_steps
         self._failure: Exception | None = None
         self._num_batches = 0  # number of mini-batches in the current call of `fit`
         self._rate_factor = 1.0  # this worker's learning rate divided by the server's
@@ -140,7 +132,7 @@ class StepExchange:
                     np.array(values.statistics),
                     np.float32(values.rate),
                     np.float32(values.scale),
-                    self._optimizers.advance(session),
+                    member.advance_clocks(),
                 )
             # With steps_per_execution > 1, the graph executes more steps after a failed step, which
             # must not be pushed. Steps of a skipped `fit` (which the run completed before a
@@ -168,7 +160,7 @@ class StepExchange:
                 session.means.copy(),
                 np.float32(values.rate if is_offered else step.known_rate),
                 np.float32(session.part.core.loss_scale or values.scale),
-                self._optimizers.advance(session),
+                member.advance_clocks(),
             )
 
     def sit_out(self, session: Session, batch_parts: int) -> None:
@@ -181,13 +173,13 @@ class StepExchange:
             batch_parts: Number of parts of the script's batch that the workers with rows in this
                 round do not count, so that learning-rate schedules advance as without Thinwire.
         """
-        optimizers, takes_weights = self._optimizers, session.takes_weights
+        sequence, takes_weights = self._member.sequence, session.takes_weights
         with self._member.lock:
             if session.stopped:
                 return
-            for number in optimizers.sequence[:1] if takes_weights else optimizers.sequence:
+            for number in sequence[:1] if takes_weights else sequence:
                 held, scale = session.variables.read(), session.part.core.loss_scale
-                step = optimizers.stepping[number]
+                step = self._member.stepping[number]
                 nothing = StepValues(
                     pushed=held if takes_weights else np.zeros_like(held),
                     rows=0,
@@ -214,7 +206,7 @@ class StepExchange:
         with self._member.lock:
             if not session.stopped:
                 session.assign()
-                self._optimizers.start(session)
+                self._member.start_clocks()
 
     def _set_rate(self, step: ExchangeStep, rate: float) -> float | None:
         """Return the learning rate that the PS must use from now on; None if it is unchanged.
@@ -223,9 +215,9 @@ class StepExchange:
         build.
         """
         member = self._member
-        if not member.is_offered or member.takes_weights:
+        if not member.is_offered or member.joined.takes_weights:
             return None
-        clock, schedule = step.clock, step.own_schedule
+        clock, schedule = step.clock, own_schedule(step.inner)
         if clock is not None and schedule is not None:
             return clock.read(schedule)
         if rate == np.float32(step.known_rate):

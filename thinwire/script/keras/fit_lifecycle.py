@@ -301,7 +301,8 @@ class FitLifecycle(keras.callbacks.Callback):
                 "optimizer, in each step."
             )
         self._phases.leave()
-        return member.session is not None and (member.takes_weights or self._phases.has_slots)
+        session = member.session
+        return session is not None and (session.takes_weights or self._phases.has_slots)
 
     def _place(self, fit: FitNumber) -> WorkerPlace | None:
         """Return the rules by which workers divide the data of `fit`; None outside of a run."""

@@ -10,8 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import keras
-
 from thinwire.models.flat_model import SharedModel
 from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import LossScale, Offer, OptimizerOffer
@@ -24,30 +22,30 @@ from thinwire.ops.optimizers.slots import OwnSlots
 from thinwire.ops.types import ConfigurationError, State
 from thinwire.script.keras.clock import outside_of_trace
 from thinwire.script.keras.compiled import describe_compiled
-from thinwire.script.keras.plan import StepPlan, named
+from thinwire.script.keras.optimizers import ScriptOptimizers
+from thinwire.script.keras.plan import WITHOUT_SLOTS, StepPlan, named
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import inner
 from thinwire.script.session import Session
 from thinwire.worker.program import program_here
 from thinwire.worker.script import RECORD
 
-#: Number of variables of a Keras optimizer without slots (moments): its step count and its learning
-#: rate.
-_WITHOUT_SLOTS = 2
 
-
-def new_session(member: RunMember, plan: StepPlan, shared: SharedModel) -> Session:
+def new_session(
+    member: RunMember, optimizers: ScriptOptimizers, plan: StepPlan, shared: SharedModel
+) -> Session:
     """Return a session that offers (describes) the model to the PS for the first or next phase.
 
     Args:
         member: Membership of the model in a run.
+        optimizers: Optimizers of the script.
         plan: Optimizers of the script, with the variables that each optimizer updates.
         shared: Variables of the model that all workers train.
 
     Raises:
         ConfigurationError: The PS cannot update the model as the script does without Thinwire.
     """
-    optimizers, settings, kept = member.optimizers, member.own_settings, member.kept
+    settings, kept = member.own_settings, member.kept
     method, batch_size = settings.run.method, member.data.batch_size
     optimizers.take(plan)
     plan.check(method, member.model.name)
@@ -58,11 +56,12 @@ def new_session(member: RunMember, plan: StepPlan, shared: SharedModel) -> Sessi
     if not RECORD.program:
         compiled = describe_compiled(member.model, plan, offer, batch_size)
         RECORD.program = program_here(compiled).rows()
-    inners = [step.inner for step in optimizers.stepping]
+    inners = [step.inner for step in member.stepping]
+    stepping = [step.optimizer for step in member.stepping]
 
     def restore(session: Session, last_step: int) -> State | None:
         """Load the optimizer state that an earlier process of this worker saved."""
-        return None if kept is None else kept.restore(session, member.stepping, last_step)
+        return None if kept is None else kept.restore(session, stepping, last_step)
 
     def check_states(session: Session) -> None:
         """Reject an offer of the model to the PS if this process lacks the optimizer state for it.
@@ -147,7 +146,7 @@ def make_offer(
 
 def _has_slots(optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) -> bool:
     """Return True if a script has set slots (moments) of an optimizer that has not stepped yet."""
-    if not optimizer.built or len(optimizer.variables) <= _WITHOUT_SLOTS:
+    if not optimizer.built or len(optimizer.variables) <= WITHOUT_SLOTS:
         return False
     # the class OwnSlots creates variables
     return outside_of_trace(lambda: not OwnSlots(optimizer, offer, variables).are_initial)
@@ -192,10 +191,3 @@ def _loss_scale(described: Sequence[DescribedOptimizer], plan: StepPlan) -> Loss
             "themselves: --method=dgs, --method=gd or --method=esync."
         )
     return scales[0]
-
-
-def sgd_momentum(optimizer: Any) -> float:
-    """Return the momentum of a plain SGD, which a method may apply; 0 for other optimizers."""
-    if type(optimizer) is not keras.optimizers.SGD or optimizer.nesterov:
-        return 0.0
-    return float(optimizer.momentum)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -15,17 +15,18 @@ from thinwire.ops.policy import describe
 from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.gradient_sgd import RATE_TOLERANCE, warn_of_other_rate
-from thinwire.script.keras.checks import check_optimizer, check_same_variables, momentum_of
+from thinwire.script.keras.checks import (
+    check_optimizer,
+    check_same_variables,
+    momentum_of,
+    sgd_momentum,
+)
 from thinwire.script.keras.clock import RunClock
-from thinwire.script.keras.offers import sgd_momentum
 from thinwire.script.keras.plan import StepPlan, is_built, named
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import ExchangeStep, StepOwner
 from thinwire.script.session import Session
 from thinwire.script.settings import ScriptSettings, read_settings
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Int64
 
 
 def settings_with_momentum(
@@ -59,9 +60,6 @@ class ScriptOptimizers:
     Attributes:
         compiled: Object that replaces the steps of the model's compiled optimizer; None before
             `compile`.
-        stepping: Objects that replace the steps of all optimizers that train in the run now, in the
-            order of the offer (the model's description for the PS).
-        sequence: Positions in `stepping`, in the order of the optimizers' calls in one train_step.
         states: Object that detects optimizer state which the script has set itself.
 
     Args:
@@ -76,8 +74,6 @@ class ScriptOptimizers:
         self, member: RunMember, owner: StepOwner, settings_for: Callable[[Any], ScriptSettings]
     ) -> None:
         self.compiled: ExchangeStep | None = None
-        self.stepping: list[ExchangeStep] = []
-        self.sequence: list[int] = []
         self._member, self._owner, self._settings_for = member, owner, settings_for
         # Maps the id of an optimizer that trains or has trained in the run to the object that
         # replaces its steps.
@@ -112,12 +108,10 @@ class ScriptOptimizers:
         member.model.jit_compile = False
         if step is not None and step.optimizer is optimizer:
             return
-        if not member.is_offered:
+        if not member.is_offered:  # flags define the server's model, so `take` is never called
             member.settings = self._settings_for(optimizer)
+            member.stepping = [self.stand_in(optimizer)]
         self.compiled = self.stand_in(optimizer)
-        # If flags define the server's model, `stepping` is not set, because `take` is never called.
-        if member.session is not None and not member.is_offered:
-            self.stepping = [self.compiled]
 
     def build_compiled(self) -> None:
         """Create the compiled optimizer's variables (moments) if the model's variables exist."""
@@ -132,17 +126,12 @@ class ScriptOptimizers:
             plan: Optimizers of one training step of the script, with the variables that each
                 optimizer updates.
         """
-        self.stepping = []
+        self._member.stepping = []
         for number, planned in enumerate(plan.steps):
             step = self.stand_in(planned.optimizer)
             step.number = number
             step.build(planned.variables)
-            self.stepping.append(step)
-
-    def take_compiled(self) -> None:
-        """Let only the model's compiled optimizer train in the run."""
-        if self.compiled is not None:
-            self.stepping = [self.compiled]
+            self._member.stepping.append(step)
 
     @property
     def takes_momentum(self) -> bool:
@@ -152,8 +141,9 @@ class ScriptOptimizers:
 
     def momentum_for(self, method: Method) -> float:
         """Return the compiled SGD's momentum if the training method applies it, else 0."""
-        is_alone = len(self.stepping) == 1
-        return sgd_momentum(self.stepping[0].inner) if method.takes_momentum and is_alone else 0.0
+        steps = self._member.stepping
+        is_alone = len(steps) == 1
+        return sgd_momentum(steps[0].inner) if method.takes_momentum and is_alone else 0.0
 
     # -- variables of each optimizer --------------------------------------------------------------
 
@@ -171,7 +161,7 @@ class ScriptOptimizers:
         """
         session = self._member.joined
         check_same_variables(session.shared.variables, variables)
-        if step not in self.stepping:
+        if step not in self._member.stepping:
             self.refuse_step(step.optimizer, variables)
             return
         if session.takes_weights or session.offer is None:
@@ -231,7 +221,7 @@ class ScriptOptimizers:
         """
         reads_own_count = method.steps_on_workers and method.schedule_clock == "steps"
         firsts = []
-        for step in self.stepping:
+        for step in self._member.stepping:
             count = int(step.inner._iterations)
             if step.has_schedule and not reads_own_count:
                 if step.clock is None:
@@ -242,30 +232,9 @@ class ScriptOptimizers:
             firsts.append(count)
         return tuple(firsts)
 
-    def advance(self, session: Session) -> Int64:
-        """Return the batch counts at which learning-rate schedules are evaluated after an exchange.
-
-        Returns:
-            [k] int64 counts of the k optimizers in `stepping`; 0 for an optimizer without a clock.
-        """
-        for number, step in enumerate(self.stepping):
-            count = session.part.schedule_count(number)
-            if step.clock is not None and count is not None:
-                step.clock.count = count
-        clocks = [step.clock for step in self.stepping]
-        return np.array([0 if clock is None else clock.count for clock in clocks], np.int64)
-
-    def start(self, session: Session) -> None:
-        """Set the rate schedules' batch counts and the loss scale to the run's after a join."""
-        self.advance(session)
-        for step in self.stepping:
-            if step.clock is not None:
-                step.clock.go_on(step.clock.count)
-            step.assign_scale(session.part.core.loss_scale)
-
     def note_rates(self) -> None:
         """Record the optimizers' present learning rates as the rates with which the PS begins."""
-        for step in self.stepping:
+        for step in self._member.stepping:
             step.known_rate = 0.0 if step.rate is None else float(step.rate.numpy())
 
     def follow_rate(self, session: Session) -> None:
@@ -275,9 +244,13 @@ class ScriptOptimizers:
         this script has set a learning rate since `compile`, the script's rate is sent to the PS
         instead.
         """
-        if session.takes_weights or len(self.stepping) > 1 or not session.part.core.versions[0]:
+        if (
+            session.takes_weights
+            or len(self._member.stepping) > 1
+            or not session.part.core.versions[0]
+        ):
             return
-        step = self.stepping[0]
+        step = self._member.stepping[0]
         if step.rate is not None and float(step.rate.numpy()) == np.float32(step.known_rate):
             step.adopt_rate(session.part.core.learning_rate)
 
@@ -352,7 +325,7 @@ class OptimizerStates:
             ConfigurationError: The run cannot use the optimizer state that the script has set.
         """
         run_variables = self._kept_by_run
-        counts = {id(step.inner._iterations) for step in self._optimizers.stepping}
+        counts = {id(step.inner._iterations) for step in self._member.stepping}
         has_changed = any(
             self.differs(variable, steps=in_step and id(variable) in counts)
             for variable in run_variables
@@ -378,14 +351,14 @@ class OptimizerStates:
     def _kept_by_run(self) -> list[Any]:
         return [
             variable
-            for step in self._optimizers.stepping
+            for step in self._member.stepping
             for variable in step.state
             if self._is_run_s(step, variable)
         ]
 
     def _is_run_s(self, step: ExchangeStep, variable: Any) -> bool:
         """Return True if the PS or a codec holds the valid value of an optimizer's variable."""
-        if not self._member.takes_weights:
+        if not self._member.joined.takes_weights:
             return True
         if variable is step.inner._iterations:
             return step.has_schedule and step.clock is not None
@@ -402,7 +375,7 @@ class OptimizerStates:
                 the assignment would be lost.
         """
         member = self._member
-        for step in self._optimizers.stepping:
+        for step in self._member.stepping:
             if not any(variable is owned for owned in step.state):
                 continue
             if not member.is_offered:

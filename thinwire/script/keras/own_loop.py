@@ -14,6 +14,7 @@ from thinwire.script.keras.central import fill_slots
 from thinwire.script.keras.data_errors import refusing_unfit
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.held_weights import set_by_script
+from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.phases import Phases
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.succession import check_loop
@@ -29,8 +30,15 @@ class OwnLoop:
         exchange: Object that pushes to the servers and pulls from them in each step.
     """
 
-    def __init__(self, member: RunMember, phases: Phases, exchange: StepExchange) -> None:
-        self._member, self._phases, self._exchange = member, phases, exchange
+    def __init__(
+        self,
+        member: RunMember,
+        optimizers: ScriptOptimizers,
+        phases: Phases,
+        exchange: StepExchange,
+    ) -> None:
+        self._member, self._optimizers = member, optimizers
+        self._phases, self._exchange = phases, exchange
 
     def begin(self) -> bool:
         """Begin a training loop at its first step, and join the run again after a `fit`.
@@ -60,7 +68,7 @@ class OwnLoop:
         refuse_local_epochs(member.own_settings.run.method, "a loop of the script's own")
         check_loop(member)
         self._phases.receive(Event.LOOP_BEGINS)
-        member.optimizers.prepare()
+        self._optimizers.prepare()
         logging.info(
             "model %r is trained by a loop of the script's own, so the script must divide its "
             "data among the workers, by thinwire.worker_id() and thinwire.num_workers(), or by "
@@ -79,7 +87,7 @@ class OwnLoop:
         """
         self.begin()
         member = self._member
-        member.optimizers.prepare()
+        self._optimizers.prepare()
         if member.session is None:
             member.model.make_train_function()
             self._phases.begin()

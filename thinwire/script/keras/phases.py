@@ -23,6 +23,7 @@ from thinwire.script.keras.evaluations import FitEvaluations
 from thinwire.script.keras.fit_barriers import FitBarriers
 from thinwire.script.keras.held_weights import set_by_script
 from thinwire.script.keras.offers import new_session
+from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.plan import StepPlan
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.trial import StepTrial, create_before_trace
@@ -48,8 +49,14 @@ class Phases:
         evaluations: Object that reports the start of each `fit` to the evaluator.
     """
 
-    def __init__(self, member: RunMember, trial: StepTrial, evaluations: FitEvaluations) -> None:
-        self._member, self._trial = member, trial
+    def __init__(
+        self,
+        member: RunMember,
+        optimizers: ScriptOptimizers,
+        trial: StepTrial,
+        evaluations: FitEvaluations,
+    ) -> None:
+        self._member, self._optimizers, self._trial = member, optimizers, trial
         self.has_slots = False
         # Step plan and shared variables in the model's newest offer to the PS; None before the
         # first offer.
@@ -67,14 +74,14 @@ class Phases:
             MemberAction.FIND_STEP: self._find_step,
             MemberAction.TAKE_SESSION: self._take_session,
             MemberAction.JOIN: self._join,
-            MemberAction.FOLLOW_RATE: lambda: member.optimizers.follow_rate(member.joined),
+            MemberAction.FOLLOW_RATE: lambda: optimizers.follow_rate(member.joined),
             MemberAction.MEET_RUN: self._meet_run,
             MemberAction.LIFT_HOLD: lift_hold,
             MemberAction.COUNT_FIT: lambda: member.met_barriers.count_fit(),
             MemberAction.REPORT_FIT: evaluations.report_fit,
             MemberAction.SEED: self._seed_apart,
-            MemberAction.FORGET_STATES: member.optimizers.states.forget,
-            MemberAction.NOTE_STATES: member.optimizers.states.note,
+            MemberAction.FORGET_STATES: optimizers.states.forget,
+            MemberAction.NOTE_STATES: optimizers.states.note,
             MemberAction.FINISH_ROUNDS: lambda: member.finish_rounds(member.joined),
             MemberAction.KEEP_STATE: lambda: member.keep_state(at_end=True),
             MemberAction.TAKE_FINAL: self._take_final,
@@ -111,13 +118,13 @@ class Phases:
         """
         self.has_slots, self._final = False, None
         self._is_traced_anew = self._member.model.train_function is None
-        self._member.optimizers.prepare()
+        self._optimizers.prepare()
         self.receive(Event.FIT_BEGINS)
 
     def begin(self) -> None:
         """Join the run before the first step of `fit` or a training loop, or in that step."""
         if self._trial.is_standard:
-            self._member.optimizers.build_compiled()
+            self._optimizers.build_compiled()
             create_before_trace(self._member.model)
         self.receive(Event.TRAINING_BEGINS)
 
@@ -138,7 +145,7 @@ class Phases:
         member, model = self._member, self._member.model
         shared = SharedModel.of(model, member.is_offered, plan.variables)
         self._offered = plan, shared
-        self._coming = session = new_session(member, plan, shared)
+        self._coming = session = new_session(member, self._optimizers, plan, shared)
         before = session.variables.read()
         if len(before) != session.variables.size:
             raise ConfigurationError(
@@ -162,9 +169,10 @@ class Phases:
             weights have not changed or the worker need not rejoin.
         """
         member, session = self._member, self._member.session
-        if session is None or member.in_fit or session.stopped or not member.has_left:
+        has_left = member.state.standing in (Standing.LEFT, Standing.LEFT_BEHIND)
+        if session is None or member.in_fit or session.stopped or not has_left:
             return None
-        if member.optimizers.states.are_set_by_script(in_step=True):
+        if self._optimizers.states.are_set_by_script(in_step=True):
             raise ConfigurationError(
                 f"the script has set the state of an optimizer of {member.model.name!r} between a "
                 "fit and a training loop that follows it, where the PS takes over no optimizer "
@@ -181,7 +189,7 @@ class Phases:
 
     def fail(self) -> None:
         """Leave the run because a `fit` has failed, which has changed the optimizers' state."""
-        self._member.optimizers.states.forget()
+        self._optimizers.states.forget()
         self.receive(Event.FIT_FAILS)
 
     def leave(self) -> None:
@@ -200,7 +208,7 @@ class Phases:
         member, is_end = self._member, self._member.state.standing is Standing.CLOSING
         is_known = is_end or not (self._is_traced_anew or member.model.run_eagerly)
         if is_known and member.session is not None and self._offered is not None:
-            self._coming = new_session(member, *self._offered)
+            self._coming = new_session(member, self._optimizers, *self._offered)
             return None
         self._trial.before_first(self.begin_with)
         return Event.LATER
@@ -211,7 +219,7 @@ class Phases:
         is_first = self._member.session is None
         self._member.go_on_as(self._coming)
         if not is_first:
-            self._member.optimizers.note_rates()
+            self._optimizers.note_rates()
 
     def _join(self) -> Event:
         """Join the run; before, create the session if flags define the server's model."""
@@ -219,11 +227,10 @@ class Phases:
         if member.is_offered or not is_first:
             return member.join()
         shared = SharedModel.of(member.model, is_offered=False)
-        member.optimizers.take_compiled()
         check_variables(shared.variables)
         member.session = Session(member.own_settings, shared, member.num_train)
         result = member.join()
-        member.optimizers.adopt_rate(member.session)
+        self._optimizers.adopt_rate(member.session)
         return result
 
     def _meet_run(self) -> Event | None:
@@ -272,7 +279,7 @@ class Phases:
             trained = [id(variable) for variable in member.model.trainable_variables]
             has_changed = member.model.run_eagerly and trained != self._trained
             differs = differs or has_changed or self._is_traced_anew
-            differs = member.optimizers.states.are_set_by_script() or differs
+            differs = self._optimizers.states.are_set_by_script() or differs
         return differs
 
     def _take_final(self) -> None:

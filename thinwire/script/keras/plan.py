@@ -23,6 +23,11 @@ from thinwire.ops.types import ConfigurationError
 
 #: Arguments with which an optimizer is called: pairs (gradient, variable). A gradient may be None.
 Pairs = Sequence[tuple[Any, Any]]
+#: Number of variables of a Keras optimizer without slots (moments): its step count and its learning
+#: rate.
+WITHOUT_SLOTS = 2
+#: Calls of optimizers, in their order: pairs (optimizer, the pairs that it gets).
+Calls = Sequence[tuple[Any, Pairs]]
 
 #: Lock for TensorFlow's setting run_functions_eagerly, which all threads of the process share.
 _RUNS_EAGERLY = threading.RLock()
@@ -61,6 +66,16 @@ class StepPlan:
     """The optimizers that a train_step calls, in the order of their first calls."""
 
     steps: tuple[PlannedStep, ...]
+
+    @staticmethod
+    def of(calls: Calls) -> StepPlan:
+        """Return the recorded calls of optimizers as a plan of the train_step."""
+        return StepPlan(
+            tuple(
+                PlannedStep.of(optimizer, *(pairs for other, pairs in calls if other is optimizer))
+                for optimizer in distinct(optimizer for optimizer, _ in calls)
+            )
+        )
 
     @property
     def variables(self) -> list[Any]:
@@ -144,26 +159,6 @@ def named(optimizer: Any) -> str:
     return f"{type(optimizer).__name__} {optimizer.name!r}"
 
 
-@dataclasses.dataclass
-class StepRecorder:
-    """Records all calls of optimizers in a trial of a train_step, in which no optimizer steps.
-
-    Attributes:
-        calls: Pairs (optimizer, the pairs (gradient, variable) that it gets), in their order.
-    """
-
-    calls: list[tuple[Any, Pairs]] = dataclasses.field(default_factory=list)
-
-    def plan(self) -> StepPlan:
-        """Return the recorded calls of optimizers as a plan of the train_step."""
-        return StepPlan(
-            tuple(
-                PlannedStep.of(optimizer, *(pairs for o, pairs in self.calls if o is optimizer))
-                for optimizer in distinct(optimizer for optimizer, _ in self.calls)
-            )
-        )
-
-
 def is_built(model: Any) -> bool:
     """Return True if all variables of a model exist."""
     return all(layer.built for layer in model._flatten_layers())
@@ -195,23 +190,6 @@ def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
     """
     with running_eagerly():
         tf.function(train_step, autograph=False).get_concrete_function(data_spec)
-
-
-def try_eagerly(
-    train_step: Callable[[Any], Any], data: Any, variables: Callable[[], Iterable[Any]]
-) -> None:
-    """Call a train_step with a mini-batch, then restore the variables that the call changed.
-
-    Args:
-        train_step: Method `train_step` of the Keras model.
-        data: Mini-batch with which the train_step is called.
-        variables: Function that returns all variables that exist before the call and that the
-            train_step may change. A variable that the train_step creates is not restored.
-    """
-    before = [(variable, variable.numpy()) for variable in variables()]
-    train_step(data)
-    for variable, values in before:
-        variable.assign(values)
 
 
 def before_first_step(model: Any, call: Callable[[Any], object]) -> None:

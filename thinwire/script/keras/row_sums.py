@@ -337,11 +337,11 @@ class RowSums:
             self._repeats, self._data = repeats, repeated(data, repeats)
             with (
                 running_eagerly(),
-                recording() as recorder,
+                recording() as calls,
                 keras.StatelessScope(collect_losses=True),
             ):
                 self._trial.train_step(self._data)
-            gradients = (g for _, pairs in recorder.calls for g, _ in pairs if g is not None)
+            gradients = (g for _, pairs in calls for g, _ in pairs if g is not None)
             parts = [np.ravel(tf.convert_to_tensor(gradient).numpy()) for gradient in gradients]
             return [np.concatenate(parts, dtype=np.float64) if parts else np.zeros(0)]
 

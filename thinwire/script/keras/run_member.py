@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from absl import logging
 
 from thinwire.runtime.run.settings import RETURNED_EARLY, SCRIPT_FAILED
 from thinwire.script import interrupts
 from thinwire.script.data.data import Shared
 from thinwire.script.data.fit_counts import FitCounts
-from thinwire.script.keras.assignments import Assignments
 from thinwire.script.keras.catching_up import CatchUp
+from thinwire.script.keras.clock import RunClock
 from thinwire.script.keras.fit_barriers import FitBarriers
+from thinwire.script.keras.held_weights import Assignments
 from thinwire.script.keras.kept_state import KeptState
+from thinwire.script.keras.step import ExchangeStep
 from thinwire.script.member import Event, ScriptMember, Standing, Use
 from thinwire.script.session import Session
 from thinwire.script.settings import ScriptSettings
@@ -24,6 +27,9 @@ from thinwire.script.steps import RunOver
 from thinwire.worker.client.control import RunHalted
 from thinwire.worker.held_files import lift_hold
 from thinwire.worker.script import RECORD
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Int64
 
 _Answer = TypeVar("_Answer")
 
@@ -37,10 +43,11 @@ class RunMember:
     Attributes:
         model: The Keras model, or the several models that a training loop trains together.
         settings: Settings of the script; None if the model trains outside of a run.
-        others: Function that returns the memberships of the other models of this worker's script.
         num_train: Number of rows of the whole training set, from `distribute`; None if the script
             has not given it.
-        optimizers: Optimizers of the script that train in the run.
+        stepping: Objects that replace the steps of the optimizers that train in the run, in the
+            order of the offer (the model's description for the PS).
+        sequence: Positions in `stepping`, in the order of the optimizers' calls in one train_step.
         state: State machine of the model's part in the run.
         session: Session with the servers in the present phase of the run; None before the first
             phase. While the state is SUCCEEDING, it is the session of the script's former model.
@@ -66,10 +73,9 @@ class RunMember:
 
     model: Any
     settings: ScriptSettings | None
-    others: Callable[[], Sequence[RunMember]] = list
     num_train: int | None = None
-    # the `ScriptOptimizers` of the model, whose module imports this one
-    optimizers: Any = dataclasses.field(init=False)
+    stepping: list[ExchangeStep] = dataclasses.field(default_factory=list)
+    sequence: list[int] = dataclasses.field(default_factory=list)
     state: ScriptMember = dataclasses.field(init=False)
     session: Session | None = None
     barriers: FitBarriers | None = None
@@ -98,11 +104,6 @@ class RunMember:
     def in_loop(self) -> bool:
         """True after a training loop of the script's own has begun."""
         return self.state.use.is_loop
-
-    @property
-    def has_left(self) -> bool:
-        """True if this worker has left the run at the end of its last `fit`."""
-        return self.state.standing in (Standing.LEFT, Standing.LEFT_BEHIND)
 
     @property
     def is_behind(self) -> bool:
@@ -176,11 +177,6 @@ class RunMember:
         return self.is_chief or not self.is_offered
 
     @property
-    def takes_weights(self) -> bool:
-        """True if optimizers step on this worker, which pushes weights instead of gradients."""
-        return self.joined.takes_weights
-
-    @property
     def stopped(self) -> bool:
         """True if the training run has ended."""
         return self.session is not None and self.session.stopped
@@ -228,7 +224,7 @@ class RunMember:
             if session.part.run_id:
                 session.assign()
                 self.assignments.clear()
-        stepping = [step.inner for step in self.optimizers.stepping]
+        stepping = [step.inner for step in self.stepping]
         if is_behind and not session.stopped:
             if self.state.standing is Standing.OPENING:
                 logging.warning("skipping this call of fit, which the run has already completed")
@@ -236,7 +232,7 @@ class RunMember:
             self.catch_up.forget_states(stepping)
         else:
             self.catch_up.remember_states(stepping)
-        self.optimizers.start(session)
+        self.start_clocks()
         if session.stopped:
             return Event.HALTED
         if is_behind:
@@ -263,12 +259,32 @@ class RunMember:
         """
         if self.kept is not None and self.session is not None:
             with self.lock:
-                self.kept.save(self.session, self.stepping, at_end)
+                self.kept.save(self.session, [step.optimizer for step in self.stepping], at_end)
 
     @property
-    def stepping(self) -> list[Any]:
-        """The optimizers that train in the run, with their loss-scaling wrappers."""
-        return [step.optimizer for step in self.optimizers.stepping]
+    def clocks(self) -> list[RunClock | None]:
+        """For each optimizer, the run's batch count for its rate schedule; None: no schedule."""
+        return [step.clock for step in self.stepping]
+
+    def advance_clocks(self) -> Int64:
+        """Return the batch counts at which learning-rate schedules are evaluated after an exchange.
+
+        Returns:
+            [k] int64 counts of the k optimizers in `stepping`; 0 for an optimizer without a clock.
+        """
+        for number, clock in enumerate(self.clocks):
+            count = self.joined.part.schedule_count(number)
+            if clock is not None and count is not None:
+                clock.count = count
+        return np.array([0 if clock is None else clock.count for clock in self.clocks], np.int64)
+
+    def start_clocks(self) -> None:
+        """Set the rate schedules' batch counts and the loss scale to the run's after a join."""
+        self.advance_clocks()
+        for step in self.stepping:
+            if step.clock is not None:
+                step.clock.go_on(step.clock.count)
+            step.assign_scale(self.joined.part.core.loss_scale)
 
     def finish_rounds(self, session: Session) -> None:
         """Push the results of local steps that no exchange has sent to the servers yet."""

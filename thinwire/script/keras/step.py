@@ -19,9 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from thinwire.ops.optimizers.described import own_schedule
-from thinwire.script.keras.assignments import Assignments
-from thinwire.script.keras.plan import Pairs, StepRecorder
+from thinwire.script.keras.held_weights import Assignments
+from thinwire.script.keras.plan import Calls, Pairs
 from thinwire.script.keras.traces import (
     have_values,
     refuse_compiling,
@@ -36,40 +35,26 @@ if TYPE_CHECKING:
 
 
 class _ThreadState(threading.local):
-    """One thread's state: whether optimizers may step, and what records their calls.
+    """One thread's state: whether optimizers may step, and the recorded calls.
 
     Attributes:
-        recorder: Object that records all optimizer calls while a train_step is tried; None outside
+        calls: Calls of optimizers, recorded while a train_step is tried; None outside
             of such a trial.
         is_allowed: True while optimizers may step without a check, for example because an
             `ExchangeStep` calls the optimizer.
     """
 
-    recorder: StepRecorder | None = None
+    calls: list[tuple[Any, Pairs]] | None = None
     is_allowed = False
 
 
 _LOCAL = _ThreadState()
 #: Objects that own shared variables, and check the steps of optimizers that are not part of their
 #: run.
-_WATCHERS: weakref.WeakSet[StepWatcher] = weakref.WeakSet()
+_WATCHERS: weakref.WeakSet[StepOwner] = weakref.WeakSet()
 
 
-class StepWatcher(Protocol):
-    """Interface of an owner of shared variables, which rejects optimizers outside of the run."""
-
-    def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Raise ConfigurationError if an optimizer outside of the run updates a shared variable."""
-
-    def assignments_to(self, variable: Any) -> Assignments | None:
-        """Return the record of a script's assignments to a Keras variable; None without a record.
-
-        Raises:
-            ConfigurationError: An assignment to the variable would be lost during training.
-        """
-
-
-def watch_steps(watcher: StepWatcher) -> None:
+def watch_steps(watcher: StepOwner) -> None:
     """Check every Keras optimizer before it steps, and record the script's assignments.
 
     Args:
@@ -83,13 +68,13 @@ def watch_steps(watcher: StepWatcher) -> None:
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[StepRecorder]:
+def recording() -> Iterator[Calls]:
     """Record all optimizer calls of this thread in the `with` block, where no optimizer steps."""
-    before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder()
+    before, _LOCAL.calls = _LOCAL.calls, []
     try:
-        yield _LOCAL.recorder
+        yield _LOCAL.calls
     finally:
-        _LOCAL.recorder = before
+        _LOCAL.calls = before
 
 
 @contextlib.contextmanager
@@ -117,7 +102,7 @@ def _record_assignments() -> None:
 
     @functools.wraps(alone)
     def assign(variable: Any, value: Any) -> Any:
-        watchers = [] if _LOCAL.is_allowed or _LOCAL.recorder is not None else list(_WATCHERS)
+        watchers = [] if _LOCAL.is_allowed or _LOCAL.calls is not None else list(_WATCHERS)
         assignment_records = [watcher.assignments_to(variable) for watcher in watchers]
         recorders = [record for record in assignment_records if record is not None]
         before = tf.convert_to_tensor(variable.value) if recorders else None
@@ -138,8 +123,8 @@ def _guarded(apply: Callable[..., Any]) -> Callable[..., Any]:
         if variables is None:
             variables = inner(optimizer)._trainable_variables
         variables, grads = list(variables), list(grads)
-        if _LOCAL.recorder is not None:
-            _LOCAL.recorder.calls.append((optimizer, list(zip(grads, variables, strict=True))))
+        if _LOCAL.calls is not None:
+            _LOCAL.calls.append((optimizer, list(zip(grads, variables, strict=True))))
             return None
         for watcher in tuple(_WATCHERS):
             watcher.refuse_step(optimizer, variables)
@@ -269,6 +254,16 @@ class StepOwner(Protocol):
             computed before the call are still valid.
         """
 
+    def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Raise ConfigurationError if an optimizer outside of the run updates a shared variable."""
+
+    def assignments_to(self, variable: Any) -> Assignments | None:
+        """Return the record of a script's assignments to a Keras variable; None without a record.
+
+        Raises:
+            ConfigurationError: An assignment to the variable would be lost during training.
+        """
+
 
 class WeightsChanged(Exception):
     """Raised if joining the run has replaced the weights at which a gradient was computed."""
@@ -356,11 +351,6 @@ class ExchangeStep:
         schedule = keras.optimizers.schedules.LearningRateSchedule
         return isinstance(self.inner._learning_rate, schedule)
 
-    @property
-    def own_schedule(self) -> Any:
-        """The optimizer's learning-rate schedule if the script defines its class; else None."""
-        return own_schedule(self.inner)
-
     def assign_rate(self, rate: float) -> None:
         """Write a learning rate to the optimizer's variable, which callbacks read."""
         if self.rate is not None:
@@ -393,7 +383,7 @@ class ExchangeStep:
 
     def _scale_loss(self, loss: Any) -> Any:
         """Store the mini-batch's loss, which the next exchange reports; return the scaled loss."""
-        if _LOCAL.recorder is None:
+        if _LOCAL.calls is None:
             self._owner.call.loss = loss
         return self._scale_alone(loss)
 
@@ -403,8 +393,8 @@ class ExchangeStep:
         if variables is None:
             variables = self.inner._trainable_variables
         pairs = list(zip(grads, variables, strict=True))
-        if (recorder := _LOCAL.recorder) is not None:
-            recorder.calls.append((self.optimizer, pairs))
+        if _LOCAL.calls is not None:
+            _LOCAL.calls.append((self.optimizer, pairs))
             return
         is_eager = tf.executing_eagerly()
         if not is_eager:

@@ -19,11 +19,17 @@ def count_fit(member: RunMember, data: Any) -> FitNumber:
         member: Membership of the model in a run.
         data: Argument `x` that the script passes to `fit`.
     """
-    other_counts = (other.fit_counts for other in member.others())
+    other_counts = (other.fit_counts for other in others_of(member))
     member.fit_counts = next(
         (counts for counts in other_counts if counts.num_fits), member.fit_counts
     )
     return member.fit_counts.begin_fit(data)
+
+
+def others_of(member: RunMember) -> list[RunMember]:
+    """Return the memberships in the run of the other models that this script distributed."""
+    members = (other for other in RECORD.sessions if isinstance(other, RunMember))
+    return [other for other in members if other is not member and other.place == member.place]
 
 
 def begin_to_train(member: RunMember) -> None:
@@ -38,7 +44,7 @@ def begin_to_train(member: RunMember) -> None:
     """
     if not member.is_offered:
         return
-    others = member.others()
+    others = others_of(member)
     for other in others:
         if other.in_fit or other.in_loop:
             _refuse(member, other, in_loop=other.in_loop)
@@ -76,7 +82,7 @@ def check_loop(member: RunMember) -> None:
     Raises:
         ConfigurationError: The script has trained another model in the run.
     """
-    for other in member.others():
+    for other in others_of(member):
         if other.session is not None:
             _refuse(member, other, in_loop=True)
 

@@ -17,13 +17,7 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from thinwire.ops.types import ConfigurationError
-from thinwire.script.keras.plan import (
-    StepPlan,
-    before_first_step,
-    is_built,
-    try_eagerly,
-    try_in_graph,
-)
+from thinwire.script.keras.plan import StepPlan, before_first_step, is_built, try_in_graph
 from thinwire.script.keras.step import recording
 
 
@@ -54,17 +48,6 @@ class StepTrial:
         """
         return not (self.is_standard and (is_built(self._model) or self._model.run_eagerly))
 
-    def in_graph(self, data_spec: Any) -> StepPlan:
-        """Trace the train_step; return the optimizers that it calls, and their variables.
-
-        Args:
-            data_spec: Tensor specs of a mini-batch: shapes and dtypes.
-
-        Raises:
-            ConfigurationError: The train_step calls no optimizer.
-        """
-        return self._plan(lambda: try_in_graph(self.train_step, data_spec))
-
     def eagerly(self, data: Any) -> StepPlan:
         """Call the train_step once; return the optimizers that it calls, and their variables.
 
@@ -73,7 +56,11 @@ class StepTrial:
         """
 
         def attempt() -> None:
-            try_eagerly(self.train_step, data, lambda: self._model.variables)
+            # The variables that the call creates keep their values; all others are restored.
+            before = [(variable, variable.numpy()) for variable in self._model.variables]
+            self.train_step(data)
+            for variable, values in before:
+                variable.assign(values)
             self._model.reset_metrics()
 
         return self._plan(attempt)
@@ -86,7 +73,11 @@ class StepTrial:
                 and their variables.
         """
         if self.is_needed and not self._model.run_eagerly:
-            before_first_step(self._model, lambda data_spec: join(self.in_graph(data_spec)))
+
+            def attempt_then_join(spec: Any) -> None:
+                join(self._plan(lambda: try_in_graph(self.train_step, spec)))
+
+            before_first_step(self._model, attempt_then_join)
 
     def refuse_without_step(self) -> NoReturn:
         """Raise a ConfigurationError, because the train_step calls no optimizer."""
@@ -98,13 +89,13 @@ class StepTrial:
 
     def _plan(self, attempt: Callable[[], None]) -> StepPlan:
         num_variables = len(self._model.variables)
-        with recording() as recorder:
+        with recording() as calls:
             attempt()
         # If the trial of a train_step has created variables, the recorded calls lack the gradients
         # of these variables. So the trial is repeated with all variables.
         if len(self._model.variables) > num_variables:
             return self._plan(attempt)
-        plan = recorder.plan()
+        plan = StepPlan.of(calls)
         if not plan.steps:
             self.refuse_without_step()
         return plan

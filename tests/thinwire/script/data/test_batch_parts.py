@@ -127,3 +127,13 @@ def test_where_rows_are_not_known_all_mini_batches_are_alike():
         assert {pass_of(each.parts, 20)[k] for each in shared for k in range(19)} == {2 - place}
     alone_each = shared_by_all({"x": ROWS, "batch_size": 12}, 2, False, shard="off")
     assert [each.parts for each in alone_each] == [BatchParts(2)] * 2
+
+
+@pytest.mark.parametrize(("workers", "num_steps"), [(2, 1), (2, 2), (3, 1), (2, 9)])
+def test_steps_of_all_data_that_the_script_divides_count_alike(workers, num_steps):
+    """With shard=off, steps of a dataset advance schedules as far as steps of arrays do."""
+    for arguments in ({"x": ROWS, "batch_size": 2}, {"x": dataset().batch(2)}):
+        given = arguments | {"steps_per_epoch": num_steps}
+        shared = shared_by_all(given, workers, False, shard="off")
+        counted = [pass_of(each.parts, num_steps) for each in shared]
+        assert counted == [[workers] * num_steps] * workers

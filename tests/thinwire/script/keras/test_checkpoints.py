@@ -104,7 +104,7 @@ def test_a_loop_writes_once_what_the_run_has(tmp_path, written):
 
 def test_what_is_no_model_is_written_by_one_and_temporary_files_by_all(tmp_path, written):
     counter, folder = tf.train.Checkpoint(step=tf.Variable(7)), tmp_path / "kept"
-    checkpoints.write_checkpoints_once(list, lambda: False)
+    checkpoints.write_checkpoints_once(lambda: False)
     manager = tf.train.CheckpointManager(counter, folder, max_to_keep=1)
     assert [manager.save(), manager.save()] == [str(folder / "ckpt-1"), str(folder / "ckpt-2")]
     assert manager.latest_checkpoint == str(folder / "ckpt-2") == manager.checkpoints[0]
@@ -113,7 +113,7 @@ def test_what_is_no_model_is_written_by_one_and_temporary_files_by_all(tmp_path,
         assert tf.train.latest_checkpoint(own) is None
         path = counter.save(own + "/own")
         assert tf.train.load_variable(path, "step/.ATTRIBUTES/VARIABLE_VALUE") == 7
-    checkpoints.write_checkpoints_once(list, lambda: True)
+    checkpoints.write_checkpoints_once(lambda: True)
     assert manager.save() == str(folder / "ckpt-4")
     assert tf.train.latest_checkpoint(folder) == str(folder / "ckpt-4")
     assert [each for each, _ in written] == [path, str(folder / "ckpt-4")]

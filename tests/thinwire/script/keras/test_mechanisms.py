@@ -16,9 +16,9 @@ from thinwire.script import interrupts
 from thinwire.script.central_state import CentralState
 from thinwire.script.data.place import BatchParts, Shared, StepRows, UnfilledRounds
 from thinwire.script.keras import central, distribute, own_loop, succession, train_metrics
-from thinwire.script.keras.assignments import Assignments
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.fit_lifecycle import FitLifecycle
+from thinwire.script.keras.held_weights import Assignments
 from thinwire.script.keras.kept_state import KeptState
 from thinwire.script.keras.loops import LoopSteps
 from thinwire.script.keras.optimizers import ScriptOptimizers
@@ -53,7 +53,7 @@ def test_a_sum_is_scaled_by_the_rows_of_the_same_step_in_every_epoch():
 def test_each_fit_counts_its_batches_from_its_own_first_one():
     """An earlier fit may have ended within a pass over the data."""
     data = Shared({}, parts=BatchParts(each=4, num_steps=3, last=1))
-    exchange = StepExchange(SimpleNamespace(in_fit=True, data=data), None, None, None)
+    exchange = StepExchange(SimpleNamespace(in_fit=True, data=data), None, None)
     exchange.begin_fit()
     assert [exchange._parts_of_batch(repeats=False) for _ in range(5)] == [4, 4, 1, 4, 4]
     exchange.begin_fit()
@@ -181,7 +181,6 @@ def test_what_a_script_has_assigned_before_it_joins_is_no_change_of_the_run_s_we
     member.catch_up = SimpleNamespace(
         open=lambda session, phase: True, remember_states=lambda optimizers: None
     )
-    member.optimizers = SimpleNamespace(stepping=[], start=lambda session: None)
     variable.assign([1.0, 2.0])
     member.assignments.record(variable, np.zeros(2, np.float32))
     assert member.join() is Event.JOINED
@@ -209,8 +208,7 @@ def test_a_model_that_was_saved_in_mid_fit_goes_on_with_its_own_statistics(monke
     )
     state = SimpleNamespace(weights=lambda: of_run)
     monkeypatch.setattr(CentralState, "fetch", lambda part, num_statistics: state)
-    optimizers = SimpleNamespace(stepping=[])
-    with central.lent(SimpleNamespace(present=session, in_fit=True, optimizers=optimizers)):
+    with central.lent(SimpleNamespace(present=session, in_fit=True, stepping=[])):
         assert held["statistics"].tolist() == [3.0]
     assert held["statistics"].tolist() == [7.0]
 
@@ -230,11 +228,11 @@ def test_a_schedule_goes_on_at_the_run_s_count_in_the_next_phase():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     optimizer = keras.optimizers.SGD(schedule)
     step = Step(inner=optimizer, has_schedule=True, clock=None)
-    optimizers = ScriptOptimizers(None, None, None)
-    optimizers.stepping = [step]
+    member = RunMember(None, None, stepping=[step])
+    optimizers = ScriptOptimizers(member, None, None)
     assert optimizers.begin_clocks(method("bsp")) == (0,)
-    part = SimpleNamespace(schedule_count=lambda number: 40)
-    optimizers.advance(SimpleNamespace(part=part))
+    member.session = SimpleNamespace(part=SimpleNamespace(schedule_count=lambda number: 40))
+    member.advance_clocks()
     assert optimizers.begin_clocks(method("bsp")) == (40,)
     assert float(step.clock.read(schedule)) == pytest.approx(0.1 * 0.5**4)
 

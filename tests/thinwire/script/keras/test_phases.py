@@ -19,6 +19,7 @@ from tests.thinwire.script.keras.runs import (
 )
 from thinwire import ConfigurationError, distribute
 from thinwire.script.keras.run_member import RunMember
+from thinwire.script.member import Standing
 
 FIT = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
 
@@ -349,7 +350,8 @@ def test_nobody_steps_in_a_later_fit_before_all_have_joined(tmp_path, monkeypatc
     def join_late(member):
         """Join as worker 2 when worker 1 has stepped alone, or waits."""
         shard = run.shards.get(0)
-        begins = shard is not None and member.in_fit and not member.has_left
+        has_left = member.state.standing in (Standing.LEFT, Standing.LEFT_BEHIND)
+        begins = shard is not None and member.in_fit and not has_left
         if begins and member.own_settings.worker().id_worker == 2:
             version, scripts_of = shard.core.version, shard.server.scripts.barriers._scripts
             deadline = time.monotonic() + 20

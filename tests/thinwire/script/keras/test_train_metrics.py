@@ -23,8 +23,7 @@ from tests.thinwire.script.keras.runs import (
     scripts,
 )
 from thinwire import distribute
-from thinwire.script.keras.step_results import StepResults
-from thinwire.script.keras.train_metrics import TrainMetrics, _probe, _Tested, _watch
+from thinwire.script.keras.train_metrics import StepResults, TrainMetrics, _probe, _Tested, _watch
 
 CLASSES = 4
 
