@@ -168,7 +168,8 @@ class ShardStreams:
                 raise RequestRejected(shard.refusal)
 
     def leave(self) -> None:
-        """Send Leave messages, and end the streams to all shards."""
+        """Send Leave messages, and end the streams to all shards; a second call does nothing."""
         for shard in self.shards:
             shard.session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
             shard.session.close()
+        self.shards = []

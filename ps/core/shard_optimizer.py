@@ -137,8 +137,8 @@ class ShardOptimizer:
         """Restore the state and batch count of a run with other settings, if the state has the form
         of this optimizer's state.
 
-        The learning rate is that of this run's settings, even if the saved run's script had set
-        one.
+        The optimizer keeps the learning rate of this run's settings, even if the saved run's script
+        had set another learning rate.
 
         Returns:
             Whether the saved state was restored.

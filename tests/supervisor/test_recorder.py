@@ -153,6 +153,19 @@ def test_no_stream_stays_open_where_a_later_shard_rejects():
     assert sorted(closed) == [(0, 0.0), (1, 0.0)]
 
 
+def test_a_client_leaves_the_shards_once():
+    """Its next fetch of the model then connects again, and uses no closed stream."""
+    sent, closed = [], []
+    session = types.SimpleNamespace(send_control=sent.append, close=lambda: closed.append(1))
+    run = run_of(method("asgd", 2), 2)
+    streams = ShardStreams(run, lambda number: pb.Hello(), (), threading.Event())
+    streams.shards = [types.SimpleNamespace(session=session)]
+    streams.leave()
+    streams.leave()
+    assert [message.leave.cause for message in sent] == ["done"] and closed == [1]
+    assert streams.shards == []
+
+
 def test_a_request_that_comes_again_gets_the_same_answer(monkeypatch):
     """From a shard 0 that was started again: some workers have the answer already."""
     monkeypatch.setattr(EvaluationRequests, "_keep", lambda self: None)
