@@ -196,6 +196,11 @@ class Freezer:
             return array.copy()
         return FrozenArray(array, self._found.setdefault(id(array), []))
 
+    @property
+    def has_readers(self) -> bool:
+        """False if no snapshot needs old values, so that `before_change` has no effect."""
+        return bool(self._found)
+
     def before_change(self, array: Array, indices: Int64 | None = None) -> None:
         """Save old values that readers of snapshots still need, before the owner changes an array.
 

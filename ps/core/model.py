@@ -244,9 +244,11 @@ class ShardModel:
             return list(arrivals)
         copies, held = down.backups.copies, down.copies_of(arrivals)
         context = ReleaseContext(self.version, oldest_base, self.kernels, down.seen, copies, held)
-        # The weighting may change its arrays in place, while a snapshot still reads the arrays.
-        for array in arrays_in(self._weighting):
-            self.freezer.before_change(array)
+        # The weighting may change its arrays in place, while a snapshot still reads the arrays. The
+        # search for the arrays is slow with many workers.
+        if self.freezer.has_readers:
+            for array in arrays_in(self._weighting):
+                self.freezer.before_change(array)
         weighed, self._weighting = self.method.weighting.weigh(arrivals, context, self._weighting)
         if not weighed:
             return weighed

@@ -30,3 +30,17 @@ def test_the_slots_in_a_snapshot_are_those_of_its_version(optimizer):
     assert snapshot.keys() == expected.keys()
     for name, slot in snapshot.items():
         np.testing.assert_array_equal(np.asarray(slot), expected[name])
+
+
+def test_the_arrays_of_a_weighting_in_a_snapshot_are_those_of_its_version():
+    chosen = method("dcasgd", 1, dcasgd_variant="adaptive")
+    shard = ShardModel(chosen, np.zeros(SIZE, np.float32), KERNELS, Budget(9), Schedule(0.1))
+    shard.freezer.turn_on(copied)
+    push(shard, 1)
+    expected = shard.state_dict(soft=False)["weighting"]["mean_squares"]
+    snapshot = shard.snapshot()["weighting"]["mean_squares"]
+    push(shard, 2)
+    assert snapshot.keys() == expected.keys() != set()
+    for name, squares in snapshot.items():
+        np.testing.assert_array_equal(np.asarray(squares), expected[name])
+        assert np.any(shard.state_dict(soft=False)["weighting"]["mean_squares"][name] != squares)
